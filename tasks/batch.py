@@ -1,0 +1,36 @@
+"""What every task hands out."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples of a task with the ground truth behind each of them.
+
+    Attributes:
+        inputs: what the model reads, [batch, pos, d_in] (vectors) or [batch, pos] (token ids).
+        targets: what it should answer, [batch, n_targets]; which positions of the output it is
+            read from is told by the task.
+        mask: [batch, n_targets] bool, True where the target counts.
+        latents: the named ground truth, each [batch, ...]; a model never sees it.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mask: Tensor
+    latents: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def to(self, device: str | torch.device) -> "Batch":
+        """Return the same batch with every tensor on `device`."""
+        return Batch(
+            inputs=self.inputs.to(device),
+            targets=self.targets.to(device),
+            mask=self.mask.to(device),
+            latents={name: value.to(device) for name, value in self.latents.items()},
+        )
