@@ -26,6 +26,15 @@ class Batch:
     def __len__(self) -> int:
         return self.inputs.shape[0]
 
+    def __getitem__(self, examples: slice) -> "Batch":
+        """Return a batch of some of the examples, with their latents."""
+        return Batch(
+            inputs=self.inputs[examples],
+            targets=self.targets[examples],
+            mask=self.mask[examples],
+            latents={name: value[examples] for name, value in self.latents.items()},
+        )
+
     def to(self, device: str | torch.device) -> "Batch":
         """Return the same batch with every tensor on `device`."""
         return Batch(

@@ -1,0 +1,59 @@
+"""Hooked attention mechanisms and the models made of them.
+
+The names are imported when they are first used, so `import mechanisms` itself costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mechanisms.attention import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
+    from mechanisms.feed_forward import FeedForward, FeedForwardConfig
+    from mechanisms.mixture_of_experts import MixtureOfExperts, MixtureOfExpertsConfig
+    from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
+    from mechanisms.serialization import load, save
+    from mechanisms.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "ATTENTION_VARIANTS",
+    "AttentionConfig",
+    "FeedForward",
+    "FeedForwardConfig",
+    "MixtureOfExperts",
+    "MixtureOfExpertsConfig",
+    "MultiHeadAttention",
+    "RelativePositionBias",
+    "Transformer",
+    "TransformerConfig",
+    "load",
+    "relative_buckets",
+    "save",
+    "sinusoidal_embedding",
+]
+
+_HOME = {
+    "ATTENTION_VARIANTS": "attention",
+    "AttentionConfig": "attention",
+    "FeedForward": "feed_forward",
+    "FeedForwardConfig": "feed_forward",
+    "MixtureOfExperts": "mixture_of_experts",
+    "MixtureOfExpertsConfig": "mixture_of_experts",
+    "MultiHeadAttention": "attention",
+    "RelativePositionBias": "positions",
+    "Transformer": "transformer",
+    "TransformerConfig": "transformer",
+    "load": "serialization",
+    "relative_buckets": "positions",
+    "save": "serialization",
+    "sinusoidal_embedding": "positions",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mechanisms' has no attribute {name!r}; it has {__all__}")
+    return getattr(import_module(f"mechanisms.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

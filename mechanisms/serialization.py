@@ -1,0 +1,79 @@
+"""Models on disk: safetensors with the config as JSON in the header, in one file, no pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import mechanisms
+
+
+def config_to_json(config: Any) -> dict[str, Any]:
+    """A config as JSON values, each nested config with the name of its class."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {"class": type(config).__name__} | {
+        name: config_to_json(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
+    }
+
+
+def config_from_json(values: dict[str, Any]) -> Any:
+    """The config that `config_to_json` wrote; its classes are exports of `mechanisms`.
+
+    Raises:
+        ValueError: for a class that `mechanisms` does not export.
+        TypeError: for a setting that the class does not have.
+    """
+    name = values.get("class")
+    if name not in mechanisms.__all__ or not dataclasses.is_dataclass(getattr(mechanisms, name)):
+        raise ValueError(f"{name!r} is no config that mechanisms exports")
+    arguments = {
+        key: config_from_json(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key != "class"
+    }
+    return getattr(mechanisms, name)(**arguments)
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a model that has a `config`; an earlier file is replaced only when all is written.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    metadata = {"class": type(model).__name__, "config": json.dumps(config_to_json(model.config))}
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(weights, partial, metadata)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
+    """The model that `save` wrote, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or was not written by `save`.
+    """
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+    if metadata.get("class") not in mechanisms.__all__ or "config" not in metadata:
+        raise ValueError(f"{path} holds no model of mechanisms: its header is {metadata}")
+    model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
+    model.load_state_dict(weights)
+    return model.to(device).eval()

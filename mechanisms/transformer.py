@@ -1,0 +1,276 @@
+"""A pre-LN transformer with hook points, its weights shared over depth or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.hooking import hook_tree, observed, remove_hook_points
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.positions import RelativePositionBias, sinusoidal_embedding
+
+Inputs = Literal["vectors", "tokens"]
+Positions = Literal["relative", "sinusoidal", "none"]
+
+LAYER_NORM_EPSILON = 1e-6
+
+
+class ComponentConfig(Protocol):
+    """A frozen config that builds its module: a feed-forward layer, say."""
+
+    def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
+        """The module for a residual stream of width `d_model`."""
+        ...
+
+
+class HeadedConfig(ComponentConfig, Protocol):
+    """A component's config that also says how many heads there are to bias by position."""
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What a `Transformer` is made of.
+
+    Args:
+        d_input: width of the input vectors, or number of token ids.
+        d_output: number of logits per position.
+        d_model: width of the residual stream.
+        n_layers: number of blocks, or of steps through the shared block.
+        attention: for example `AttentionConfig`.
+        feed_forward: for example `FeedForwardConfig` or `MixtureOfExpertsConfig`.
+        inputs: `vectors` [batch, pos, d_input] or `tokens` [batch, pos].
+        positions: `relative` (T5 bias, one table for each layer), `sinusoidal` (added to the
+            embedding) or `none`.
+        max_distance: longest distance that the relative bias tells apart, and its number of
+            buckets; needed for `relative` only.
+        bidirectional: whether the relative bias tells keys to the right apart.
+        causal: whether a position attends only to itself and to its left.
+        shared: whether all blocks have the same weights.
+        n_readout: logits are given for this many last positions; None for all of them.
+
+    Raises:
+        ValueError: for a value that is not allowed, or that its position kind lacks.
+    """
+
+    d_input: int
+    d_output: int
+    d_model: int
+    n_layers: int
+    attention: HeadedConfig
+    feed_forward: ComponentConfig
+    inputs: Inputs = "vectors"
+    positions: Positions = "relative"
+    max_distance: int | None = None
+    bidirectional: bool = False
+    causal: bool = False
+    shared: bool = False
+    n_readout: int | None = None
+
+    def __post_init__(self):
+        for name in ("d_input", "d_output", "d_model", "n_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, kinds in (("inputs", Inputs), ("positions", Positions)):
+            if getattr(self, name) not in get_args(kinds):
+                allowed = ", ".join(get_args(kinds))
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if self.positions == "relative" and (self.max_distance is None or self.max_distance < 2):
+            raise ValueError(
+                "max_distance must be at least 2 when positions is 'relative', "
+                f"got {self.max_distance}"
+            )
+        if self.n_readout is not None and self.n_readout < 1:
+            raise ValueError(f"n_readout must be None or at least 1, got {self.n_readout}")
+
+
+class Block(nn.Module):
+    """x + attention(LN(x)), then x + feed_forward(LN(x)).
+
+    Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, `hook_resid_mid`,
+    `hook_mlp_out`, `hook_resid_post`, and those of its `attn` and `mlp`.
+    """
+
+    def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.ln1 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.attn = config.attention.build(config.d_model, generator=generator)
+        self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.mlp = config.feed_forward.build(config.d_model, generator=generator)
+        self.relative_bias = None
+        if config.positions == "relative":
+            assert config.max_distance is not None
+            self.relative_bias = RelativePositionBias(
+                n_heads=config.attention.n_heads,
+                n_buckets=config.max_distance,
+                max_distance=config.max_distance,
+                bidirectional=config.bidirectional,
+                generator=generator,
+            )
+        self.hook_resid_pre, self.hook_attn_out, self.hook_resid_mid = (
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+        )
+        self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        *,
+        mask: Bool[Tensor, "#batch 1 pos pos"] | None = None,
+        n_queries: int | None = None,
+        hooks: Block | None = None,
+    ) -> Float[Tensor, "batch query_pos d_model"]:
+        """The stream after this block, at the last `n_queries` positions (None: at all).
+
+        `hooks` names the activations of one step where the weights are shared over depth.
+        """
+        points = self if hooks is None else hooks
+        x = points.hook_resid_pre(x)
+        n_keys = x.shape[1]
+        n_queries = n_keys if n_queries is None else n_queries
+        normed = self.ln1(x)
+        attended = self.attn(
+            normed[:, n_keys - n_queries :],
+            normed,
+            bias=None if self.relative_bias is None else self.relative_bias(n_queries, n_keys),
+            mask=None if mask is None else mask[..., n_keys - n_queries :, :],
+            hooks=points.attn,
+        )
+        x = x[:, n_keys - n_queries :] + points.hook_attn_out(attended)
+        x = points.hook_resid_mid(x)
+        x = x + points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
+        return points.hook_resid_post(x)
+
+
+class Embed(nn.Module):
+    """A linear map of vectors, or a table of token embeddings: `W_E` [d_input, d_model]."""
+
+    def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        fan_in = config.d_input if config.inputs == "vectors" else config.d_model
+        self.W_E = lecun_normal(config.d_input, config.d_model, fan_in=fan_in, generator=generator)
+        self.b_E = zeros(config.d_model) if config.inputs == "vectors" else None
+
+    def forward(
+        self, inputs: Float[Tensor, "batch pos d_input"] | Int[Tensor, "batch pos"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The embedding of every token."""
+        if self.b_E is None:
+            return self.W_E[inputs]
+        return inputs @ self.W_E + self.b_E
+
+
+class Unembed(nn.Module):
+    """The linear read-out: `W_U` [d_model, d_output], `b_U` [d_output]."""
+
+    def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.W_U = lecun_normal(
+            config.d_model, config.d_output, fan_in=config.d_model, generator=generator
+        )
+        self.b_U = zeros(config.d_output)
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_output"]:
+        """The logits of every token."""
+        return x @ self.W_U + self.b_U
+
+
+class Transformer(HookedRootModule):
+    """A pre-LN transformer: embedding, blocks, final LayerNorm, linear read-out.
+
+    Vaswani et al. 2017 with the LayerNorm before each half of a block (Xiong et al. 2020);
+    with `shared=True` a Universal Transformer without halting (Dehghani et al. 2019).
+
+    `hook_embed` and `blocks.{i}.*` are its hook points. With shared weights the weights live in
+    `core` and `blocks[t]` holds the hook points of step t alone.
+
+    Where only the last `n_readout` positions are read out, the last block computes only those,
+    unless someone listens to one of its hook points: then all positions are there to be seen.
+
+    Args:
+        config: what it is made of.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.embed = Embed(config, generator=generator)
+        self.hook_embed = HookPoint()
+        if config.shared:
+            self.core = Block(config, generator=generator)
+            self.blocks = nn.ModuleList(hook_tree(self.core) for _ in range(config.n_layers))
+            remove_hook_points(self.core)
+        else:
+            self.blocks = nn.ModuleList(
+                Block(config, generator=generator) for _ in range(config.n_layers)
+            )
+        self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.unembed = Unembed(config, generator=generator)
+        self.setup()
+
+    def set_steps(self, n_steps: int) -> None:
+        """Give steps beyond those trained with hook points too, so that hooks can name them.
+
+        Raises:
+            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
+                their number of layers.
+        """
+        if n_steps < 1 or (not self.config.shared and n_steps != self.config.n_layers):
+            allowed = "at least 1" if self.config.shared else f"{self.config.n_layers}"
+            raise ValueError(
+                f"n_steps must be {allowed} with shared={self.config.shared}, got {n_steps}"
+            )
+        if n_steps > len(self.blocks):
+            self.blocks.extend(hook_tree(self.blocks[0]) for _ in range(n_steps - len(self.blocks)))
+            self.setup()
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "batch pos d_input"] | Int[Tensor, "batch pos"],
+        *,
+        mask: Bool[Tensor, "batch pos"] | None = None,
+        n_steps: int | None = None,
+    ) -> Float[Tensor, "batch readout_pos d_output"]:
+        """The logits at the positions that are read out.
+
+        Args:
+            inputs: vectors or token ids, as the config says.
+            mask: True for real tokens, False for padding, which nobody attends to.
+            n_steps: with shared weights, how many steps to take; None for `n_layers`.
+        """
+        n_steps = self.config.n_layers if n_steps is None else n_steps
+        if n_steps != self.config.n_layers:
+            self.set_steps(n_steps)
+        x = self.embed(inputs)
+        n_positions = x.shape[1]
+        if self.config.positions == "sinusoidal":
+            x = x + sinusoidal_embedding(n_positions, self.config.d_model).to(x)
+        x = self.hook_embed(x)
+
+        attend = None if mask is None else mask[:, None, None, :]
+        if self.config.causal:
+            past = torch.ones(n_positions, n_positions, dtype=torch.bool, device=x.device).tril()
+            attend = past[None, None] if attend is None else attend & past
+
+        for step in range(n_steps):
+            points = self.blocks[step]
+            block = self.core if self.config.shared else points
+            last = step == n_steps - 1
+            n_queries = self.config.n_readout if last and not observed(points) else None
+            x = block(x, mask=attend, n_queries=n_queries, hooks=points)
+        if self.config.n_readout is not None:
+            x = x[:, -self.config.n_readout :]
+        return self.unembed(self.ln_final(x))

@@ -1,0 +1,1 @@
+"""Studies: a task, mechanisms and probes put together to answer a question."""
