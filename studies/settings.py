@@ -63,8 +63,8 @@ def _replace(config: Any, path: list[str], text: str, key: str) -> Any:
     names = [field.name for field in dataclasses.fields(config)]
     value = getattr(config, name, None)
     if name not in names or bool(rest) != dataclasses.is_dataclass(value):
-        known = setting_names(config)
-        near = get_close_matches(".".join(path), known, n=3) or known
+        known = setting_names(config, prefix=key.removesuffix(".".join(path)))
+        near = get_close_matches(key, known, n=3) or known
         raise ValueError(f"unknown setting {key!r}; nearest are {', '.join(near)}")
     if rest:
         return dataclasses.replace(config, **{name: _replace(value, rest, text, key)})

@@ -136,6 +136,7 @@ def train(
     seed: int,
     loss: Callable[[Tensor, Any], Tensor] = cross_entropy,
     description: str = "training",
+    position: int = 0,
 ) -> list[dict[str, float]]:
     """Train `model` in place, or go on from the last checkpoint in `folder`.
 
@@ -155,6 +156,7 @@ def train(
         seed: of the dropout masks.
         loss: (output, batch) -> scalar.
         description: what the progress bar says.
+        position: the line of the progress bar, where several models are trained side by side.
 
     Returns:
         The log: one dict for each evaluation with `step`, `loss` (mean since the one before),
@@ -195,6 +197,7 @@ def train(
             desc=description,
             disable=None if workers.first else True,
             leave=False,
+            position=position,
         )
         with bar, torch.random.fork_rng(devices=cuda):
             for step in range(start, config.n_steps):

@@ -1,0 +1,23 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: raven test lint bench
+
+raven: .venv/installed
+	$(BIN)/python studies/raven_latent_code.py
+
+test: .venv/installed
+	$(BIN)/python -m pytest --numprocesses auto
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+bench: .venv/installed
+	$(BIN)/python tests/benchmarks/run.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,155 @@
+"""Linear decoding of a number from a code."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from transformer_lens.utilities.statistics import derive_generator
+
+from probes._cells import (
+    Layout,
+    Split,
+    Table,
+    bootstrap_weights,
+    check_numbers,
+    fold_of_samples,
+    grid_of,
+    one_thread,
+    read_sources,
+    standardise,
+)
+from probes._report import Report, decoding_attrs
+
+
+def decode_continuous(
+    fit: xr.Dataset,
+    tests: Mapping[str, xr.Dataset],
+    *,
+    code: str = "code",
+    label: str = "value",
+    samples: Sequence[str] = ("example",),
+    cells: Sequence[str] = ("layer",),
+    untrained: Split | None = None,
+    penalties: Sequence[float] = (1e-2, 1e-1, 1.0, 10.0, 1e2, 1e3, 1e4),
+    folds: int = 5,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Is a number linearly readable from a code? `decode` with ridge regression and R^2.
+
+    R^2 = 1 - squared error / squared deviation from the split's own mean: 1 is perfect, 0 is as
+    good as the mean, and it is negative for a probe that does worse. The control "shuffled"
+    permutes the numbers among the samples of each dataset (see `decode`).
+
+    Args:
+        fit: holds `code` and `label` (numbers), as for `decode`.
+        tests: datasets of the same layout by split name.
+        code: name of the variable that holds the code.
+        label: name of the variable to decode.
+        samples: dims that together make one sample, first the example.
+        cells: dims over which separate probes are fitted; each gets one more coordinate, "all".
+        untrained: (fit, tests) of the same layout with codes of an untrained model.
+        penalties: the strengths alpha of the L2 penalty to choose from: scikit-learn's objective
+            sum of squared errors + alpha |w|^2.
+        folds: of the cross-validation, by example.
+        resamples: of the bootstrap.
+        seed: of folds, control task and bootstrap.
+
+    Returns:
+        `score, score_low, score_high` [control, split, *cells, metric] with the one metric "r2",
+        `selectivity, selectivity_low, selectivity_high` [split, *cells], `alpha`
+        [control, *cells]; coordinates and intervals as for `decode`.
+
+    Raises:
+        KeyError: a dataset lacks a variable.
+        TypeError: labels that are not numbers.
+        ValueError: dims or layouts that do not fit, values that are not finite, a label that is
+            constant within a split, numbers out of range.
+    """
+    check_numbers(penalties, resamples)
+    sources = read_sources((fit, tests), untrained, Layout(code, label, None, samples, cells))
+    report = Report(sources, ("r2",))
+    with one_thread():
+        for source, tables in sources.items():
+            labels = [_numbers(table, label) for table in tables.every]
+            tasks = {source: labels}
+            if source == "probe":
+                generator = derive_generator(seed, "control task")
+                tasks["shuffled"] = [
+                    one[torch.randperm(len(one), generator=generator).numpy()] for one in labels
+                ]
+            fold = fold_of_samples(tables.fit, folds, seed).numpy()
+            weights = {
+                split: bootstrap_weights(table.examples, resamples, seed, split).numpy()
+                for split, table in tables.tests.items()
+            }
+            for cell, place in grid_of(tables.fit):
+                features = standardise(*(table.features(cell) for table in tables.every))
+                here, *elsewhere = (part.numpy() for part in features)
+                for task, (y, *known) in tasks.items():
+                    alpha = _choose_alpha(here, y, fold, sorted(penalties))
+                    report.choose(task, place, alpha)
+                    for s, (split, table) in enumerate(tables.tests.items()):
+                        error = _predict(here, y, elsewhere[s], [alpha])[0] - known[s]
+                        score = _r2(np.ones((1, table.examples)), table, known[s], error)
+                        draws = _r2(weights[split], table, known[s], error)
+                        report.record(task, split, place, score, draws[:, None])
+    about = f"R^2 of decoding {label} from {code}"
+    result = report.dataset(about)
+    result["alpha"] = (
+        ("control", *report.cells),
+        report.penalty,
+        {"long_name": "strength of the L2 penalty, by cross-validation"},
+    )
+    attrs = decoding_attrs(about, sources["probe"], seed=seed, folds=folds, resamples=resamples)
+    return result.assign_attrs(attrs)
+
+
+def _numbers(table: Table, label: str) -> np.ndarray:
+    if table.label.dtype.kind not in "biuf":
+        raise TypeError(f"label {label!r} must hold numbers, got {table.label.dtype}; see decode")
+    values = table.label.astype(np.float64)
+    if np.ptp(values) == 0:
+        raise ValueError(f"label {label!r} must vary, but is {values[0]} throughout one dataset")
+    return values
+
+
+def _predict(
+    x: Float[np.ndarray, "sample feature"],
+    y: Float[np.ndarray, " sample"],
+    elsewhere: Float[np.ndarray, "other feature"],
+    penalties: Sequence[float],
+) -> Float[np.ndarray, "penalty other"]:
+    """Ridge regression for several penalties at once; the intercept is not penalised."""
+    centre = x.mean(axis=0)
+    squares, axes = np.linalg.eigh((x - centre).T @ (x - centre))
+    moment = axes.T @ ((x - centre).T @ (y - y.mean()))
+    slopes = moment / (squares.clip(min=0) + np.asarray(penalties)[:, None])
+    return slopes @ axes.T @ (elsewhere - centre).T + y.mean()
+
+
+def _choose_alpha(
+    x: np.ndarray, y: np.ndarray, fold: np.ndarray, penalties: Sequence[float]
+) -> float:
+    """The alpha of the lowest held-out squared error; of equal ones the largest."""
+    errors = np.zeros(len(penalties))
+    for one in np.unique(fold):
+        kept, held_out = fold != one, fold == one
+        fitted = _predict(x[kept], y[kept], x[held_out], penalties)
+        errors += ((fitted - y[held_out]) ** 2).sum(axis=1)
+    return float(penalties[len(errors) - 1 - int(errors[::-1].argmin())])
+
+
+def _r2(weights: np.ndarray, table: Table, known: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """R^2 for each row of example weights; NaN where a resample does not vary."""
+
+    def per_example(values: np.ndarray) -> np.ndarray:
+        return np.bincount(table.example, weights=values, minlength=table.examples)
+
+    count = weights @ per_example(np.ones_like(known))
+    # Centred on the whole split first, which keeps the difference of squares exact enough
+    centred = known - known.mean()
+    total = weights @ per_example(centred**2) - (weights @ per_example(centred)) ** 2 / count
+    return 1 - (weights @ per_example(error**2)) / np.where(total > 0, total, np.nan)

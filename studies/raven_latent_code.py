@@ -1,0 +1,779 @@
+"""What does a trained transformer's latent code know about Raven rules?
+
+The question of "Attention as a Hypernetwork" (Schug et al. 2024): is the rule that a Raven feature
+follows linearly decodable from the attention weights (the latent code) of a transformer trained
+on the task, also for combinations of rules that it never saw? And is that code used?
+
+    python studies/raven_latent_code.py                          # about a quarter of an hour
+    python studies/raven_latent_code.py --preset smoke
+    python studies/raven_latent_code.py training.n_steps=500 seeds=0,1
+    python studies/raven_latent_code.py --checkpoint runs/models/hyla-seed0-...
+
+It trains softmax attention, linear attention and HYLA, measures their accuracy on familiar and on
+held-out rule combinations beside the ideal observer's, decodes the rules from the codes with
+controls, patches codes from one instance into another, and draws. What was found is told in
+`studies/results/raven_latent_code.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import torch
+import typer
+import xarray as xr
+from torch import Tensor
+
+import mechanisms
+import probes
+import tasks
+from studies.runs import (
+    RunError,
+    config_hash,
+    open_folder,
+    plain,
+    provenance,
+    write_atomically,
+)
+from studies.settings import from_plain, override
+from studies.training import TrainingConfig, TrainingError, load_weights, train
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mechanisms import Transformer
+    from tasks import Batch, Raven, RavenConfig
+
+EVALUATED = ("id", "ood")
+PROBED = ("id_unpermuted", "ood_unpermuted")
+PAPER_OOD = {"softmax": 0.566, "linear": 0.563, "hyla": 0.691}
+"""Accuracy on held-out combinations at K = 4, as reported for Schug et al. 2024."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RavenModel:
+    """One model and how it is trained: what makes its run folder.
+
+    Args:
+        mechanism: one of `mechanisms.ATTENTION_VARIANTS`.
+        attention_dropout: see `mechanisms.AttentionConfig`.
+        n_evaluate: instances of each split for the curves; the first half of `id`'s name the
+            best checkpoint.
+        seed: of the initial weights and the dropout.
+    """
+
+    task: RavenConfig
+    mechanism: str
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_head: int
+    d_mlp: int
+    attention_dropout: float
+    training: TrainingConfig
+    n_evaluate: int
+    seed: int
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its run folder."""
+        return f"{self.mechanism}-seed{self.seed}-{config_hash(self)}"
+
+    def build(self) -> Transformer:
+        """The untrained model."""
+        n_features, n_values = self.task.n_features, self.task.n_values
+        config = mechanisms.TransformerConfig(
+            d_input=n_values,
+            d_output=n_values,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=mechanisms.AttentionConfig.named(
+                self.mechanism,
+                n_heads=self.n_heads,
+                d_head=self.d_head,
+                dropout=self.attention_dropout,
+            ),
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            positions="relative",
+            max_distance=9 * n_features,
+            n_readout=n_features,
+        )
+        generator = torch.Generator().manual_seed(self.seed)
+        return mechanisms.Transformer(config, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RavenStudy:
+    """All settings of the study.
+
+    Args:
+        task: which Raven task.
+        mechanisms: the attention variants to compare, names of `mechanisms.ATTENTION_VARIANTS`.
+        seeds: every mechanism is trained once for each.
+        n_test: instances for the closing accuracy and for the ideal observer.
+        n_decode: instances that decoders are fitted to, and as many that they are scored on.
+        n_interchange: pairs of instances for each kind of interchange.
+        n_project: instances of the projections.
+
+    The rest is handed on to `RavenModel`.
+    """
+
+    task: RavenConfig
+    mechanisms: tuple[str, ...] = ("softmax", "linear", "hyla")
+    seeds: tuple[int, ...] = (0,)
+    n_layers: int = 4
+    d_model: int
+    n_heads: int
+    d_head: int = 4
+    d_mlp: int
+    attention_dropout: float = 0.0
+    training: TrainingConfig
+    n_evaluate: int = 1024
+    n_test: int = 4096
+    n_decode: int = 2000
+    n_interchange: int = 1000
+    n_project: int = 500
+
+    def __post_init__(self):
+        for name in ("mechanisms", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be different from one another, got {values}")
+        for name in ("n_evaluate", "n_test", "n_decode", "n_interchange", "n_project"):
+            if getattr(self, name) < 10:
+                raise ValueError(f"{name} must be at least 10, got {getattr(self, name)}")
+        unknown = set(self.mechanisms) - set(mechanisms.ATTENTION_VARIANTS)
+        if unknown:
+            raise ValueError(
+                f"mechanisms must be among {', '.join(mechanisms.ATTENTION_VARIANTS)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+
+    def models(self) -> list[RavenModel]:
+        """The models to train."""
+        return [
+            RavenModel(
+                task=self.task,
+                mechanism=mechanism,
+                n_layers=self.n_layers,
+                d_model=self.d_model,
+                n_heads=self.n_heads,
+                d_head=self.d_head,
+                d_mlp=self.d_mlp,
+                attention_dropout=self.attention_dropout,
+                training=self.training,
+                n_evaluate=self.n_evaluate,
+                seed=seed,
+            )
+            for mechanism in self.mechanisms
+            for seed in self.seeds
+        ]
+
+
+def presets() -> dict[str, RavenStudy]:
+    """The settings by name: seconds for tests, minutes for a laptop, the paper's for a GPU."""
+    laptop = RavenStudy(
+        task=tasks.RavenConfig(n_features=2),
+        d_model=64,
+        n_heads=8,
+        d_mlp=128,
+        training=TrainingConfig(
+            n_steps=20_000,
+            batch_size=64,
+            learning_rate=3e-3,
+            weight_decay=0.1,
+            warmup_steps=500,
+            evaluate_every=1000,
+        ),
+    )
+    smoke = replace(
+        laptop,
+        n_layers=2,
+        d_model=16,
+        n_heads=4,
+        d_mlp=16,
+        training=replace(
+            laptop.training, n_steps=40, batch_size=16, warmup_steps=5, evaluate_every=20
+        ),
+        n_evaluate=64,
+        n_test=64,
+        n_decode=100,
+        n_interchange=20,
+        n_project=40,
+    )
+    paper = replace(
+        laptop,
+        task=tasks.RavenConfig(n_features=4),
+        d_model=128,
+        n_heads=16,
+        d_mlp=256,
+        attention_dropout=0.1,
+        training=TrainingConfig(
+            n_steps=156_250,
+            batch_size=128,
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            warmup_steps=1000,
+            evaluate_every=1000,
+        ),
+    )
+    return {"smoke": smoke, "laptop": laptop, "paper": paper}
+
+
+# Training
+
+
+def train_model(model_config: RavenModel, *, root: Path, device: str, position: int) -> Path:
+    """Train one model, or finish its training; gives its run folder."""
+    task = tasks.Raven(model_config.task)
+    model = model_config.build().to(device)
+    held = {split: task.batch(split, 0, model_config.n_evaluate, device) for split in EVALUATED}
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        figures = {}
+        for split, batch in held.items():
+            for name, values in task.score(model(batch.inputs), batch).items():
+                figures[f"{split}/{name}"] = values.mean().item()
+        return figures
+
+    folder = root / "models" / model_config.folder_name
+    train(
+        model,
+        config=model_config.training,
+        sample=functools.partial(task.batch, "train", device=device),
+        evaluate=evaluate,
+        select="id/accuracy",
+        folder=folder,
+        identity=model_config,
+        seed=model_config.seed,
+        description=f"{model_config.mechanism}, seed {model_config.seed}",
+        position=position,
+    )
+    return folder
+
+
+# What is looked at
+
+
+def latent_code(n_features: int) -> Callable[[Tensor], Tensor]:
+    """The code that asks about the last row: from each answer token to its two predecessors.
+
+    Takes a pattern [example, head, query_pos, key_pos], and gives [example, feature, key, head]:
+    the weights from feature k of the last panel to feature k of the two panels before it.
+    """
+    feature = torch.arange(n_features)
+    query = 8 * n_features + feature
+    keys = torch.stack([6 * n_features + feature, 7 * n_features + feature], -1)
+
+    def reduce(pattern: Tensor) -> Tensor:
+        return pattern[:, :, query[:, None], keys].permute(0, 2, 3, 1)
+
+    return reduce
+
+
+def capture_codes(
+    model: Transformer, task: Raven, split: str, index: int, size: int, device: str
+) -> xr.Dataset:
+    """Codes, rules and answers on one batch of an unpermuted split.
+
+    `code` [example, layer, feature, key, head], `rule` [example, feature], `digits`
+    [example, feature]: the pair of values that the keys hold, as one number.
+    """
+
+    def batches() -> Iterator[Batch]:
+        for part in range(0, size, 500):
+            yield task.batch(split, index + part, min(500, size - part), device)
+
+    quantity = probes.Quantity(
+        "blocks.*.attn.hook_pattern",
+        dims=("example", "feature", "key", "head"),
+        reduce=latent_code(task.config.n_features),
+        long_name="latent code: attention weights from answer token to the row's other panels",
+    )
+    data = probes.capture(
+        model,
+        batches(),
+        {"code": quantity},
+        latent_dims={
+            "rule": ("example", "feature"),
+            "values": ("example", "row", "column", "feature"),
+        },
+    )
+    last_row = data["values"].isel(row=2)
+    data["digits"] = last_row.isel(column=0) * task.config.n_values + last_row.isel(column=1)
+    return data[["code", "rule", "digits"]].assign_coords(key=["first", "second"])
+
+
+def accuracy(model: Transformer, task: Raven, size: int, device: str) -> xr.Dataset:
+    """Share of right answers, with bootstrap 95% intervals: [split, metric]."""
+    from transformer_lens.utilities.statistics import bootstrap_ci
+
+    rows = []
+    for split in EVALUATED + PROBED:
+        # Batch 0 of `id` chose the checkpoint; this is another.
+        scores: dict[str, list[Tensor]] = {}
+        for part in range(0, size, 1024):
+            batch = task.batch(split, 1 + part, min(1024, size - part), device)
+            with torch.no_grad():
+                for name, values in task.score(model(batch.inputs), batch).items():
+                    scores.setdefault(name, []).append(values.cpu())
+        joined = {name: torch.cat(parts) for name, parts in scores.items()}
+        rows.append([(v.mean(), *bootstrap_ci(v)) for v in joined.values()])
+    values = np.array(rows)
+    parts = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
+    return xr.Dataset(
+        {
+            f"accuracy{suffix}": (
+                ("split", "metric"),
+                values[..., place],
+                {"long_name": f"share of right answers{bound}"},
+            )
+            for place, (suffix, bound) in enumerate(parts.items())
+        },
+        coords={"split": list(EVALUATED + PROBED), "metric": ["all_features", "per_feature"]},
+        attrs={"instances": size, "interval": "percentile bootstrap over instances, 95%"},
+    )
+
+
+def ceiling(task: Raven, size: int) -> xr.Dataset:
+    """What the ideal observer reaches, and chance: [split, metric]."""
+    splits = list(EVALUATED + PROBED)
+    found = [tasks.IdealObserver(task, split).ceiling(size) for split in splits]
+    dims = ("split", "metric")
+    return xr.Dataset(
+        {
+            "ceiling": (
+                dims,
+                [[one.accuracy, one.feature_accuracy] for one in found],
+                {"long_name": "highest accuracy that the split allows (ideal observer)"},
+            ),
+            "ceiling_error": (
+                dims,
+                [[one.accuracy_se, one.feature_accuracy_se] for one in found],
+                {"long_name": "standard error of the ceiling"},
+            ),
+            "ambiguous": (
+                "split",
+                [one.ambiguous for one in found],
+                {"long_name": "share of instances with several possible answers, known prior"},
+            ),
+            "ambiguous_by_any_rules": (
+                "split",
+                [one.ambiguous_by_any_rules for one in found],
+                {"long_name": "share of instances that some rules explain with several answers"},
+            ),
+            "chance": (
+                "metric",
+                [task.chance, 1 / task.config.n_values],
+                {"long_name": "accuracy of guessing"},
+            ),
+        },
+        coords={"split": splits, "metric": ["all_features", "per_feature"]},
+        attrs={"instances": size},
+    )
+
+
+def interchange_codes(
+    model: Transformer, task: Raven, split: str, n_pairs: int, device: str
+) -> xr.Dataset:
+    """Patch the code of one feature from an instance with another rule, or with the same.
+
+    For every pair: a base A, a source B and a feature k. Outcomes: the answer that B's rule gives
+    on A's panels, and A's own. Pairs of `other_rule` are those for which the two are defined and
+    differ; of `same_rule`, those whose rule at k is the same, so that the answers are too.
+
+    Returns:
+        The variables of `probes.interchange`, less the single hits: [condition, site, outcome].
+    """
+    n_features, n_pos = task.config.n_features, 9 * task.config.n_features
+    # One pair in eight has the same rule: enough candidates for that.
+    base, source = (task.batch(split, index, 16 * n_pairs, device) for index in (20_000, 20_001))
+    pair = torch.arange(len(base), device=device)
+    feature = pair % n_features
+    base_rule, source_rule = (one.latents["rule"][pair, feature] for one in (base, source))
+    own = base.targets[pair, feature]
+    by_rule, defined = task.answers_by_rule(base.latents["values"])
+    by_source = by_rule[pair, feature, source_rule]
+    differs = defined[pair, feature, source_rule] & (by_source != own)
+
+    # Only the answer at k is asked for: -1 lets the other features be anything.
+    open_answer = torch.full((len(base), n_features), -1, device=device)
+    outcomes = {"source_rule": by_source, "base_rule": own}
+    where = torch.zeros(n_features, 1, n_pos, n_pos, dtype=torch.bool, device=device)
+    for k in range(n_features):
+        where[k, 0, 8 * n_features + k, [6 * n_features + k, 7 * n_features + k]] = True
+    sites = {
+        f"layer {layer}": f"blocks.{layer}.attn.hook_pattern" for layer in range(len(model.blocks))
+    }
+    conditions = {"other_rule": (base_rule != source_rule) & differs}
+    conditions["same_rule"] = base_rule == source_rule
+    results = []
+    for name, chosen in conditions.items():
+        pairs = chosen.nonzero()[:n_pairs, 0]
+        result = probes.interchange(
+            model,
+            base.inputs[pairs],
+            source.inputs[pairs],
+            hooks=sites | {"all layers": "blocks.*.attn.hook_pattern"},
+            where=where[feature[pairs]],
+            answer=lambda logits: logits.argmax(-1),
+            outcomes={
+                outcome: open_answer[pairs].scatter(1, feature[pairs, None], value[pairs, None])
+                for outcome, value in outcomes.items()
+            },
+        )
+        results.append(result.drop_vars("hit").assign_coords(condition=name))
+    return xr.concat(results, "condition", combine_attrs="drop_conflicts")
+
+
+def project_codes(data: xr.Dataset, seed: int) -> xr.Dataset:
+    """All layers' codes in the plane, by PCA and t-SNE: [kind, example, feature, component]."""
+    code = data.set_coords(["rule"])["code"].drop_vars("digits", errors="ignore")
+    projected = [
+        probes.project(code, method=method, samples=("example", "feature"), seed=seed)[
+            ["projection"]
+        ].assign_coords(kind=method)
+        for method in ("pca", "tsne")
+    ]
+    return xr.concat(projected, "kind", combine_attrs="drop")
+
+
+def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: str) -> xr.DataTree:
+    """Everything that is looked at in one trained model."""
+    task = tasks.Raven(model_config.task)
+    model = model_config.build().to(device)
+    untrained = model_config.build().to(device).eval()
+    load_weights(model, folder / "best.safetensors", device=device)
+    model.eval()
+
+    def codes(of: Transformer) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
+        size = study.n_decode
+        fit = capture_codes(of, task, "id_unpermuted", 0, size, device)
+        tests = {split: capture_codes(of, task, split, 10_000, size, device) for split in PROBED}
+        return fit, tests
+
+    fit, tests = codes(model)
+    seed = model_config.seed
+    decoding = probes.decode(
+        fit,
+        tests,
+        samples=("example", "feature"),
+        cells=("layer", "key"),
+        types="digits",
+        untrained=codes(untrained),
+        seed=seed,
+    )
+    decoding = decoding.assign_coords(
+        true=list(tasks.RAVEN_RULES), predicted=list(tasks.RAVEN_RULES)
+    )
+    shown = tests["ood_unpermuted"].isel(example=slice(study.n_project))
+    interchanged = xr.concat(
+        [
+            interchange_codes(model, task, split, study.n_interchange, device).assign_coords(
+                split=split
+            )
+            for split in PROBED
+        ],
+        "split",
+        combine_attrs="drop_conflicts",
+    )
+    return xr.DataTree.from_dict(
+        {
+            "accuracy": accuracy(model, task, study.n_test, device),
+            "decoding": decoding,
+            "interchange": interchanged,
+            "projection": project_codes(shown, seed),
+            "training": training_curves(folder),
+        }
+    )
+
+
+def training_curves(folder: Path) -> xr.Dataset:
+    """What the log of a training says: loss [train_step], accuracy [train_step, split, metric]."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    names = {"all_features": "accuracy", "per_feature": "feature_accuracy"}
+    values = [
+        [[line[f"{split}/{name}"] for name in names.values()] for split in EVALUATED]
+        for line in lines
+    ]
+    return xr.Dataset(
+        {
+            "loss": (
+                "train_step",
+                [line["loss"] for line in lines],
+                {"long_name": "mean training loss since the step before", "units": "nats"},
+            ),
+            "accuracy": (
+                ("train_step", "split", "metric"),
+                values,
+                {"long_name": "share of right answers"},
+            ),
+        },
+        coords={
+            "train_step": [line["step"] for line in lines],
+            "split": list(EVALUATED),
+            "metric": list(names),
+        },
+    )
+
+
+# The run
+
+
+def study_model(
+    model_config: RavenModel,
+    study: RavenStudy,
+    *,
+    root: Path,
+    device: str,
+    threads: int,
+    position: int = 0,
+    checkpoint: Path | None = None,
+) -> Path:
+    """Train and analyse one model; gives the file with the analysis."""
+    torch.set_num_threads(threads)
+    if checkpoint is None:
+        folder = train_model(model_config, root=root, device=device, position=position)
+        place = folder / f"analysis-{config_hash(study)}.nc"
+    else:
+        folder = checkpoint
+        place = root / "models" / f"{folder.name}-analysis-{config_hash(study)}.nc"
+    if not place.exists():
+        tree = analyse(model_config, study, folder, device)
+        write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
+    return place
+
+
+def run(
+    study: RavenStudy,
+    *,
+    root: Path,
+    device: str = "cpu",
+    workers: int = 1,
+    threads: int = 1,
+    fresh: bool = False,
+    checkpoints: tuple[Path, ...] = (),
+) -> Path:
+    """Run the study, or finish it; gives its folder.
+
+    Args:
+        study: the settings.
+        root: folder under which `raven_latent_code-HASH` and the models' folders lie.
+        device: where models run: `cpu`, `cuda`, `mps`.
+        workers: models that are trained and analysed side by side.
+        threads: CPU threads of each of them. The last bits of a result depend on it.
+        fresh: do not go on from, but move aside, what an earlier run left.
+        checkpoints: run folders of models to analyse instead of training any.
+
+    Raises:
+        RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
+        TrainingError: a loss is not finite.
+    """
+    loaded = [load_checkpoint(place, study) for place in checkpoints]
+    identity = {"study": plain(study), "checkpoints": [plain(one) for one in loaded]}
+    folder = root / f"raven_latent_code-{config_hash(identity)}"
+    if (folder / "result.nc").exists() and not fresh:
+        return folder
+    models = loaded or study.models()
+    if fresh and not loaded:
+        for model_config in models:
+            open_folder(root / "models" / model_config.folder_name, model_config, fresh=True)
+    open_folder(folder, identity, fresh=fresh)
+
+    jobs = [
+        functools.partial(
+            study_model,
+            model_config,
+            study,
+            root=root,
+            device=device,
+            threads=threads,
+            position=number,
+            checkpoint=checkpoints[number] if checkpoints else None,
+        )
+        for number, model_config in enumerate(models)
+    ]
+    places = run_side_by_side(jobs, workers)
+    trees = [xr.open_datatree(place, engine="h5netcdf").load() for place in places]
+    result = merge(models, trees)
+    limits = ceiling(tasks.Raven(study.task), study.n_test)
+    result["accuracy"] = xr.merge(
+        [result["accuracy"].to_dataset(), limits], combine_attrs="override"
+    )
+    result.attrs = provenance(study, seed=study.seeds, device=device)
+    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
+    draw(result, folder)
+    return folder
+
+
+def run_side_by_side(jobs: list[Callable[[], Path]], workers: int) -> list[Path]:
+    """Call jobs in processes of their own, `workers` at a time; gives their results in order."""
+    if workers <= 1 or len(jobs) == 1:
+        return [job() for job in jobs]
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        for future in as_completed(futures):
+            if future.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
+
+
+def merge(models: list[RavenModel], trees: list[xr.DataTree]) -> xr.DataTree:
+    """One tree of all models' analyses, with dims `model` and `seed`."""
+    merged = {}
+    for name in trees[0].children:
+        parts = [
+            tree[name].to_dataset().expand_dims(model=[one.mechanism], seed=[one.seed])
+            for one, tree in zip(models, trees, strict=True)
+        ]
+        merged[name] = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+    return xr.DataTree.from_dict(merged)
+
+
+def load_checkpoint(folder: Path, study: RavenStudy) -> RavenModel:
+    """What a model's run folder says it is.
+
+    Raises:
+        RunError: it is no run folder, or its task is not the study's.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text())
+        found = from_plain(RavenModel, content["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is no run folder of a Raven model: {error}") from error
+    if found.task != study.task:
+        raise RunError(f"{folder} was trained on {found.task}, the study asks for {study.task}")
+    return found
+
+
+def draw(result: xr.DataTree, folder: Path) -> None:
+    """Draw every figure of a result into `folder`, as PNG and PDF."""
+    from studies.raven_figures import figures
+
+    for name, figure in figures(result).items():
+        for kind in ("png", "pdf"):
+            write_atomically(
+                folder / f"{name}.{kind}",
+                functools.partial(figure.savefig, dpi=150, bbox_inches="tight"),
+            )
+
+
+def closing_table(result: xr.DataTree) -> Table:
+    """The answer in one table: a row for each mechanism, spread over seeds where there are some."""
+    from rich.table import Table
+
+    table = Table(title="Does the latent code know the rule?", caption=TABLE_CAPTION)
+    headings = ("", "accuracy id", "ood", "paper ood", "decoding id", "ood", "patched: B's rule")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    config = json.loads(result.attrs["config"])
+    scores = result["accuracy"].to_dataset().sel(metric="all_features")
+    decoding = result["decoding"].to_dataset().sel(layer="all", key="all", metric="accuracy")
+    patched = (
+        result["interchange"]
+        .to_dataset()
+        .sel(condition="other_rule", outcome="source_rule", split="ood_unpermuted")
+    )
+    for model in scores["model"].to_numpy():
+        accuracies = [
+            _with_interval(scores.sel(model=model, split=s), "accuracy") for s in EVALUATED
+        ]
+        codes = [
+            _with_interval(decoding.sel(model=model, split=split, control="probe"), "score")
+            for split in PROBED
+        ]
+        paper = PAPER_OOD.get(model) if config["task"]["n_features"] == 4 else None
+        table.add_row(
+            model,
+            *accuracies,
+            "" if paper is None else f"{paper:.1%}",
+            *codes,
+            _with_interval(patched.sel(model=model, site="all layers"), "rate"),
+        )
+    table.add_section()
+    limits = scores.isel(seed=0, model=0)
+    table.add_row(
+        "ideal observer", *(f"{limits['ceiling'].sel(split=split):.1%}" for split in EVALUATED)
+    )
+    chance = float(limits["chance"])
+    majority = [f"{decoding['majority'].sel(split=s).mean():.1%}" for s in PROBED]
+    table.add_row("chance / majority", f"{chance:.1%}", f"{chance:.1%}", "", *majority)
+    for control in ("shuffled", "untrained"):
+        values = [decoding["score"].sel(split=s, control=control).max() for s in PROBED]
+        table.add_row(f"{control} (highest)", "", "", "", *(f"{value:.1%}" for value in values))
+    unpatched = patched["rate"].sel(site="none").max()
+    table.add_row("not patched (highest)", *[""] * 5, f"{unpatched:.1%}")
+    return table
+
+
+TABLE_CAPTION = (
+    "accuracy: all features right; decoding: of a feature's rule from the codes of all layers; "
+    "patched: how often the answer becomes that of instance B's rule when B's codes are put in "
+    "at all layers (held-out combinations). Brackets: 95% intervals over instances."
+)
+
+
+def _with_interval(data: xr.Dataset, name: str) -> str:
+    """Mean over seeds; in brackets the interval of one seed, or the range of several."""
+    values = data[name].to_numpy()
+    if values.size == 1:
+        low, high = data[f"{name}_low"].item(), data[f"{name}_high"].item()
+    else:
+        low, high = values.min(), values.max()
+    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]"
+
+
+def main(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="settings to change, as key=value: training.n_steps=500 seeds=0,1"),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="smoke, laptop or paper")] = "laptop",
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="run folder of a trained model to analyse; can be given several times"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where run folders lie")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
+    workers: Annotated[
+        int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")
+    ] = os.cpu_count() or 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker")] = 1,
+    fresh: Annotated[bool, typer.Option(help="start over; earlier results are set aside")] = False,
+) -> None:
+    """What does a trained transformer's latent code know about Raven rules?"""
+    from rich.console import Console
+
+    console = Console()
+    try:
+        if preset not in presets():
+            raise ValueError(f"preset must be one of {', '.join(presets())}, got {preset!r}")
+        study = override(presets()[preset], settings or [])
+        folder = run(
+            study,
+            root=out,
+            device=device,
+            workers=workers,
+            threads=threads,
+            fresh=fresh,
+            checkpoints=tuple(checkpoint or ()),
+        )
+    except (ValueError, RunError, TrainingError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from error
+    result = xr.open_datatree(folder / "result.nc", engine="h5netcdf").load()
+    console.print(closing_table(result))
+    console.print(f"results and figures: {folder}", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

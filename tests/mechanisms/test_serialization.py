@@ -1,0 +1,54 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mechanisms import Transformer, load, save
+from tests.mechanisms.test_transformer import KINDS, build, inputs_for
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_comes_back_with_its_config_and_outputs(kind, tmp_path):
+    model = build(KINDS[kind])
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, Transformer)
+    assert loaded.config == model.config
+    assert not loaded.training
+    inputs = inputs_for(model.config)
+    assert torch.allclose(loaded(inputs), model(inputs), atol=1e-6)
+
+
+def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save(build(KINDS["plain"]), path)
+    before = path.read_bytes()
+
+    def full_disk(tensors, place, metadata):
+        place.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("mechanisms.serialization.save_file", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        save(build(KINDS["plain"], seed=1), path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileNotFoundError):
+        load(path)
+    save(build(KINDS["plain"]), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="damaged"):
+        load(path)
+    save_file({"w": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="holds no model of mechanisms"):
+        load(path)
+    foreign = {"class": "Transformer", "config": json.dumps({"class": "os.system"})}
+    save_file({"w": torch.zeros(1)}, path, foreign)
+    with pytest.raises(ValueError, match="no config that mechanisms exports"):
+        load(path)

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import xarray as xr
+from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
+from sklearn.preprocessing import StandardScaler
+
+from probes import decode_continuous
+
+SLOPE = np.random.default_rng(99).standard_normal(6)
+
+
+def planted(seed, examples=300, noise=0.5):
+    """Layer 0 is noise, layer 1 tells the value up to noise; R^2 is known."""
+    rng = np.random.default_rng(seed)
+    code = rng.standard_normal((examples, 2, 6))
+    value = code[:, 1] @ SLOPE + noise * np.linalg.norm(SLOPE) * rng.standard_normal(examples)
+    return xr.Dataset(
+        {"code": (("example", "layer", "head"), code), "value": ("example", value + 5)}
+    )
+
+
+def test_recovers_a_planted_relation_and_finds_nothing_in_noise():
+    result = decode_continuous(planted(0, 1000), {"t": planted(1, 1000)}).sel(split="t")
+    truth = 1 / (1 + 0.5**2)
+    probe = result.sel(control="probe", layer=["1", "all"], metric="r2")
+    assert (probe["score_low"] <= truth).all()
+    assert (probe["score_high"] >= truth).all()
+    np.testing.assert_allclose(probe["score"], truth, atol=0.05)
+    noise = result.sel(control="probe", layer="0", metric="r2")
+    assert noise["score"] < 0.01
+    assert noise["score_high"] < 0.05
+    assert (result["score"].sel(control="shuffled") < 0.02).all()
+    assert (result["selectivity_low"].sel(layer="1") > 0.7).all()
+    # Noise is shrunk by the strongest penalty.
+    assert result["alpha"].sel(control="probe", layer="0") == 1e4
+    assert result["alpha"].sel(control="probe", layer="1") < 1e3
+
+
+def test_agrees_with_scikit_learn():
+    fit, test = planted(0), planted(1)
+    result = decode_continuous(fit, {"t": test}, penalties=(10.0,), untrained=(test, {"t": fit}))
+    scaler = StandardScaler().fit(fit["code"].sel(layer=1))
+    model = Ridge(alpha=10.0).fit(scaler.transform(fit["code"].sel(layer=1)), fit["value"])
+    expected = r2_score(test["value"], model.predict(scaler.transform(test["code"].sel(layer=1))))
+    got = result["score"].sel(control="probe", layer="1", split="t", metric="r2")
+    assert float(got) == pytest.approx(expected, abs=1e-9)
+    assert "untrained" in result["control"].values
+
+
+def test_bad_labels_are_named():
+    fit, test = planted(0, 40), planted(1, 40)
+    with pytest.raises(TypeError, match="must hold numbers"):
+        decode_continuous(
+            fit.assign(value=("example", ["a"] * 40)),
+            {"t": test.assign(value=("example", ["a"] * 40))},
+        )
+    with pytest.raises(ValueError, match="must vary"):
+        decode_continuous(fit, {"t": test.assign(value=("example", np.ones(40)))})
+    with pytest.raises(ValueError, match="finite"):
+        decode_continuous(fit, {"t": test.assign(value=("example", np.full(40, np.nan)))})

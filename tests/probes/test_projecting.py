@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import xarray as xr
+
+from probes import project
+
+
+@pytest.fixture
+def code():
+    rng = np.random.default_rng(0)
+    rule = np.repeat([0, 1, 2], 40)
+    values = 0.3 * rng.standard_normal((120, 2, 4)) + 5 * np.eye(12)[rule, :8].reshape(120, 2, 4)
+    data = xr.Dataset(
+        {"code": (("example", "layer", "head"), values), "rule": ("example", rule)},
+        coords={"layer": [0, 1]},
+    )
+    return data.set_coords("rule")["code"]
+
+
+def between_over_within(projection, rule):
+    centres = np.stack([projection[rule == r].mean(axis=0) for r in range(3)])
+    within = max(projection[rule == r].std(axis=0).max() for r in range(3))
+    between = min(np.linalg.norm(centres[a] - centres[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+    return between / within
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_clusters_stay_apart_and_repeat(code, method):
+    first, second = (project(code, method=method, seed=3) for _ in range(2))
+    assert first.identical(second)
+    assert first["projection"].dims == ("example", "component")
+    assert first["rule"].to_numpy().tolist() == code["rule"].to_numpy().tolist()
+    assert "layer" not in first.coords
+    assert between_over_within(first["projection"].to_numpy(), code["rule"].to_numpy()) > 3
+    assert first["projection"].attrs["long_name"]
+
+
+def test_pca_is_the_singular_value_decomposition(code):
+    result = project(code, components=3)
+    flat = code.to_numpy().reshape(120, 8)
+    flat = (flat - flat.mean(axis=0)) / flat.std(axis=0)
+    u, s, _ = np.linalg.svd(flat, full_matrices=False)
+    np.testing.assert_allclose(np.abs(result["projection"]), np.abs(u * s)[:, :3], atol=1e-6)
+    np.testing.assert_allclose(
+        result["explained_variance_ratio"], (s**2 / (s**2).sum())[:3], atol=1e-9
+    )
+
+
+def test_several_sample_dims(code):
+    result = project(code.transpose("head", "layer", "example"), samples=("example", "layer"))
+    assert result["projection"].sizes == {"example": 120, "layer": 2, "component": 2}
+    assert result["layer"].to_numpy().tolist() == [0, 1]
+    alone = project(code, samples=("example", "layer"))
+    np.testing.assert_allclose(result["projection"], alone["projection"], atol=1e-9)
+
+
+def test_bad_input_is_named(code):
+    with pytest.raises(ValueError, match="'umap'"):
+        project(code, method="umap")
+    with pytest.raises(ValueError, match="samples must be dims"):
+        project(code, samples=("pos",))
+    with pytest.raises(ValueError, match=r"components must be in 1\.\.8"):
+        project(code, components=9)
+    with pytest.raises(ValueError, match="perplexity"):
+        project(code, method="tsne", perplexity=120)
+    with pytest.raises(ValueError, match="NaN"):
+        project(code.where(code["layer"] > 0))
