@@ -40,18 +40,18 @@ from studies.runs import (
     RunError,
     config_hash,
     open_folder,
-    plain,
     provenance,
     write_atomically,
 )
 from studies.settings import from_plain, override
 from studies.training import TrainingConfig, TrainingError, load_weights, train
+from tasks import RavenConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from mechanisms import Transformer
-    from tasks import Batch, Raven, RavenConfig
+    from tasks import Batch, Raven
 
 EVALUATED = ("id", "ood")
 PROBED = ("id_unpermuted", "ood_unpermuted")
@@ -182,7 +182,7 @@ class RavenStudy:
 def presets() -> dict[str, RavenStudy]:
     """The settings by name: seconds for tests, minutes for a laptop, the paper's for a GPU."""
     laptop = RavenStudy(
-        task=tasks.RavenConfig(n_features=2),
+        task=RavenConfig(n_features=2),
         d_model=64,
         n_heads=8,
         d_mlp=128,
@@ -212,7 +212,7 @@ def presets() -> dict[str, RavenStudy]:
     )
     paper = replace(
         laptop,
-        task=tasks.RavenConfig(n_features=4),
+        task=RavenConfig(n_features=4),
         d_model=128,
         n_heads=16,
         d_mlp=256,
@@ -285,8 +285,7 @@ def capture_codes(
 ) -> xr.Dataset:
     """Codes, rules and answers on one batch of an unpermuted split.
 
-    `code` [example, layer, feature, key, head], `rule` [example, feature], `digits`
-    [example, feature]: the pair of values that the keys hold, as one number.
+    `code` [example, layer, feature, key, head], `rule` [example, feature].
     """
 
     def batches() -> Iterator[Batch]:
@@ -303,14 +302,9 @@ def capture_codes(
         model,
         batches(),
         {"code": quantity},
-        latent_dims={
-            "rule": ("example", "feature"),
-            "values": ("example", "row", "column", "feature"),
-        },
+        latent_dims={"rule": ("example", "feature")},
     )
-    last_row = data["values"].isel(row=2)
-    data["digits"] = last_row.isel(column=0) * task.config.n_values + last_row.isel(column=1)
-    return data[["code", "rule", "digits"]].assign_coords(key=["first", "second"])
+    return data[["code", "rule"]].assign_coords(key=["first", "second"])
 
 
 def accuracy(model: Transformer, task: Raven, size: int, device: str) -> xr.Dataset:
@@ -416,7 +410,7 @@ def interchange_codes(
     }
     conditions = {"other_rule": (base_rule != source_rule) & differs}
     conditions["same_rule"] = base_rule == source_rule
-    results = []
+    results: list[xr.Dataset] = []
     for name, chosen in conditions.items():
         pairs = chosen.nonzero()[:n_pairs, 0]
         result = probes.interchange(
@@ -437,14 +431,14 @@ def interchange_codes(
 
 def project_codes(data: xr.Dataset, seed: int) -> xr.Dataset:
     """All layers' codes in the plane, by PCA and t-SNE: [kind, example, feature, component]."""
-    code = data.set_coords(["rule"])["code"].drop_vars("digits", errors="ignore")
+    code = data.set_coords("rule")["code"]
     projected = [
         probes.project(code, method=method, samples=("example", "feature"), seed=seed)[
             ["projection"]
         ].assign_coords(kind=method)
         for method in ("pca", "tsne")
     ]
-    return xr.concat(projected, "kind", combine_attrs="drop")
+    return xr.concat(projected, "kind", combine_attrs="drop_conflicts")
 
 
 def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: str) -> xr.DataTree:
@@ -468,7 +462,6 @@ def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: s
         tests,
         samples=("example", "feature"),
         cells=("layer", "key"),
-        types="digits",
         untrained=codes(untrained),
         seed=seed,
     )
@@ -579,7 +572,7 @@ def run(
         TrainingError: a loss is not finite.
     """
     loaded = [load_checkpoint(place, study) for place in checkpoints]
-    identity = {"study": plain(study), "checkpoints": [plain(one) for one in loaded]}
+    identity = {"study": study, "checkpoints": loaded}
     folder = root / f"raven_latent_code-{config_hash(identity)}"
     if (folder / "result.nc").exists() and not fresh:
         return folder
@@ -606,10 +599,8 @@ def run(
     trees = [xr.open_datatree(place, engine="h5netcdf").load() for place in places]
     result = merge(models, trees)
     limits = ceiling(tasks.Raven(study.task), study.n_test)
-    result["accuracy"] = xr.merge(
-        [result["accuracy"].to_dataset(), limits], combine_attrs="override"
-    )
-    result.attrs = provenance(study, seed=study.seeds, device=device)
+    result["accuracy"] = result["accuracy"].to_dataset().assign(limits.data_vars)
+    result.attrs = provenance(identity, seed=study.seeds, device=device)
     write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
     draw(result, folder)
     return folder
@@ -635,7 +626,9 @@ def merge(models: list[RavenModel], trees: list[xr.DataTree]) -> xr.DataTree:
             tree[name].to_dataset().expand_dims(model=[one.mechanism], seed=[one.seed])
             for one, tree in zip(models, trees, strict=True)
         ]
-        merged[name] = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        joined = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        order = list(dict.fromkeys(one.mechanism for one in models))
+        merged[name] = joined.reindex(model=order)
     return xr.DataTree.from_dict(merged)
 
 
@@ -668,68 +661,61 @@ def draw(result: xr.DataTree, folder: Path) -> None:
 
 
 def closing_table(result: xr.DataTree) -> Table:
-    """The answer in one table: a row for each mechanism, spread over seeds where there are some."""
+    """The answer in one table: a column for each mechanism, beside the limit and chance."""
     from rich.table import Table
 
-    table = Table(title="Does the latent code know the rule?", caption=TABLE_CAPTION)
-    headings = ("", "accuracy id", "ood", "paper ood", "decoding id", "ood", "patched: B's rule")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "" else "right")
-    config = json.loads(result.attrs["config"])
     scores = result["accuracy"].to_dataset().sel(metric="all_features")
     decoding = result["decoding"].to_dataset().sel(layer="all", key="all", metric="accuracy")
-    patched = (
-        result["interchange"]
-        .to_dataset()
-        .sel(condition="other_rule", outcome="source_rule", split="ood_unpermuted")
-    )
-    for model in scores["model"].to_numpy():
-        accuracies = [
-            _with_interval(scores.sel(model=model, split=s), "accuracy") for s in EVALUATED
-        ]
-        codes = [
-            _with_interval(decoding.sel(model=model, split=split, control="probe"), "score")
-            for split in PROBED
-        ]
-        paper = PAPER_OOD.get(model) if config["task"]["n_features"] == 4 else None
-        table.add_row(
-            model,
-            *accuracies,
-            "" if paper is None else f"{paper:.1%}",
-            *codes,
-            _with_interval(patched.sel(model=model, site="all layers"), "rate"),
-        )
+    patched = result["interchange"].to_dataset()
+    patched = patched.sel(condition="other_rule", outcome="source_rule", split="ood_unpermuted")
+    models = [str(model) for model in scores["model"].to_numpy()]
+    chance = f"{float(scores['chance']):.1%}"
+    majority = float(decoding["majority"].mean())
+
+    table = Table(title="What does the latent code know about the rules?", caption=CAPTION)
+    table.add_column("")
+    for heading in (*models, "at most", "chance"):
+        table.add_column(heading, justify="right")
+    for split in EVALUATED:
+        cells = [_percent(scores.sel(split=split, model=model), "accuracy") for model in models]
+        limit = float(scores["ceiling"].sel(split=split))
+        table.add_row(f"answers right, {split}", *cells, f"{limit:.1%}", chance)
+    if json.loads(result.attrs["config"])["study"]["task"]["n_features"] == 4:
+        paper = [f"{PAPER_OOD[m]:.1%}" if m in PAPER_OOD else "" for m in models]
+        table.add_row("  in the paper, ood", *paper)
     table.add_section()
-    limits = scores.isel(seed=0, model=0)
-    table.add_row(
-        "ideal observer", *(f"{limits['ceiling'].sel(split=split):.1%}" for split in EVALUATED)
-    )
-    chance = float(limits["chance"])
-    majority = [f"{decoding['majority'].sel(split=s).mean():.1%}" for s in PROBED]
-    table.add_row("chance / majority", f"{chance:.1%}", f"{chance:.1%}", "", *majority)
-    for control in ("shuffled", "untrained"):
-        values = [decoding["score"].sel(split=s, control=control).max() for s in PROBED]
-        table.add_row(f"{control} (highest)", "", "", "", *(f"{value:.1%}" for value in values))
-    unpatched = patched["rate"].sel(site="none").max()
-    table.add_row("not patched (highest)", *[""] * 5, f"{unpatched:.1%}")
+    for split, control, label in (
+        ("id_unpermuted", "probe", "rule decoded, id"),
+        ("ood_unpermuted", "probe", "rule decoded, ood"),
+        ("ood_unpermuted", "untrained", "  untrained model"),
+        ("ood_unpermuted", "shuffled", "  control task"),
+    ):
+        here = decoding.sel(split=split, control=control)
+        cells = [_percent(here.sel(model=model), "score") for model in models]
+        table.add_row(label, *cells, "", f"{majority:.1%}")
+    table.add_section()
+    for site, label in (("all layers", "B's code gives B's answer"), ("none", "  not patched")):
+        cells = [_percent(patched.sel(model=model, site=site), "rate") for model in models]
+        table.add_row(label, *cells)
     return table
 
 
-TABLE_CAPTION = (
-    "accuracy: all features right; decoding: of a feature's rule from the codes of all layers; "
-    "patched: how often the answer becomes that of instance B's rule when B's codes are put in "
-    "at all layers (held-out combinations). Brackets: 95% intervals over instances."
+CAPTION = (
+    "id: familiar combinations of rules, ood: held-out ones. Decoded: a feature's rule, linearly, "
+    "from the codes of all layers; chance is the most frequent rule. Patched (ood): A is shown, "
+    "the code of B, which has another rule, is put in at all layers. Brackets: 95% intervals "
+    "over instances, or the range of several seeds."
 )
 
 
-def _with_interval(data: xr.Dataset, name: str) -> str:
-    """Mean over seeds; in brackets the interval of one seed, or the range of several."""
-    values = data[name].to_numpy()
+def _percent(data: xr.Dataset, name: str) -> str:
+    """Mean over seeds; in brackets the interval of a single seed, or the range of several."""
+    values = data[name].dropna("seed").to_numpy()
     if values.size == 1:
-        low, high = data[f"{name}_low"].item(), data[f"{name}_high"].item()
+        low, high = data[f"{name}_low"].max().item(), data[f"{name}_high"].max().item()
     else:
         low, high = values.min(), values.max()
-    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]"
+    return f"{values.mean():.1%} [{100 * low:.0f}-{100 * high:.0f}]"
 
 
 def main(

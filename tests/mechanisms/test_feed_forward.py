@@ -36,8 +36,7 @@ def test_experts_agree_with_a_loop_over_tokens():
                 probability[e]
                 / total
                 * (
-                    gelu(token @ layer.W_in[e] + layer.b_in[e], approximate="tanh")
-                    @ layer.W_out[e]
+                    gelu(token @ layer.W_in[e] + layer.b_in[e], approximate="tanh") @ layer.W_out[e]
                     + layer.b_out[e]
                 )
                 for e in chosen

@@ -58,5 +58,5 @@ def test_odd_widths_leave_the_last_channel_empty():
 
 
 def test_too_narrow_for_sinusoids():
-    with pytest.raises(ValueError, match="at least 4 .* got 3"):
+    with pytest.raises(ValueError, match=r"at least 4 .* got 3"):
         sinusoidal_embedding(5, 3)

@@ -30,9 +30,7 @@ KINDS = {
     "readout": replace(SMALL, n_readout=2),
     "causal": replace(SMALL, causal=True, positions="sinusoidal", max_distance=None),
     "shared": replace(SMALL, shared=True, n_layers=3),
-    "experts": replace(
-        SMALL, feed_forward=MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=6)
-    ),
+    "experts": replace(SMALL, feed_forward=MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=6)),
     "shared experts, readout": replace(
         SMALL,
         shared=True,

@@ -230,7 +230,7 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("studies.training.save_file", full)
-    with pytest.raises(RunError, match="cannot write .*: No space left on device"):
+    with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
         run(longer)
     assert not list(longer.glob("*.safetensors"))
     assert not list(longer.glob(".[a-z]*-*"))
