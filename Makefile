@@ -15,7 +15,7 @@ lint: .venv/installed
 	$(BIN)/pyright
 
 bench: .venv/installed
-	$(BIN)/python tests/benchmarks/run.py
+	$(BIN)/python -m pytest tests/benchmarks --override-ini python_files='bench_*.py' --override-ini addopts=--import-mode=importlib
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -438,7 +438,9 @@ def project_codes(data: xr.Dataset, seed: int) -> xr.Dataset:
         ].assign_coords(kind=method)
         for method in ("pca", "tsne")
     ]
-    return xr.concat(projected, "kind", combine_attrs="drop_conflicts")
+    joined = xr.concat(projected, "kind", combine_attrs="drop_conflicts")
+    joined["projection"].attrs["long_name"] = "codes of all layers in the plane"
+    return joined
 
 
 def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: str) -> xr.DataTree:

@@ -1,0 +1,230 @@
+"""What hooks, sampling and capture cost, and how fast each mechanism trains.
+
+All are ratios of two things measured in turns in one run, since machines are shared: the median
+over rounds of the ratio within a round.
+"""
+
+import gc
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import probes
+import tasks
+from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
+from studies.raven_latent_code import latent_code
+from studies.training import cross_entropy
+
+SIZES = {
+    2: {"d_model": 64, "n_heads": 8, "d_mlp": 128, "batch_size": 64},
+    4: {"d_model": 128, "n_heads": 16, "d_mlp": 256, "batch_size": 128},
+}
+
+
+def build(n_features, mechanism="softmax", **changes):
+    size = SIZES[n_features]
+    config = TransformerConfig(
+        **{
+            "d_input": 8,
+            "d_output": 8,
+            "d_model": size["d_model"],
+            "n_layers": 4,
+            "attention": AttentionConfig.named(mechanism, n_heads=size["n_heads"], d_head=4),
+            "feed_forward": FeedForwardConfig(d_mlp=size["d_mlp"]),
+            "max_distance": 9 * n_features,
+            "n_readout": n_features,
+        }
+        | changes
+    )
+    return Transformer(config, generator=torch.Generator().manual_seed(0))
+
+
+def task_of(n_features):
+    return tasks.Raven(tasks.RavenConfig(n_features=n_features))
+
+
+def step_of(model, batch):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step():
+        loss = cross_entropy(model(batch.inputs)[:, -batch.targets.shape[1] :], batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds(work, repeats):
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - start) / repeats
+
+
+def in_turns(first, second, *, rounds=15, repeats=10):
+    """Median seconds of both, and the median over rounds of first / second."""
+    for work in (first, second):
+        seconds(work, 3)
+    gc.disable()
+    pairs = []
+    for number in range(rounds):
+        # Whichever goes first in a round may find a warmer cache: they take turns.
+        if number % 2:
+            a = seconds(first, repeats)
+            b = seconds(second, repeats)
+        else:
+            b = seconds(second, repeats)
+            a = seconds(first, repeats)
+        pairs.append((a, b))
+    gc.enable()
+    ratio = statistics.median(a / b for a, b in pairs)
+    return (*(statistics.median(column) for column in zip(*pairs, strict=True)), ratio)
+
+
+def without_hook_points(model):
+    """The same model with a plain function where every hook point was."""
+    for module in list(model.modules()):
+        for name, _ in list(module.named_children()):
+            if name.startswith("hook_"):
+                delattr(module, name)
+                object.__setattr__(module, name, lambda x: x)
+    return model
+
+
+@pytest.mark.parametrize("n_features", SIZES)
+def test_unobserved_hooks(n_features, record):
+    batch = task_of(n_features).batch("train", 0, SIZES[n_features]["batch_size"])
+    hooked, bare = build(n_features), without_hook_points(build(n_features))
+    repeats = 10 if n_features == 2 else 2
+    *_, ratio = in_turns(step_of(hooked, batch), step_of(bare, batch), rounds=31, repeats=repeats)
+    record(
+        f"step with unobserved hooks / without hook points, K={n_features}",
+        f"{ratio:.3f}",
+        "at most 1.03",
+    )
+    assert ratio <= 1.03
+
+
+@pytest.mark.parametrize("n_features", SIZES)
+def test_sampling(n_features, record):
+    size = SIZES[n_features]["batch_size"]
+    task = task_of(n_features)
+    step = step_of(build(n_features), task.batch("train", 0, size))
+    sampled, _, ratio = in_turns(lambda: task.batch("train", 1, size), step)
+    record(f"sampling / training step, K={n_features}", f"{ratio:.3f}", "at most 0.05")
+    record(f"instances sampled per second, K={n_features}", f"{size / sampled:,.0f}")
+    assert ratio <= 0.05
+
+
+def capture_batches(number):
+    task, model = task_of(2), build(2).eval()
+    quantity = probes.Quantity(
+        "blocks.*.attn.hook_pattern",
+        dims=("example", "feature", "key", "head"),
+        reduce=latent_code(2),
+    )
+    batches = [task.batch("id_unpermuted", index, 64) for index in range(number)]
+    return model, batches, quantity
+
+
+def test_capture_time(record):
+    model, batches, quantity = capture_batches(100)
+
+    @torch.no_grad()
+    def plain():
+        for batch in batches:
+            model(batch.inputs)
+
+    # Plain passes over everything that a listener may see: all positions of the last block too.
+    whole = build(2, n_readout=None).eval()
+
+    @torch.no_grad()
+    def plain_whole():
+        for batch in batches:
+            whole(batch.inputs)
+
+    def captured():
+        probes.capture(model, batches, {"code": quantity})
+
+    *_, ratio = in_turns(captured, plain_whole, rounds=9, repeats=1)
+    record("capture / forward passes, 100 batches", f"{ratio:.2f}", "at most 1.2")
+    *_, skipping = in_turns(captured, plain, rounds=9, repeats=1)
+    record("  the same / passes that skip what is not read out", f"{skipping:.2f}")
+    assert ratio <= 1.2
+
+
+def test_capture_memory(record):
+    script = (
+        "import sys; from tests.benchmarks.bench_raven import peak_of_capture;"
+        "print(peak_of_capture(int(sys.argv[1])))"
+    )
+    peaks = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", script, str(number)], check=True, capture_output=True
+            ).stdout
+        )
+        for number in (10, 100)
+    ]
+    ratio = peaks[1] / peaks[0]
+    record("capture: peak memory over 100 batches / over 10", f"{ratio:.3f}", "at most 1.1")
+    assert ratio <= 1.1
+
+
+def peak_of_capture(number):
+    """Peak resident memory in KiB of a process that captures `number` batches."""
+    model, _, quantity = capture_batches(0)
+    task = task_of(2)
+    batches = (task.batch("id_unpermuted", index, 64) for index in range(number))
+    probes.capture(model, batches, {"code": quantity})
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "linear", "hyla"])
+@pytest.mark.parametrize("n_features", SIZES)
+def test_training_speed(n_features, mechanism, record):
+    batch = task_of(n_features).batch("train", 0, SIZES[n_features]["batch_size"])
+    step = step_of(build(n_features, mechanism), batch)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    arithmetic = counter.get_total_flops()
+
+    matrix = torch.randn(2048, 2048)
+    repeats = 10 if n_features == 2 else 3
+    taken, product, _ = in_turns(step, lambda: matrix @ matrix, rounds=9, repeats=repeats)
+    rate = 2 * 2048**3 / product
+    share = arithmetic / taken / rate
+    wanted = "at least 55%" if (n_features, mechanism) == (4, "softmax") else ""
+    where = f"{mechanism}, K={n_features}"
+    of_rate = f"{share:.0%} of the matrix-product rate ({rate / 1e9:.0f} GFLOP/s)"
+    record(f"training, {where}", f"{1 / taken:.1f} steps/s, {of_rate}", wanted)
+    profile(step, where, record)
+
+
+def profile(step, where, record):
+    """Where the time goes: the operators that take the most processor time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        for _ in range(5):
+            step()
+    events = profiled.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    top = sorted(events, key=lambda event: -event.self_cpu_time_total)[:6]
+    shares = ", ".join(
+        f"{event.key.removeprefix('aten::')} {event.self_cpu_time_total / total:.0%}"
+        for event in top
+    )
+    record(f"  time of a step, {where}", shares)
+
+
+def test_reading_out_only_the_answers(record):
+    batch = task_of(4).batch("train", 0, SIZES[4]["batch_size"])
+    steps = [step_of(build(4, n_readout=n_readout), batch) for n_readout in (None, 4)]
+    *_, ratio = in_turns(*steps, rounds=9, repeats=2)
+    record("step reading out all positions / the answers alone, K=4", f"{ratio:.2f}")
