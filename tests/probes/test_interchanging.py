@@ -139,6 +139,24 @@ def test_answers_of_several_parts_hit_together(pairs):
     assert result["rate"].sel(site="1").to_numpy().tolist() == [1, 0]
 
 
+def test_minus_one_is_met_by_any_answer(pairs):
+    base, source = pairs
+    target = answer_of(source[:, 0], base)
+    result = interchange(
+        RuleModel(),
+        base,
+        source,
+        hooks={"used": "blocks.1.attn.hook_pattern"},
+        where=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+        answer=lambda logits: torch.stack([logits.argmax(-1), torch.arange(len(logits))], dim=1),
+        outcomes={
+            "open": torch.stack([target, torch.full_like(target, -1)], dim=1),
+            "wrong": torch.stack([(target + 1) % F, torch.full_like(target, -1)], dim=1),
+        },
+    )
+    assert result["rate"].sel(site="used").to_numpy().tolist() == [1.0, 0.0]
+
+
 def test_works_on_a_bridge(bridge):
     tokens = torch.randint(11, (2, 6, 8), generator=torch.Generator().manual_seed(0))
     base, source = tokens

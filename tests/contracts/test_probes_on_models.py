@@ -1,0 +1,81 @@
+"""Every model that `mechanisms` exports can be captured from, decoded and patched."""
+
+import numpy as np
+import pytest
+import torch
+
+import mechanisms
+import probes
+import tasks
+
+TASK = tasks.Raven(tasks.RavenConfig(n_features=2))
+
+
+def transformer(**changes):
+    config = mechanisms.TransformerConfig(
+        **{
+            "d_input": 8,
+            "d_output": 8,
+            "d_model": 16,
+            "n_layers": 2,
+            "attention": mechanisms.AttentionConfig.named("hyla", n_heads=4, d_head=4),
+            "feed_forward": mechanisms.FeedForwardConfig(d_mlp=16),
+            "max_distance": 18,
+            "n_readout": 2,
+        }
+        | changes
+    )
+    return mechanisms.Transformer(config, generator=torch.Generator().manual_seed(0))
+
+
+MODELS = {
+    "transformer": transformer(),
+    "shared weights": transformer(shared=True, n_layers=3),
+    "experts": transformer(
+        feed_forward=mechanisms.MixtureOfExpertsConfig(n_experts=3, top_k=1, d_mlp=8)
+    ),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_capture_keeps_what_the_cache_shows_for_all_positions(model):
+    quantity = probes.Quantity(
+        "blocks.*.attn.hook_pattern", dims=("example", "head", "query_pos", "key_pos")
+    )
+    batches = [TASK.batch("id", index, 5) for index in range(3)]
+    data = probes.capture(model, batches, {"pattern": quantity})
+    assert data["pattern"].shape == (15, model.config.n_layers, 4, 18, 18)
+    for number, batch in enumerate(batches):
+        _, cache = model.run_with_cache(batch.inputs)
+        for layer in range(model.config.n_layers):
+            ours = data["pattern"].isel(example=slice(5 * number, 5 * number + 5), layer=layer)
+            theirs = cache[f"blocks.{layer}.attn.hook_pattern"].detach().numpy()
+            assert np.allclose(ours, theirs, atol=1e-6)
+        rules = data["rule"].isel(example=slice(5 * number, 5 * number + 5))
+        assert np.array_equal(rules, batch.latents["rule"])
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_patching_everything_from_the_source_gives_the_sources_answers(model):
+    base, source = (TASK.batch("id", index, 20) for index in (0, 1))
+    with torch.no_grad():
+        answers = model(source.inputs).argmax(-1)
+    last = model.config.n_layers - 1
+    result = probes.interchange(
+        model,
+        base.inputs,
+        source.inputs,
+        hooks={"stream": f"blocks.{last}.hook_resid_post", "embedding": "hook_embed"},
+        where=torch.ones(1, 1, 1, dtype=torch.bool),
+        answer=lambda logits: logits.argmax(-1),
+        outcomes={"source": answers},
+    )
+    assert result["rate"].sel(site=["stream", "embedding"], outcome="source").min() == 1
+    assert result["rate"].sel(site="none", outcome="source") < 1
+
+
+def test_a_compiled_transformer_is_refused():
+    compiled = torch.compile(transformer())
+    quantity = probes.Quantity("hook_embed", dims=("example", "pos", "d_model"))
+    with pytest.raises(ValueError, match="pass the eager model"):
+        probes.capture(compiled, [TASK.batch("id", 0, 2)], {"x": quantity})
