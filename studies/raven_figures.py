@@ -184,29 +184,34 @@ def projection(result: xr.DataTree) -> Figure:
 
 
 def interchange(result: xr.DataTree) -> Figure:
-    """How often a patched code makes the answer that of its own rule."""
-    data = result["interchange"].to_dataset()
-    models, splits = data["model"].to_numpy(), data["split"].to_numpy()
-    sites = data["site"].to_numpy()
+    """What is answered when attention is patched, on held-out combinations.
+
+    Above, the source B has another rule than the base A: how often the answer becomes that of
+    B's rule. Below, it has the same rule: how often the answer stays right.
+    """
+    data = result["interchange"].to_dataset().sel(split="ood_unpermuted")
+    rows = (
+        ("other_rule", "source_rule", "B has another rule:\nanswer follows B's"),
+        ("same_rule", "base_rule", "B has the same rule:\nanswer follows it"),
+    )
+    scopes = {"code": (1.0, "the code"), "row": (0.5, "its row"), "pattern": (0.2, "all tokens")}
+    models = data["model"].to_numpy()
+    sites = [site for site in data["site"].to_numpy() if site != "none"]
     figure, axes = plt.subplots(
-        len(splits),
+        len(rows),
         len(models),
-        figsize=(3.1 * len(models) + 1.8, 2.7 * len(splits)),
+        figsize=(3.1 * len(models) + 1.8, 2.6 * len(rows)),
         sharex=True,
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
-    bars = (
-        ("other_rule", "source_rule", "B's rule, other than A's", 1.0),
-        ("other_rule", "base_rule", "A's rule, B has another", 0.45),
-        ("same_rule", "base_rule", "A's rule, B has the same", 0.2),
-    )
     width = 0.27
-    for row, split in zip(axes, splits, strict=True):
+    for row, (condition, outcome, label) in zip(axes, rows, strict=True):
         for axis, model in zip(row, models, strict=True):
-            for number, (condition, outcome, label, alpha) in enumerate(bars):
-                cell = data.sel(model=model, split=split, condition=condition, outcome=outcome)
+            here = data.sel(model=model, condition=condition, outcome=outcome)
+            for number, (scope, (alpha, scope_label)) in enumerate(scopes.items()):
+                cell = here.sel(scope=scope, site=sites)
                 mean = cell["rate"].mean("seed")
                 low, high = cell["rate_low"].min("seed"), cell["rate_high"].max("seed")
                 axis.bar(
@@ -217,24 +222,21 @@ def interchange(result: xr.DataTree) -> Figure:
                     color=_colour(model),
                     alpha=alpha,
                     error_kw={"lw": 0.8},
-                    label=label,
+                    label=scope_label,
                 )
+            unpatched = float(here["rate"].sel(site="none", scope="code").mean("seed"))
+            axis.axhline(unpatched, color="black", ls="--", lw=1, label="nothing patched")
             shown = [site.replace("layer ", "").replace("all layers", "all") for site in sites]
             axis.set_xticks(range(len(sites)), shown)
-            if split == splits[0]:
-                axis.set_title(_name(model))
-            else:
-                axis.set_xlabel("patched layer")
-        row[0].set_ylabel(f"answers\n{_name(split).split(' (')[0]}", fontsize=8)
+        row[0].set_ylabel(label, fontsize=8)
+    for axis, model in zip(axes[0], models, strict=True):
+        axis.set_title(_name(model))
+    for axis in axes[-1]:
+        axis.set_xlabel("patched layer")
     axes[0, 0].set_ylim(0, 1.02)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(
-        handles,
-        labels,
-        title="answer follows",
-        loc="outside right center",
-        frameon=False,
-        fontsize=8,
+        handles, labels, title="patched", loc="outside right center", frameon=False, fontsize=8
     )
     return figure
 
