@@ -11,15 +11,17 @@ Component = TypeVar("Component", bound=nn.Module)
 
 
 def observed(*modules: nn.Module) -> bool:
-    """Whether anyone listens, forward or backward, to a hook point in `modules`.
+    """Whether anyone listens, forward or backward, to a hook point or a part of `modules`.
 
-    A mechanism asks this before it takes a short cut that would skip a hook point.
+    A mechanism asks this before it takes a short cut that would skip what they see.
     """
     return any(
-        point._forward_hooks or point._backward_hooks or point._forward_pre_hooks
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
         for module in modules
-        for point in module.modules()
-        if isinstance(point, HookPoint)
+        for part in module.modules()
     )
 
 

@@ -111,7 +111,9 @@ def test_agrees_with_the_authors(file, variant, dtype, tolerance):
             f"resid.block{layer}_out": cache[f"blocks.{layer}.hook_resid_post"],
         }
     for key, ours in compared.items():
-        assert np.abs(ours.detach().numpy() - data[key]).max() < tolerance, key
+        # Entries of HYLA's attention output are of order 100: single precision ends at 1e-5.
+        allowed = tolerance * max(1, np.abs(data[key]).max())
+        assert np.abs(ours.detach().numpy() - data[key]).max() < allowed, key
 
 
 def test_observed_and_unobserved_outputs_agree(model):
@@ -167,6 +169,16 @@ def test_reading_out_fewer_positions_gives_the_last_logits():
     inputs = inputs_for(SMALL)
     whole, last = build(SMALL), build(KINDS["readout"])
     assert torch.allclose(last(inputs), whole(inputs)[:, -2:], atol=1e-6)
+
+
+def test_a_plain_torch_hook_on_the_last_block_sees_all_positions_too():
+    for config in (KINDS["readout"], replace(KINDS["readout"], shared=True)):
+        model = build(config)
+        seen = []
+        part = model.core.mlp if config.shared else model.blocks[-1].mlp
+        part.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output))
+        model(inputs_for(config))
+        assert seen[-1].shape[1] == 6
 
 
 def test_shared_steps_have_names_and_activations_of_their_own():
