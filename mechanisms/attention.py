@@ -10,12 +10,14 @@ over heads (`normalization="rms_head"`) instead of over keys.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
@@ -157,9 +159,14 @@ class MultiHeadAttention(nn.Module):
         `hooks` names the activations of one step where the weights are shared over depth.
         """
         points = self if hooks is None else hooks
-        q = points.hook_q(project_heads(x_query, self.W_Q, self.b_Q))
-        k = points.hook_k(project_heads(x_key, self.W_K, self.b_K))
-        v = points.hook_v(project_heads(x_key, self.W_V, self.b_V))
+        if x_query is x_key:
+            q, k, v = project_heads(
+                x_key, (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
+            )
+        else:
+            (q,) = project_heads(x_query, (self.W_Q,), (self.b_Q,))
+            k, v = project_heads(x_key, (self.W_K, self.W_V), (self.b_K, self.b_V))
+        q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
 
         scores = attention_scores(q, k, bias)
         if mask is not None:
@@ -181,20 +188,19 @@ class MultiHeadAttention(nn.Module):
             hidden = points.hook_value_hidden(hidden)
             z = pattern.permute(0, 2, 1, 3) @ hidden
         z = points.hook_z(z)
-        return z.flatten(2) @ self.W_O.flatten(0, 1) + self.b_O
+        return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
 
 def project_heads(
     x: Float[Tensor, "batch pos d_model"],
-    weight: Float[Tensor, "head d_model d_head"],
-    bias: Float[Tensor, "head d_head"],
-) -> Float[Tensor, "batch pos head d_head"]:
-    """The projection of every token for every head, as one matrix product."""
-    n_heads, d_model, d_head = weight.shape
-    flat = torch.nn.functional.linear(
-        x, weight.transpose(1, 2).reshape(n_heads * d_head, d_model), bias.flatten()
-    )
-    return flat.unflatten(-1, (n_heads, d_head))
+    weights: Sequence[Float[Tensor, "head d_model d_head"]],
+    biases: Sequence[Float[Tensor, "head d_head"]],
+) -> list[Float[Tensor, "batch pos head d_head"]]:
+    """Several projections of every token for every head, as one matrix product."""
+    weight = torch.cat([weight.transpose(1, 2).flatten(0, 1) for weight in weights])
+    flat = linear(x, weight, torch.cat([bias.flatten() for bias in biases]))
+    parts = flat.split([bias.numel() for bias in biases], dim=-1)
+    return [part.unflatten(-1, bias.shape) for part, bias in zip(parts, biases, strict=True)]
 
 
 def attention_scores(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
@@ -53,6 +53,6 @@ class FeedForward(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Apply the network to every token; `hooks` as in `MultiHeadAttention`."""
         points = self if hooks is None else hooks
-        pre = points.hook_pre(torch.nn.functional.linear(x, self.W_in.T, self.b_in))
+        pre = points.hook_pre(linear(x, self.W_in.T, self.b_in))
         post = points.hook_post(gelu(pre, approximate="tanh"))
-        return torch.nn.functional.linear(post, self.W_out.T, self.b_out)
+        return linear(post, self.W_out.T, self.b_out)

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
@@ -138,17 +139,15 @@ class Block(nn.Module):
         """
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
-        n_keys = x.shape[1]
-        n_queries = n_keys if n_queries is None else n_queries
-        normed = self.ln1(x)
-        attended = self.attn(
-            normed[:, n_keys - n_queries :],
-            normed,
-            bias=None if self.relative_bias is None else self.relative_bias(n_queries, n_keys),
-            mask=None if mask is None else mask[..., n_keys - n_queries :, :],
-            hooks=points.attn,
-        )
-        x = x[:, n_keys - n_queries :] + points.hook_attn_out(attended)
+        queries = keys = self.ln1(x)
+        if n_queries is not None:
+            x, queries = x[:, -n_queries:], keys[:, -n_queries:]
+            mask = None if mask is None else mask[..., -n_queries:, :]
+        bias = None
+        if self.relative_bias is not None:
+            bias = self.relative_bias(queries.shape[1], keys.shape[1])
+        attended = self.attn(queries, keys, bias=bias, mask=mask, hooks=points.attn)
+        x = x + points.hook_attn_out(attended)
         x = points.hook_resid_mid(x)
         x = x + points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
         return points.hook_resid_post(x)
@@ -169,7 +168,7 @@ class Embed(nn.Module):
         """The embedding of every token."""
         if self.b_E is None:
             return self.W_E[inputs]
-        return inputs @ self.W_E + self.b_E
+        return linear(inputs, self.W_E.T, self.b_E)
 
 
 class Unembed(nn.Module):
@@ -184,7 +183,7 @@ class Unembed(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_output"]:
         """The logits of every token."""
-        return x @ self.W_U + self.b_U
+        return linear(x, self.W_U.T, self.b_U)
 
 
 class Transformer(HookedRootModule):

@@ -44,7 +44,7 @@ from studies.runs import (
     write_atomically,
 )
 from studies.settings import from_plain, override
-from studies.training import TrainingConfig, TrainingError, load_weights, train
+from studies.training import TrainingConfig, TrainingError, load_weights, process_device, train
 from tasks import RavenConfig
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class RavenStudy:
     # The slowest first, so that models trained side by side end together.
     mechanisms: tuple[str, ...] = ("hyla", "softmax", "linear")
     seeds: tuple[int, ...] = (0,)
-    n_layers: int = 4
+    n_layers: int
     d_model: int
     n_heads: int
     d_head: int = 4
@@ -207,11 +207,12 @@ def presets() -> dict[str, RavenStudy]:
         # no rule in more than three of them; of seed 0, `difference` is in five, and hardly
         # trained (see the results page).
         task=RavenConfig(n_features=2, seed=4),
+        n_layers=3,
         d_model=64,
         n_heads=8,
         d_mlp=128,
         training=TrainingConfig(
-            n_steps=16_000,
+            n_steps=14_000,
             batch_size=64,
             learning_rate=3e-3,
             weight_decay=0.1,
@@ -237,6 +238,7 @@ def presets() -> dict[str, RavenStudy]:
     paper = replace(
         laptop,
         task=RavenConfig(n_features=4),
+        n_layers=4,
         d_model=128,
         n_heads=16,
         d_mlp=256,
@@ -595,6 +597,9 @@ def run(
 ) -> Path:
     """Run the study, or finish it; gives its folder.
 
+    Under `accelerate launch` or `torchrun` (with `workers=1`) the processes train each model
+    together.
+
     Args:
         study: the settings.
         root: folder under which `raven_latent_code-HASH` and the models' folders lie.
@@ -608,6 +613,12 @@ def run(
         RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
         TrainingError: a loss is not finite.
     """
+    rank, device = process_device(device)
+    if rank > 0:
+        # Processes that share the training of a model leave the rest to the first one.
+        for number, model_config in enumerate([] if checkpoints else study.models()):
+            train_model(model_config, root=root, device=device, position=number)
+        raise SystemExit(0)
     loaded = [load_checkpoint(place, study) for place in checkpoints]
     identity = {"study": study, "checkpoints": loaded}
     folder = root / f"raven_latent_code-{config_hash(identity)}"

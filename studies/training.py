@@ -244,6 +244,17 @@ def train(
     return log
 
 
+def process_device(device: str) -> tuple[int, str]:
+    """This process's rank under `accelerate launch` or `torchrun`, and its own device.
+
+    (0, device) in a process that runs alone.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    return rank, device
+
+
 def step_seed(seed: int, step: int) -> int:
     """The seed of one step's dropout: 63 bits of a hash of (seed, step)."""
     digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()

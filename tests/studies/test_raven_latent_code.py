@@ -248,6 +248,26 @@ def test_seeds_are_a_dimension_and_the_table_gives_their_range(tmp_path):
     assert len(figures(tree)) == 5
 
 
+def test_two_processes_train_together_and_one_writes(tmp_path):
+    pytest.importorskip("accelerate")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(SCRIPT)]
+    words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path)]
+    settings = ["mechanisms=softmax", "training.n_steps=10", "training.evaluate_every=10"]
+    done = subprocess.run(
+        [*launch, *words, *settings],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("results and figures") == 1
+    (path,) = tmp_path.glob("raven*/result.nc")
+    with xr.open_datatree(path, engine="h5netcdf") as tree:
+        assert tree["training"]["train_step"].to_numpy().tolist() == [10]
+
+
 def test_jobs_keep_their_order():
     jobs = [lambda number=number: Path(str(number)) for number in range(3)]
     assert run_side_by_side(jobs, 1) == [Path("0"), Path("1"), Path("2")]
