@@ -117,6 +117,10 @@ class MultiHeadAttention(nn.Module):
     `hook_attn_scores` (after bias and mask) and `hook_pattern` (a)
     [batch, head, query_pos, key_pos]; for the generated networks also `hook_value_hidden`
     [batch, query_pos, key_pos, d_value].
+
+    No fused kernel is taken when nobody listens: torch's scaled_dot_product_attention was slower
+    here, forward and backward (1.3 times with a learned bias, 2 times without, on 2 CPU cores
+    at 128 x 16 heads x 36 positions x 4).
     """
 
     def __init__(

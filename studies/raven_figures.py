@@ -116,7 +116,7 @@ CONTROLS = {
 
 
 def confusion(result: xr.DataTree) -> Figure:
-    """Which rules are taken for which, on held-out combinations, from all layers' codes."""
+    """Which rules are taken for which, on held-out combinations, from all layers' codes (in %)."""
     data = result["decoding"]["confusion"].sel(layer="all", key="all", split="ood_unpermuted")
     counts = data.sum("seed")
     models = counts["model"].to_numpy()
@@ -134,15 +134,14 @@ def confusion(result: xr.DataTree) -> Figure:
         axis.set_yticks(range(len(rules)), rules if first else [], fontsize=7)
         axis.set(title=_name(model), xlabel="decoded rule")
         for i, j in np.argwhere(shares >= 0.1):
-            colour = "white" if shares[i, j] > 0.6 else "black"
             axis.text(
                 j,
                 i,
-                f"{shares[i, j]:.2f}"[1:] if shares[i, j] < 1 else "1",
+                f"{100 * shares[i, j]:.0f}",
                 ha="center",
                 va="center",
                 fontsize=6,
-                color=colour,
+                color="white" if shares[i, j] > 0.6 else "black",
             )
     axes[0, 0].set_ylabel("true rule")
     if image is not None:

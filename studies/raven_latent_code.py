@@ -504,9 +504,8 @@ def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: s
         untrained=codes(untrained),
         seed=seed,
     )
-    decoding = decoding.assign_coords(
-        true=list(tasks.RAVEN_RULES), predicted=list(tasks.RAVEN_RULES)
-    )
+    rules = [tasks.RAVEN_RULES[int(rule)] for rule in decoding["true"].to_numpy()]
+    decoding = decoding.assign_coords(true=rules, predicted=rules)
     shown = tests["ood_unpermuted"].isel(example=slice(study.n_project))
     interchanged = xr.concat(
         [
@@ -565,20 +564,16 @@ def study_model(
     model_config: RavenModel,
     study: RavenStudy,
     *,
+    place: Path,
     root: Path,
     device: str,
     threads: int,
-    position: int = 0,
-    checkpoint: Path | None = None,
+    position: int,
+    checkpoint: Path | None,
 ) -> Path:
-    """Train and analyse one model; gives the file with the analysis."""
+    """Train (without a checkpoint) and analyse one model; the analysis is written to `place`."""
     torch.set_num_threads(threads)
-    if checkpoint is None:
-        folder = train_model(model_config, root=root, device=device, position=position)
-        place = folder / f"analysis-{config_hash(study)}.nc"
-    else:
-        folder = checkpoint
-        place = root / "models" / f"{folder.name}-analysis-{config_hash(study)}.nc"
+    folder = checkpoint or train_model(model_config, root=root, device=device, position=position)
     if not place.exists():
         tree = analyse(model_config, study, folder, device)
         write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
@@ -635,6 +630,7 @@ def run(
             study_model,
             model_config,
             study,
+            place=folder / "models" / f"{model_config.folder_name}.nc",
             root=root,
             device=device,
             threads=threads,
@@ -725,7 +721,6 @@ def closing_table(result: xr.DataTree) -> Table:
     patched = patched.sel(condition="other_rule", outcome="source_rule", split="ood_unpermuted")
     models = [str(model) for model in scores["model"].to_numpy()]
     chance = f"{100 * float(scores['chance']):.1f}"
-    majority = float(decoding["majority"].mean())
 
     table = Table(title="What does the latent code know about the rules? (in %)", caption=CAPTION)
     table.box, table.caption_justify = SIMPLE, "left"
@@ -748,7 +743,7 @@ def closing_table(result: xr.DataTree) -> Table:
     ):
         here = decoding.sel(split=split, control=control)
         cells = [_percent(here.sel(model=model), "score") for model in models]
-        table.add_row(label, *cells, "", f"{100 * majority:.1f}")
+        table.add_row(label, *cells, "", f"{100 * float(here['majority'].mean()):.1f}")
     table.add_section()
     for site, scope, label in (
         ("all layers", "code", "patched code"),
