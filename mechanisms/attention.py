@@ -214,7 +214,10 @@ def attention_scores(
 ) -> Float[Tensor, "batch head query_pos key_pos"]:
     """q.k / sqrt(d_head) + bias."""
     scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-    return scores if bias is None else scores + bias
+    if bias is None:
+        return scores
+    # In place where that loses no precision: the scores are a block's largest tensor.
+    return scores.add_(bias) if scores.dtype == bias.dtype else scores + bias
 
 
 def normalize_scores(

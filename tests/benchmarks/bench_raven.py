@@ -19,7 +19,9 @@ import probes
 import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
 from studies.raven_latent_code import latent_code
-from studies.training import cross_entropy
+from studies.training import cross_entropy, keep_freed_memory
+
+keep_freed_memory()  # as `train` does
 
 SIZES = {
     2: {"d_model": 64, "n_heads": 8, "d_mlp": 128, "batch_size": 64},
