@@ -20,7 +20,7 @@ def observed(*modules: nn.Module) -> bool:
         or part._forward_pre_hooks
         or part._backward_hooks
         or part._backward_pre_hooks
-        for module in modules
+        for module in set(modules)
         for part in module.modules()
     )
 

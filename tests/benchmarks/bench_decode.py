@@ -143,9 +143,12 @@ def compare(
     )
 
 
-def test_solver_agrees_and_is_five_times_faster() -> None:
+def test_solver_agrees_and_is_five_times_faster(record) -> None:
     result = compare()
-    print(result, f"speedup {result.speedup:.1f}, over joblib {result.speedup_joblib:.1f}")
+    times = f"{result.speedup:.1f}x one core's, {result.speedup_joblib:.1f}x joblib's on all cores"
+    record("logistic solver against scikit-learn, 32 cells", times, "at least 5x")
+    agreement = f"{result.accuracy_difference:.1e}, {result.coefficient_difference:.1e}"
+    record("  difference in accuracy, in coefficients", agreement, "at most 1e-3, 1e-2")
     assert result.accuracy_difference <= 1e-3
     assert result.coefficient_difference <= 1e-2
     assert result.same_penalty >= 0.95
