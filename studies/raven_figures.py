@@ -63,15 +63,7 @@ def decoding_by_layer(result: xr.DataTree) -> Figure:
     """Accuracy of decoding the rule, by layer, beside every control."""
     data = result["decoding"].to_dataset().sel(metric="accuracy", key="all")
     models, splits = data["model"].to_numpy(), data["split"].to_numpy()
-    figure, axes = plt.subplots(
-        len(splits),
-        len(models),
-        figsize=(3.1 * len(models) + 1.6, 2.7 * len(splits)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, axes = _grid(len(splits), len(models))
     layers = data["layer"].to_numpy()
     places = np.arange(len(layers))
     looks = {"probe": ("-", "o"), "untrained": ("--", "s"), "shuffled": (":", "^")}
@@ -80,13 +72,12 @@ def decoding_by_layer(result: xr.DataTree) -> Figure:
             here = data.sel(model=model, split=split)
             for control, (line, marker) in looks.items():
                 cell = here.sel(control=control)
-                mean = cell["score"].mean("seed")
-                low, high = cell["score_low"].min("seed"), cell["score_high"].max("seed")
+                mean, bars = _mean_and_bars(cell, "score")
                 colour = _colour(model) if control == "probe" else "#777777"
                 axis.errorbar(
                     places,
                     mean,
-                    yerr=np.maximum([mean - low, high - mean], 0),
+                    yerr=bars,
                     color=colour,
                     ls=line,
                     marker=marker,
@@ -196,28 +187,19 @@ def interchange(result: xr.DataTree) -> Figure:
     scopes = {"code": (1.0, "the code"), "row": (0.5, "its row"), "pattern": (0.2, "all tokens")}
     models = data["model"].to_numpy()
     sites = [site for site in data["site"].to_numpy() if site != "none"]
-    figure, axes = plt.subplots(
-        len(rows),
-        len(models),
-        figsize=(3.1 * len(models) + 1.8, 2.6 * len(rows)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, axes = _grid(len(rows), len(models))
     width = 0.27
     for row, (condition, outcome, label) in zip(axes, rows, strict=True):
         for axis, model in zip(row, models, strict=True):
             here = data.sel(model=model, condition=condition, outcome=outcome)
             for number, (scope, (alpha, scope_label)) in enumerate(scopes.items()):
                 cell = here.sel(scope=scope, site=sites)
-                mean = cell["rate"].mean("seed")
-                low, high = cell["rate_low"].min("seed"), cell["rate_high"].max("seed")
+                mean, bars = _mean_and_bars(cell, "rate")
                 axis.bar(
                     np.arange(len(sites)) + (number - 1) * width,
                     mean,
                     width,
-                    yerr=np.maximum([mean - low, high - mean], 0),
+                    yerr=bars,
                     color=_colour(model),
                     alpha=alpha,
                     error_kw={"lw": 0.8},
@@ -238,6 +220,26 @@ def interchange(result: xr.DataTree) -> Figure:
         handles, labels, title="patched", loc="outside right center", frameon=False, fontsize=8
     )
     return figure
+
+
+def _grid(n_rows: int, n_columns: int) -> tuple[Figure, np.ndarray]:
+    """A row for each question and a column for each mechanism, all on the same axes."""
+    return plt.subplots(
+        n_rows,
+        n_columns,
+        figsize=(3.1 * n_columns + 1.8, 2.7 * n_rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+
+
+def _mean_and_bars(cell: xr.Dataset, name: str) -> tuple[xr.DataArray, np.ndarray]:
+    """The mean over seeds, and how far below and above it their intervals reach: [2, point]."""
+    mean = cell[name].mean("seed")
+    low, high = cell[f"{name}_low"].min("seed"), cell[f"{name}_high"].max("seed")
+    return mean, np.maximum([mean - low, high - mean], 0)
 
 
 def _colour(model: str) -> str:

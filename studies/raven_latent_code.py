@@ -172,6 +172,9 @@ class RavenStudy:
         for name in ("n_evaluate", "n_test", "n_decode", "n_interchange", "n_project"):
             if getattr(self, name) < 10:
                 raise ValueError(f"{name} must be at least 10, got {getattr(self, name)}")
+        # Batches from number 10,000 on are those that decoders are scored on.
+        if self.n_decode > 10_000:
+            raise ValueError(f"n_decode must be at most 10000, got {self.n_decode}")
         unknown = set(self.mechanisms) - set(mechanisms.ATTENTION_VARIANTS)
         if unknown:
             raise ValueError(
@@ -290,15 +293,22 @@ def train_model(model_config: RavenModel, *, root: Path, device: str, position: 
 # What is looked at
 
 
+def code_positions(n_features: int) -> tuple[Tensor, Tensor]:
+    """The query position [feature] and the key positions [feature, key] of each feature's code.
+
+    Feature k of the last panel asks feature k of the two panels before it, in the same row.
+    """
+    panels = torch.arange(6, 9) * n_features + torch.arange(n_features)[:, None]
+    return panels[:, 2], panels[:, :2]
+
+
 def latent_code(n_features: int) -> Callable[[Tensor], Tensor]:
     """The code that asks about the last row: from each answer token to its two predecessors.
 
-    Takes a pattern [example, head, query_pos, key_pos], and gives [example, feature, key, head]:
-    the weights from feature k of the last panel to feature k of the two panels before it.
+    Takes a pattern [example, head, query_pos, key_pos], and gives [example, feature, key, head],
+    at `code_positions`.
     """
-    feature = torch.arange(n_features)
-    query = 8 * n_features + feature
-    keys = torch.stack([6 * n_features + feature, 7 * n_features + feature], -1)
+    query, keys = code_positions(n_features)
 
     def reduce(pattern: Tensor) -> Tensor:
         return pattern[:, :, query[:, None], keys].permute(0, 2, 3, 1)
@@ -433,9 +443,10 @@ def interchange_codes(
     conditions["same_rule"] = base_rule == source_rule
 
     scopes = torch.zeros(3, n_features, 1, n_pos, n_pos, dtype=torch.bool, device=device)
-    for k in range(n_features):
-        scopes[0, k, 0, 8 * n_features + k, [6 * n_features + k, 7 * n_features + k]] = True
-        scopes[1, k, 0, 8 * n_features + k] = True
+    query, keys = code_positions(n_features)
+    each = torch.arange(n_features)
+    scopes[0, each[:, None], 0, query[:, None], keys] = True
+    scopes[1, each, 0, query] = True
     scopes[2] = True
     sites = {
         f"layer {layer}": f"blocks.{layer}.attn.hook_pattern" for layer in range(len(model.blocks))

@@ -178,6 +178,7 @@ def test_a_checkpoint_is_analysed_without_training(tmp_path, smoke):
         (["--preset", "huge"], "preset must be one of smoke, laptop, paper, got 'huge'"),
         (["training.n_step=3"], "unknown setting 'training.n_step'; nearest are training.n_steps"),
         (["mechanisms=hila"], "mechanisms must be among"),
+        (["n_decode=20000"], "n_decode must be at most 10000, got 20000"),
         (["task.n_features=0"], "n_features=0"),
         (["task.n_values=2"], "n_values=2"),
         (["task.ood_fraction=0.001"], "ood_fraction=0.001"),
