@@ -8,23 +8,43 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mechanisms.attention import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
+    from mechanisms.copy_gate import CopyGateConfig
     from mechanisms.feed_forward import FeedForward, FeedForwardConfig
+    from mechanisms.geometric_attention import (
+        GeometricAttention,
+        GeometricAttentionConfig,
+        geometric_weights,
+    )
+    from mechanisms.halting import HaltingConfig
     from mechanisms.mixture_of_experts import MixtureOfExperts, MixtureOfExpertsConfig
+    from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
     from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
+    from mechanisms.relative_attention import RelativeAttention, RelativeAttentionConfig
+    from mechanisms.sequences import enclose
     from mechanisms.serialization import load, save
     from mechanisms.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
+    "CopyGateConfig",
     "FeedForward",
     "FeedForwardConfig",
+    "GeometricAttention",
+    "GeometricAttentionConfig",
+    "HaltingConfig",
     "MixtureOfExperts",
     "MixtureOfExpertsConfig",
     "MultiHeadAttention",
+    "NeuralDataRouter",
+    "NeuralDataRouterConfig",
+    "RelativeAttention",
+    "RelativeAttentionConfig",
     "RelativePositionBias",
     "Transformer",
     "TransformerConfig",
+    "enclose",
+    "geometric_weights",
     "load",
     "relative_buckets",
     "save",
@@ -34,14 +54,24 @@ __all__ = [
 _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
+    "CopyGateConfig": "copy_gate",
     "FeedForward": "feed_forward",
     "FeedForwardConfig": "feed_forward",
+    "GeometricAttention": "geometric_attention",
+    "GeometricAttentionConfig": "geometric_attention",
+    "HaltingConfig": "halting",
     "MixtureOfExperts": "mixture_of_experts",
     "MixtureOfExpertsConfig": "mixture_of_experts",
     "MultiHeadAttention": "attention",
+    "NeuralDataRouter": "neural_data_router",
+    "NeuralDataRouterConfig": "neural_data_router",
+    "RelativeAttention": "relative_attention",
+    "RelativeAttentionConfig": "relative_attention",
     "RelativePositionBias": "positions",
     "Transformer": "transformer",
     "TransformerConfig": "transformer",
+    "enclose": "sequences",
+    "geometric_weights": "geometric_attention",
     "load": "serialization",
     "relative_buckets": "positions",
     "save": "serialization",

@@ -198,13 +198,14 @@ class MultiHeadAttention(nn.Module):
 def project_heads(
     x: Float[Tensor, "batch pos d_model"],
     weights: Sequence[Float[Tensor, "head d_model d_head"]],
-    biases: Sequence[Float[Tensor, "head d_head"]],
+    biases: Sequence[Float[Tensor, "head d_head"]] | None = None,
 ) -> list[Float[Tensor, "batch pos head d_head"]]:
     """Several projections of every token for every head, as one matrix product."""
     weight = torch.cat([weight.transpose(1, 2).flatten(0, 1) for weight in weights])
-    flat = linear(x, weight, torch.cat([bias.flatten() for bias in biases]))
-    parts = flat.split([bias.numel() for bias in biases], dim=-1)
-    return [part.unflatten(-1, bias.shape) for part, bias in zip(parts, biases, strict=True)]
+    flat = linear(x, weight, None if biases is None else torch.cat([b.flatten() for b in biases]))
+    shapes = [(weight.shape[0], weight.shape[2]) for weight in weights]
+    parts = flat.split([n_heads * width for n_heads, width in shapes], dim=-1)
+    return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def attention_scores(

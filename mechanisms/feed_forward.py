@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import dropout, gelu, linear, relu
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
 
+Activation = Literal["gelu", "relu"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
-    """One hidden layer of width `d_mlp`; ValueError if it is less than 1."""
+    """One hidden layer of width `d_mlp`.
+
+    Args:
+        activation: `gelu` (in its tanh form) or `relu`.
+        dropout: probability with which a hidden activation is set to 0 in training.
+
+    Raises:
+        ValueError: for a width less than 1, another activation, or a dropout outside of [0, 1).
+    """
 
     d_mlp: int
+    activation: Activation = "gelu"
+    dropout: float = 0.0
 
     def __post_init__(self):
         if self.d_mlp < 1:
             raise ValueError(f"d_mlp must be at least 1, got {self.d_mlp}")
+        if self.activation not in get_args(Activation):
+            allowed = ", ".join(get_args(Activation))
+            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -29,7 +47,7 @@ class FeedForwardConfig:
 
 
 class FeedForward(nn.Module):
-    """gelu(x W_in + b_in) W_out + b_out, with the tanh form of gelu.
+    """phi(x W_in + b_in) W_out + b_out, where phi is the activation.
 
     Hook points: `hook_pre`, `hook_post` [batch, pos, d_mlp].
     """
@@ -42,6 +60,7 @@ class FeedForward(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
+        self.config = config
         self.W_in = lecun_normal(d_model, config.d_mlp, fan_in=d_model, generator=generator)
         self.b_in = zeros(config.d_mlp)
         self.W_out = lecun_normal(config.d_mlp, d_model, fan_in=config.d_mlp, generator=generator)
@@ -54,5 +73,6 @@ class FeedForward(nn.Module):
         """Apply the network to every token; `hooks` as in `MultiHeadAttention`."""
         points = self if hooks is None else hooks
         pre = points.hook_pre(linear(x, self.W_in.T, self.b_in))
-        post = points.hook_post(gelu(pre, approximate="tanh"))
+        post = relu(pre) if self.config.activation == "relu" else gelu(pre, approximate="tanh")
+        post = points.hook_post(dropout(post, self.config.dropout, self.training))
         return linear(post, self.W_out.T, self.b_out)
