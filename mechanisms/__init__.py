@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mechanisms.attention import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
     from mechanisms.copy_gate import CopyGateConfig
+    from mechanisms.dnc import Dnc, DncConfig
     from mechanisms.feed_forward import FeedForward, FeedForwardConfig
     from mechanisms.geometric_attention import (
         GeometricAttention,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mechanisms.mixture_of_experts import MixtureOfExperts, MixtureOfExpertsConfig
     from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
     from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
+    from mechanisms.recurrent import Lstm, LstmConfig
     from mechanisms.relative_attention import RelativeAttention, RelativeAttentionConfig
     from mechanisms.sequences import enclose
     from mechanisms.serialization import load, save
@@ -28,11 +30,15 @@ __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
     "CopyGateConfig",
+    "Dnc",
+    "DncConfig",
     "FeedForward",
     "FeedForwardConfig",
     "GeometricAttention",
     "GeometricAttentionConfig",
     "HaltingConfig",
+    "Lstm",
+    "LstmConfig",
     "MixtureOfExperts",
     "MixtureOfExpertsConfig",
     "MultiHeadAttention",
@@ -55,11 +61,15 @@ _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
     "CopyGateConfig": "copy_gate",
+    "Dnc": "dnc",
+    "DncConfig": "dnc",
     "FeedForward": "feed_forward",
     "FeedForwardConfig": "feed_forward",
     "GeometricAttention": "geometric_attention",
     "GeometricAttentionConfig": "geometric_attention",
     "HaltingConfig": "halting",
+    "Lstm": "recurrent",
+    "LstmConfig": "recurrent",
     "MixtureOfExperts": "mixture_of_experts",
     "MixtureOfExpertsConfig": "mixture_of_experts",
     "MultiHeadAttention": "attention",

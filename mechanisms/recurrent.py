@@ -1,0 +1,259 @@
+"""Long short-term memory over token sequences, in one direction or in both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.hooking import observed
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.sequences import enclose
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmConfig:
+    """What an `Lstm` is made of.
+
+    Args:
+        d_input: number of token ids.
+        d_output: number of logits.
+        d_embed: width of the token embeddings.
+        d_hidden: width of the state of each layer and direction.
+        n_layers: number of layers, each of which reads the one below.
+        bidirectional: whether every layer also reads from right to left.
+        dropout: probability with which in training a number is dropped from the embeddings,
+            between the layers and before the read-out; never from one step to the next.
+
+    Raises:
+        ValueError: for a value outside of these ranges.
+    """
+
+    d_input: int
+    d_output: int
+    d_embed: int
+    d_hidden: int
+    n_layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("d_input", "d_output", "d_embed", "d_hidden", "n_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+
+class LstmHooks(nn.Module):
+    """The hook points of one step: `hook_cell` (c), `hook_hidden` (h) [batch, d_hidden]."""
+
+    def __init__(self):
+        super().__init__()
+        self.hook_cell, self.hook_hidden = HookPoint(), HookPoint()
+
+
+def lstm_step(
+    gates: Float[Tensor, "batch four_d_hidden"],
+    cell: Float[Tensor, "batch d_hidden"],
+    *,
+    hooks: LstmHooks,
+) -> tuple[Float[Tensor, "batch d_hidden"], Float[Tensor, "batch d_hidden"]]:
+    """The next hidden state and cell of an LSTM with forget gates (Gers et al. 2000).
+
+    c = sigmoid(f) c + sigmoid(i) tanh(g) and h = sigmoid(o) tanh(c), where `gates` holds the
+    sums i, f, g, o in this order, that of torch, before their nonlinearities.
+    """
+    into, forget, content, out = gates.chunk(4, -1)
+    cell = hooks.hook_cell(forget.sigmoid() * cell + into.sigmoid() * content.tanh())
+    return hooks.hook_hidden(out.sigmoid() * cell.tanh()), cell
+
+
+def lstm_kernel(d_in: int, d_hidden: int, *, generator: torch.Generator | None = None) -> nn.LSTM:
+    """One layer and direction of torch's LSTM, with weights from the generator.
+
+    Weights are uniform in ±d_hidden^-1/2, torch's own choice. Biases are zero, but those of the
+    forget gates are one: the state is kept until something is learned that forgets it
+    (Gers et al. 2000; Jozefowicz et al. 2015).
+    """
+    # Built without weights, since torch would draw them from the global state.
+    kernel = nn.LSTM(d_in, d_hidden, batch_first=True, device="meta")
+    kernel = kernel.to_empty(device=torch.get_default_device())
+    bound = d_hidden**-0.5
+    W_ih, W_hh, b_ih, b_hh = kernel.parameters()
+    nn.init.uniform_(W_ih, -bound, bound, generator=generator)
+    nn.init.uniform_(W_hh, -bound, bound, generator=generator)
+    nn.init.zeros_(b_ih)
+    nn.init.zeros_(b_hh)
+    nn.init.ones_(b_ih[d_hidden : 2 * d_hidden])
+    return kernel
+
+
+def reverse_sequences(
+    x: Float[Tensor, "batch pos d"], mask: Bool[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos d"]:
+    """Every sequence from right to left; its padding, all at the end, stays where it is."""
+    position = torch.arange(x.shape[1], device=x.device)
+    last = mask.sum(1, keepdim=True) - 1
+    source = torch.where(mask, last - position, position)
+    return x.gather(1, source[..., None].expand_as(x))
+
+
+class LstmLayer(nn.Module):
+    """One layer of an LSTM: zero states before the first token, [h forward; h backward] out.
+
+    The backward direction starts at the last token of each sequence, not at its padding.
+
+    Hook points: `hook_hidden` [batch, pos, d_hidden x directions], 0 at the padding;
+    `steps.{pos}` and, where there is a second direction, `backward_steps.{pos}` hold the
+    `LstmHooks` of the step that reads position pos. While nobody listens to the steps of a
+    direction, torch's fused kernel runs it.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_hidden: int,
+        *,
+        bidirectional: bool,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.lstm = lstm_kernel(d_in, d_hidden, generator=generator)
+        self.steps = nn.ModuleList()
+        self.backward_lstm = None
+        self.backward_steps = nn.ModuleList()
+        if bidirectional:
+            self.backward_lstm = lstm_kernel(d_in, d_hidden, generator=generator)
+        self.hook_hidden = HookPoint()
+
+    def extend_steps(self, n_positions: int) -> None:
+        """Have hook points for at least `n_positions` positions."""
+        self.steps.extend(LstmHooks() for _ in range(len(self.steps), n_positions))
+        if self.backward_lstm is not None:
+            n_present = len(self.backward_steps)
+            self.backward_steps.extend(LstmHooks() for _ in range(n_present, n_positions))
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_in"], *, mask: Bool[Tensor, "batch pos"]
+    ) -> Float[Tensor, "batch pos d_hidden_x_directions"]:
+        """The hidden states after every position; `mask` is False for the padding at the end."""
+        if observed(self.steps):
+            hidden = self._run_stepwise(self.lstm, self.steps, x, mask, backward=False)
+        else:
+            hidden = self.lstm(x)[0]
+        if self.backward_lstm is not None:
+            if observed(self.backward_steps):
+                steps = self.backward_steps
+                other = self._run_stepwise(self.backward_lstm, steps, x, mask, backward=True)
+            else:
+                reversed_hidden = self.backward_lstm(reverse_sequences(x, mask))[0]
+                other = reverse_sequences(reversed_hidden, mask)
+            hidden = torch.cat((hidden, other), -1)
+        return self.hook_hidden(hidden.masked_fill(~mask[..., None], 0))
+
+    @staticmethod
+    def _run_stepwise(
+        lstm: nn.LSTM,
+        steps: nn.ModuleList,
+        x: Float[Tensor, "batch pos d_in"],
+        mask: Bool[Tensor, "batch pos"],
+        *,
+        backward: bool,
+    ) -> Float[Tensor, "batch pos d_hidden"]:
+        W_ih, W_hh, b_ih, b_hh = lstm.parameters()
+        inputs = linear(x, W_ih, b_ih + b_hh).unbind(1)
+        hidden = cell = x.new_zeros(x.shape[0], lstm.hidden_size)
+        n_positions = x.shape[1]
+        hiddens = [hidden] * n_positions
+        for position in reversed(range(n_positions)) if backward else range(n_positions):
+            gates = inputs[position] + linear(hidden, W_hh)
+            hooks = steps[position]
+            assert isinstance(hooks, LstmHooks)
+            hidden, cell = lstm_step(gates, cell, hooks=hooks)
+            # From right to left the padding comes first, and must leave the state at zero.
+            padding = ~mask[:, position, None]
+            hidden, cell = hidden.masked_fill(padding, 0), cell.masked_fill(padding, 0)
+            hiddens[position] = hidden
+        return torch.stack(hiddens, 1)
+
+
+class Lstm(HookedRootModule):
+    """An LSTM that reads a token sequence and answers once: a baseline of Csordás et al. 2021.
+
+    Hochreiter & Schmidhuber 1997 with forget gates; in two directions, Schuster & Paliwal 1997.
+    Sequences stand between two marks (BOS, EOS). The answer is a linear map (`W_U`, `b_U`) of the
+    last layer's final states: of the forward direction that at EOS, of the backward direction that
+    at BOS, side by side.
+
+    Hook points, with pos counting the marks: `hook_embed` [batch, pos, d_embed];
+    `layers.{i}.hook_hidden` [batch, pos, d_hidden x directions], forward first;
+    `layers.{i}.steps.{pos}.hook_cell | hook_hidden` and, in two directions,
+    `layers.{i}.backward_steps.{pos}.hook_cell | hook_hidden` [batch, d_hidden]: what is changed
+    there reaches every later step of its direction and the layers above. Steps have names once
+    `set_positions` or a forward pass has come to their position (before torch.compile, call
+    `set_positions`).
+
+    Args:
+        config: what it is made of. Embeddings (`W_E`, with two rows for the marks) start as unit
+            normals cut off at two standard deviations, the rest as in `lstm_kernel`.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(self, config: LstmConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        d_layer = config.d_hidden * (2 if config.bidirectional else 1)
+        self.W_E = lecun_normal(config.d_input + 2, config.d_embed, fan_in=1, generator=generator)
+        self.hook_embed = HookPoint()
+        self.layers = nn.ModuleList(
+            LstmLayer(
+                config.d_embed if layer == 0 else d_layer,
+                config.d_hidden,
+                bidirectional=config.bidirectional,
+                generator=generator,
+            )
+            for layer in range(config.n_layers)
+        )
+        self.W_U = lecun_normal(d_layer, config.d_output, fan_in=d_layer, generator=generator)
+        self.b_U = zeros(config.d_output)
+        self._n_steps = 0
+        self.setup()
+
+    def set_positions(self, n_positions: int) -> None:
+        """Give the steps of sequences of up to `n_positions` tokens hook points.
+
+        The marks come on top: steps 0 to n_positions + 1 have names afterwards.
+
+        Raises:
+            ValueError: if n_positions is negative.
+        """
+        if n_positions < 0:
+            raise ValueError(f"n_positions must be at least 0, got {n_positions}")
+        if n_positions + 2 > self._n_steps:
+            self._n_steps = n_positions + 2
+            for layer in self.layers:
+                assert isinstance(layer, LstmLayer)
+                layer.extend_steps(self._n_steps)
+            self.setup()
+
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_output"]:
+        """The logits of the answer.
+
+        Args:
+            tokens: ids in [0, d_input); what is negative is padding, all of it at the end.
+        """
+        self.set_positions(tokens.shape[1])
+        ids, mask, end = enclose(tokens, self.config.d_input)
+        x = self.hook_embed(self.W_E[ids])
+        for layer in self.layers:
+            x = layer(dropout(x, self.config.dropout, self.training), mask=mask)
+        forward, backward = x[..., : self.config.d_hidden], x[:, 0, self.config.d_hidden :]
+        at_end = forward[torch.arange(len(end), device=end.device), end]
+        final = dropout(torch.cat((at_end, backward), -1), self.config.dropout, self.training)
+        return linear(final, self.W_U.T, self.b_U)[:, None]
