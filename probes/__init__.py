@@ -4,6 +4,9 @@
 `decode` and `decode_continuous` ask what is linearly readable from them, `project` shows them in
 the plane, and `interchange` asks whether the model uses them.
 
+`extract_control_flow` makes graphs of gates and attention, `score_control_flow` compares them with
+the true dataflow, and `cut` asks whether they are what computes.
+
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
 
@@ -12,6 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from probes.capturing import Batch, Quantity, capture
+    from probes.control_flow_cutting import cut
+    from probes.control_flow_export import to_networkx, write_graphml, write_node_link
+    from probes.control_flow_graphs import collapse_columns, extract_control_flow
+    from probes.control_flow_scores import score_control_flow
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous
     from probes.hooking import HookedModel, resolve_hooks
@@ -23,11 +30,18 @@ _HOME = {
     "HookedModel": "probes.hooking",
     "Quantity": "probes.capturing",
     "capture": "probes.capturing",
+    "collapse_columns": "probes.control_flow_graphs",
+    "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
+    "extract_control_flow": "probes.control_flow_graphs",
     "interchange": "probes.interchanging",
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
+    "score_control_flow": "probes.control_flow_scores",
+    "to_networkx": "probes.control_flow_export",
+    "write_graphml": "probes.control_flow_export",
+    "write_node_link": "probes.control_flow_export",
 }
 
 __all__ = [
@@ -35,11 +49,18 @@ __all__ = [
     "HookedModel",
     "Quantity",
     "capture",
+    "collapse_columns",
+    "cut",
     "decode",
     "decode_continuous",
+    "extract_control_flow",
     "interchange",
     "project",
     "resolve_hooks",
+    "score_control_flow",
+    "to_networkx",
+    "write_graphml",
+    "write_node_link",
 ]
 
 
