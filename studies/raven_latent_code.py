@@ -19,35 +19,34 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-import typer
 import xarray as xr
 from torch import Tensor
 
 import mechanisms
 import probes
 import tasks
-from studies.runs import (
-    RunError,
-    config_hash,
-    open_folder,
-    provenance,
-    write_atomically,
+from studies.running import (
+    Resources,
+    command,
+    describe_coordinates,
+    merge,
+    percent,
+    run_models,
 )
-from studies.settings import from_plain, override
-from studies.training import TrainingConfig, TrainingError, load_weights, process_device, train
+from studies.runs import RunError, config_hash
+from studies.settings import from_plain
+from studies.training import TrainingConfig, load_weights, train
 from tasks import RavenConfig
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
     from mechanisms import Transformer
@@ -491,7 +490,7 @@ def project_codes(data: xr.Dataset, seed: int) -> xr.Dataset:
     return joined
 
 
-def analyse(model_config: RavenModel, study: RavenStudy, folder: Path, device: str) -> xr.DataTree:
+def analyse(study: RavenStudy, model_config: RavenModel, folder: Path, device: str) -> xr.DataTree:
     """Everything that is looked at in one trained model."""
     task = tasks.Raven(model_config.task)
     model = model_config.build().to(device)
@@ -571,126 +570,48 @@ def training_curves(folder: Path) -> xr.Dataset:
 # The run
 
 
-def study_model(
-    model_config: RavenModel,
-    study: RavenStudy,
-    *,
-    place: Path,
-    root: Path,
-    device: str,
-    threads: int,
-    position: int,
-    checkpoint: Path | None,
-) -> Path:
-    """Train (without a checkpoint) and analyse one model; the analysis is written to `place`."""
-    torch.set_num_threads(threads)
-    folder = checkpoint or train_model(model_config, root=root, device=device, position=position)
-    if not place.exists():
-        tree = analyse(model_config, study, folder, device)
-        write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
-    return place
-
-
-def run(
-    study: RavenStudy,
-    *,
-    root: Path,
-    device: str = "cpu",
-    workers: int = 1,
-    threads: int = 1,
-    fresh: bool = False,
-    checkpoints: tuple[Path, ...] = (),
-) -> Path:
-    """Run the study, or finish it; gives its folder.
-
-    Under `accelerate launch` or `torchrun` (with `workers=1`) the processes train each model
-    together.
+def run(study: RavenStudy, *, resources: Resources, checkpoints: tuple[Path, ...] = ()) -> Path:
+    """Run the study, or finish it; gives its folder, `raven_latent_code-HASH`.
 
     Args:
         study: the settings.
-        root: folder under which `raven_latent_code-HASH` and the models' folders lie.
-        device: where models run: `cpu`, `cuda`, `mps`.
-        workers: models that are trained and analysed side by side.
-        threads: CPU threads of each of them. The last bits of a result depend on it.
-        fresh: do not go on from, but move aside, what an earlier run left.
+        resources: where and with what.
         checkpoints: run folders of models to analyse instead of training any.
 
     Raises:
         RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
         TrainingError: a loss is not finite.
     """
-    rank, device = process_device(device)
-    if rank > 0:
-        # Processes that share the training of a model leave the rest to the first one.
-        for number, model_config in enumerate([] if checkpoints else study.models()):
-            train_model(model_config, root=root, device=device, position=number)
-        raise SystemExit(0)
     loaded = [load_checkpoint(place, study) for place in checkpoints]
-    identity = {"study": study, "checkpoints": loaded}
-    folder = root / f"raven_latent_code-{config_hash(identity)}"
-    if (folder / "result.nc").exists() and not fresh:
-        return folder
     models = loaded or study.models()
-    if fresh and not loaded:
-        for model_config in models:
-            open_folder(root / "models" / model_config.folder_name, model_config, fresh=True)
-    open_folder(folder, identity, fresh=fresh)
+    return run_models(
+        "raven_latent_code",
+        identity={"study": study, "checkpoints": loaded},
+        models=models,
+        train=train_model,
+        analyse=functools.partial(analyse, study),
+        assemble=functools.partial(assemble, study, models),
+        figures=draw_figures,
+        seed=study.seeds,
+        resources=resources,
+        checkpoints=checkpoints,
+    )
 
-    jobs = [
-        functools.partial(
-            study_model,
-            model_config,
-            study,
-            place=folder / "models" / f"{model_config.folder_name}.nc",
-            root=root,
-            device=device,
-            threads=threads,
-            position=number,
-            checkpoint=checkpoints[number] if checkpoints else None,
-        )
-        for number, model_config in enumerate(models)
-    ]
-    places = run_side_by_side(jobs, workers)
-    trees = []
-    for place in places:
-        with xr.open_datatree(place, engine="h5netcdf") as tree:
-            trees.append(tree.load())
-    result = merge(models, trees)
+
+def assemble(study: RavenStudy, models: list[RavenModel], trees: list[xr.DataTree]) -> xr.DataTree:
+    """The models' analyses as one result, beside the ideal observer's limits."""
+    result = merge(trees, [{"model": one.mechanism, "seed": one.seed} for one in models])
     limits = ceiling(tasks.Raven(study.task), study.n_test)
     result["accuracy"] = result["accuracy"].to_dataset().assign(limits.data_vars)
-    for group in result.children.values():
-        for name, coordinate in group.coords.items():
-            coordinate.attrs.setdefault("long_name", COORDINATES.get(str(name), str(name)))
-    result.attrs = provenance(identity, seed=study.seeds, device=device)
-    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
-    draw(result, folder)
-    return folder
+    describe_coordinates(result, COORDINATES)
+    return result
 
 
-def run_side_by_side(jobs: list[Callable[[], Path]], workers: int) -> list[Path]:
-    """Call jobs in processes of their own, `workers` at a time; gives their results in order."""
-    if workers <= 1 or len(jobs) == 1:
-        return [job() for job in jobs]
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        for future in as_completed(futures):
-            if future.exception() is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-        return [future.result() for future in futures]
+def draw_figures(result: xr.DataTree) -> dict[str, Figure]:
+    """All figures; matplotlib is imported only here, when they are drawn."""
+    from studies.raven_figures import figures
 
-
-def merge(models: list[RavenModel], trees: list[xr.DataTree]) -> xr.DataTree:
-    """One tree of all models' analyses, with dims `model` and `seed`."""
-    merged = {}
-    for name in trees[0].children:
-        parts = [
-            tree[name].to_dataset().expand_dims(model=[one.mechanism], seed=[one.seed])
-            for one, tree in zip(models, trees, strict=True)
-        ]
-        joined = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
-        order = list(dict.fromkeys(one.mechanism for one in models))
-        merged[name] = joined.reindex(model=order)
-    return xr.DataTree.from_dict(merged)
+    return figures(result)
 
 
 def load_checkpoint(folder: Path, study: RavenStudy) -> RavenModel:
@@ -707,18 +628,6 @@ def load_checkpoint(folder: Path, study: RavenStudy) -> RavenModel:
     if found.task != study.task:
         raise RunError(f"{folder} was trained on {found.task}, the study asks for {study.task}")
     return found
-
-
-def draw(result: xr.DataTree, folder: Path) -> None:
-    """Draw every figure of a result into `folder`, as PNG and PDF."""
-    from studies.raven_figures import figures
-
-    for name, figure in figures(result).items():
-        for kind in ("png", "pdf"):
-            write_atomically(
-                folder / f"{name}.{kind}",
-                functools.partial(figure.savefig, dpi=150, bbox_inches="tight"),
-            )
 
 
 def closing_table(result: xr.DataTree) -> Table:
@@ -739,7 +648,7 @@ def closing_table(result: xr.DataTree) -> Table:
     for heading in (*models, "at most", "chance"):
         table.add_column(heading, justify="right")
     for split in EVALUATED:
-        cells = [_percent(scores.sel(split=split, model=model), "accuracy") for model in models]
+        cells = [percent(scores.sel(split=split, model=model), "accuracy") for model in models]
         limit = float(scores["ceiling"].sel(split=split))
         table.add_row(f"right, {split}", *cells, f"{100 * limit:.1f}", chance)
     if json.loads(result.attrs["config"])["study"]["task"]["n_features"] == 4:
@@ -753,7 +662,7 @@ def closing_table(result: xr.DataTree) -> Table:
         ("ood_unpermuted", "shuffled", "  control"),
     ):
         here = decoding.sel(split=split, control=control)
-        cells = [_percent(here.sel(model=model), "score") for model in models]
+        cells = [percent(here.sel(model=model), "score") for model in models]
         table.add_row(label, *cells, "", f"{100 * float(here['majority'].mean()):.1f}")
     table.add_section()
     for site, scope, label in (
@@ -762,7 +671,7 @@ def closing_table(result: xr.DataTree) -> Table:
         ("none", "code", "  unpatched"),
     ):
         here = patched.sel(site=site, scope=scope)
-        cells = [_percent(here.sel(model=model), "rate") for model in models]
+        cells = [percent(here.sel(model=model), "rate") for model in models]
         table.add_row(label, *cells)
     return table
 
@@ -776,58 +685,10 @@ CAPTION = (
 )
 
 
-def _percent(data: xr.Dataset, name: str) -> str:
-    """Mean over seeds; in brackets the interval of a single seed, or the range of several."""
-    values = data[name].dropna("seed").to_numpy()
-    if values.size == 1:
-        low, high = data[f"{name}_low"].max().item(), data[f"{name}_high"].max().item()
-    else:
-        low, high = values.min(), values.max()
-    return f"{100 * values.mean():.1f} [{100 * low:.0f}-{100 * high:.0f}]"
-
-
-def main(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="settings to change, as key=value: training.n_steps=500 seeds=0,1"),
-    ] = None,
-    preset: Annotated[str, typer.Option(help="smoke, laptop or paper")] = "laptop",
-    checkpoint: Annotated[
-        list[Path] | None,
-        typer.Option(help="run folder of a trained model to analyse; can be given several times"),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="where run folders lie")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
-    workers: Annotated[
-        int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")
-    ] = os.cpu_count() or 1,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker")] = 1,
-    fresh: Annotated[bool, typer.Option(help="start over; earlier results are set aside")] = False,
-) -> None:
-    """What does a trained transformer's latent code know about Raven rules?"""
-    from rich.console import Console
-
-    console = Console()
-    try:
-        if preset not in presets():
-            raise ValueError(f"preset must be one of {', '.join(presets())}, got {preset!r}")
-        study = override(presets()[preset], settings or [])
-        folder = run(
-            study,
-            root=out,
-            device=device,
-            workers=workers,
-            threads=threads,
-            fresh=fresh,
-            checkpoints=tuple(checkpoint or ()),
-        )
-    except (ValueError, RunError, TrainingError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
-        raise typer.Exit(1) from error
-    with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as result:
-        console.print(closing_table(result))
-    console.print(f"results and figures: {folder}", soft_wrap=True, highlight=False)
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    command(
+        question="What does a trained transformer's latent code know about Raven rules?",
+        presets=presets,
+        run=run,
+        table=closing_table,
+    )

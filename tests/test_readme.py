@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from studies.raven_latent_code import presets, run
+from studies.running import Resources
 from studies.settings import override
 
 README = Path(__file__).parents[1] / "README.md"
@@ -14,7 +15,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     study = override(presets()["smoke"], ["mechanisms=hyla", "training.n_steps=10", "n_decode=60"])
-    run(study, root=Path("runs"))
+    run(study, resources=Resources(root=Path("runs")))
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

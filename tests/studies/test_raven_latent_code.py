@@ -15,7 +15,8 @@ import xarray as xr
 import mechanisms
 import tasks
 from studies.raven_figures import figures
-from studies.raven_latent_code import closing_table, latent_code, presets, run, run_side_by_side
+from studies.raven_latent_code import closing_table, latent_code, presets, run
+from studies.running import Resources, run_side_by_side
 from studies.runs import RunError
 from studies.settings import override
 
@@ -135,7 +136,7 @@ def same_numbers(first, second):
 
 
 def test_a_killed_study_ends_in_the_same_result(tmp_path):
-    whole = run(TINY, root=tmp_path / "whole")
+    whole = run(TINY, resources=Resources(root=tmp_path / "whole"))
     words = ["--preset", "smoke", "mechanisms=hyla", "training.n_steps=30", "n_decode=60"]
     words += ["training.evaluate_every=10", "--out", str(tmp_path / "killed")]
     process = subprocess.Popen(
@@ -149,7 +150,7 @@ def test_a_killed_study_ends_in_the_same_result(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not list((tmp_path / "killed").glob("raven*/result.nc"))
-    again = run(TINY, root=tmp_path / "killed")
+    again = run(TINY, resources=Resources(root=tmp_path / "killed"))
     assert again.name == whole.name
     with (
         xr.open_datatree(whole / "result.nc", engine="h5netcdf") as one,
@@ -196,14 +197,14 @@ def test_a_checkpoint_of_another_task_or_damaged_is_refused(tmp_path, smoke):
     (model,) = smoke[0].parent.glob("models/hyla-*/")
     other = override(presets()["smoke"], ["task.n_features=3"])
     with pytest.raises(RunError, match="was trained on"):
-        run(other, root=tmp_path, checkpoints=(model,))
+        run(other, resources=Resources(root=tmp_path), checkpoints=(model,))
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("config.json", "log.jsonl"):
         (copy / name).write_bytes((model / name).read_bytes())
     (copy / "best.safetensors").write_bytes((model / "best.safetensors").read_bytes()[:-64])
     with pytest.raises(RunError, match="damaged"):
-        run(presets()["smoke"], root=tmp_path, checkpoints=(copy,))
+        run(presets()["smoke"], resources=Resources(root=tmp_path), checkpoints=(copy,))
 
 
 @pytest.mark.parametrize("name", presets())
@@ -241,7 +242,7 @@ def test_the_latent_code_is_read_where_the_docstring_says():
 
 def test_seeds_are_a_dimension_and_the_table_gives_their_range(tmp_path):
     study = replace(TINY, seeds=(0, 1), training=replace(TINY.training, n_steps=10))
-    folder = run(study, root=tmp_path)
+    folder = run(study, resources=Resources(root=tmp_path))
     with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as tree:
         tree.load()
     assert list(tree["accuracy"]["seed"].to_numpy()) == [0, 1]

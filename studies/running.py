@@ -1,0 +1,280 @@
+"""What every study does around its own question: models side by side, one result, one table."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+
+import torch
+import typer
+import xarray as xr
+
+from studies.runs import RunError, config_hash, open_folder, provenance, write_atomically
+from studies.settings import override
+from studies.training import TrainingError, process_device
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Study = TypeVar("Study")
+
+
+class ModelConfig(Protocol):
+    """One model and how it is trained: a frozen config that names its run folder."""
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its run folder, under `models/`."""
+        ...
+
+
+Train = Callable[..., Path]
+"""(model, *, root, device, position) -> its run folder, trained or trained to the end."""
+
+Analyse = Callable[[Any, Path, str], xr.DataTree]
+"""(model, run folder, device) -> everything that is looked at in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Where and with what a study runs.
+
+    Attributes:
+        root: folder under which the folders of the study and of its models lie.
+        device: where models run: `cpu`, `cuda`, `mps`.
+        workers: models that are trained and analysed side by side.
+        threads: CPU threads of each of them. The last bits of a result depend on it.
+        fresh: do not go on from, but move aside, what an earlier run left.
+    """
+
+    root: Path
+    device: str = "cpu"
+    workers: int = 1
+    threads: int = 1
+    fresh: bool = False
+
+
+def run_models(
+    name: str,
+    *,
+    identity: object,
+    models: Sequence[ModelConfig],
+    train: Train,
+    analyse: Analyse,
+    assemble: Callable[[list[xr.DataTree]], xr.DataTree],
+    figures: Callable[[xr.DataTree], dict[str, Figure]],
+    seed: object,
+    resources: Resources,
+    checkpoints: Sequence[Path] = (),
+) -> Path:
+    """Train and analyse models, put their results together and draw; gives the study's folder.
+
+    What was finished before is not done again. Under `accelerate launch` or `torchrun` (with one
+    worker) the processes train each model together.
+
+    Args:
+        name: of the study; its folder is `NAME-HASH`.
+        identity: the settings that make the result what it is.
+        models: what to train.
+        train: see `Train`; called in a process of its own when there are several workers.
+        analyse: see `Analyse`; likewise.
+        assemble: the models' analyses, in order -> the result.
+        figures: the result -> figures by file name.
+        seed: for the result's attributes.
+        resources: where and with what.
+        checkpoints: run folders of these models, to be analysed instead of training any.
+
+    Raises:
+        RunError: a folder cannot be used, or a checkpoint is damaged.
+        TrainingError: a loss is not finite.
+    """
+    rank, device = process_device(resources.device)
+    root = resources.root
+    if rank > 0:
+        # Processes that share the training of a model leave the rest to the first one.
+        for number, model in enumerate([] if checkpoints else models):
+            train(model, root=root, device=device, position=number)
+        raise SystemExit(0)
+    folder = root / f"{name}-{config_hash(identity)}"
+    if (folder / "result.nc").exists() and not resources.fresh:
+        return folder
+    if resources.fresh and not checkpoints:
+        for model in models:
+            open_folder(root / "models" / model.folder_name, model, fresh=True)
+    open_folder(folder, identity, fresh=resources.fresh)
+
+    jobs = [
+        functools.partial(
+            _one_model,
+            model,
+            train=None if checkpoints else functools.partial(train, root=root, position=number),
+            analyse=analyse,
+            folder=checkpoints[number] if checkpoints else None,
+            place=folder / "models" / f"{model.folder_name}.nc",
+            device=device,
+            threads=resources.threads,
+        )
+        for number, model in enumerate(models)
+    ]
+    places = run_side_by_side(jobs, resources.workers)
+    trees = []
+    for place in places:
+        with xr.open_datatree(place, engine="h5netcdf") as tree:
+            trees.append(tree.load())
+    result = assemble(trees)
+    result.attrs = provenance(identity, seed=seed, device=device)
+    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
+    draw(result, folder, figures)
+    return folder
+
+
+def merge(trees: Sequence[xr.DataTree], places: Sequence[Mapping[str, str | int]]) -> xr.DataTree:
+    """One tree of all models' analyses, with dims that say which model a part is of.
+
+    A group may be missing in some of the trees.
+
+    Args:
+        trees: the analyses.
+        places: of each of them the coordinates, for example `{"model": "hyla", "seed": 0}`; their
+            values come in the order of their first occurrence.
+    """
+    merged = {}
+    for name in dict.fromkeys(name for tree in trees for name in tree.children):
+        present = [(t, p) for t, p in zip(trees, places, strict=True) if name in t.children]
+        parts = [
+            tree[name].to_dataset().expand_dims({dim: [value] for dim, value in place.items()})
+            for tree, place in present
+        ]
+        joined = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        order = {dim: list(dict.fromkeys(p[dim] for _, p in present)) for dim in places[0]}
+        merged[name] = joined.reindex(order)
+    return xr.DataTree.from_dict(merged)
+
+
+def run_side_by_side(jobs: Sequence[Callable[[], Path]], workers: int) -> list[Path]:
+    """Call jobs in processes of their own, `workers` at a time; gives their results in order."""
+    if workers <= 1 or len(jobs) == 1:
+        return [job() for job in jobs]
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        for future in as_completed(futures):
+            if future.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
+
+
+def draw(
+    result: xr.DataTree, folder: Path, figures: Callable[[xr.DataTree], dict[str, Figure]]
+) -> None:
+    """Draw every figure of a result into `folder`, as PNG and PDF."""
+    for name, figure in figures(result).items():
+        for kind in ("png", "pdf"):
+            write_atomically(
+                folder / f"{name}.{kind}",
+                functools.partial(figure.savefig, dpi=150, bbox_inches="tight"),
+            )
+
+
+def describe_coordinates(result: xr.DataTree, long_names: dict[str, str]) -> None:
+    """Give every coordinate that has none its `long_name`: that of its name, or the name itself."""
+    for group in result.subtree:
+        for name, coordinate in group.coords.items():
+            coordinate.attrs.setdefault("long_name", long_names.get(str(name), str(name)))
+
+
+def percent(data: xr.Dataset, name: str) -> str:
+    """Mean over seeds; in brackets the interval of a single seed, or the range of several."""
+    values = data[name].dropna("seed").to_numpy()
+    if values.size == 0:
+        return ""
+    if values.size == 1:
+        low, high = data[f"{name}_low"].max().item(), data[f"{name}_high"].max().item()
+    else:
+        low, high = values.min(), values.max()
+    return f"{100 * values.mean():.1f} [{100 * low:.0f}-{100 * high:.0f}]"
+
+
+def command(
+    *,
+    question: str,
+    presets: Callable[[], dict[str, Study]],
+    run: Callable[..., Path],
+    table: Callable[[xr.DataTree], Table],
+) -> None:
+    """The command line of a study: settings and resources in, the closing table out.
+
+    Args:
+        question: what `--help` says first.
+        presets: the settings by name; `laptop` is the default.
+        run: (study, resources=, checkpoints=) -> the study's folder.
+        table: the result -> the table that answers the question.
+    """
+
+    def main(
+        settings: Annotated[
+            list[str] | None,
+            typer.Argument(help="settings to change, as key=value: seeds=0,1"),
+        ] = None,
+        preset: Annotated[str, typer.Option(help="named settings, see above")] = "laptop",
+        checkpoint: Annotated[
+            list[Path] | None,
+            typer.Option(help="run folder of a trained model to analyse; can be given repeatedly"),
+        ] = None,
+        out: Annotated[Path, typer.Option(help="where run folders lie")] = Path("runs"),
+        device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
+        workers: Annotated[
+            int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")
+        ] = os.cpu_count() or 1,
+        threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker")] = 1,
+        fresh: Annotated[bool, typer.Option(help="start over; set earlier results aside")] = False,
+    ) -> None:
+        from rich.console import Console
+
+        console = Console()
+        try:
+            if preset not in presets():
+                raise ValueError(f"preset must be one of {', '.join(presets())}, got {preset!r}")
+            folder = run(
+                override(presets()[preset], settings or []),
+                resources=Resources(
+                    root=out, device=device, workers=workers, threads=threads, fresh=fresh
+                ),
+                checkpoints=tuple(checkpoint or ()),
+            )
+        except (ValueError, RunError, TrainingError) as error:
+            console.print(f"[red]error:[/red] {error}", highlight=False)
+            raise typer.Exit(1) from error
+        with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as result:
+            console.print(table(result))
+        console.print(f"results and figures: {folder}", soft_wrap=True, highlight=False)
+
+    main.__doc__ = f"{question} Presets: {', '.join(presets())}."
+    typer.run(main)
+
+
+def _one_model(
+    model: ModelConfig,
+    *,
+    train: Callable[..., Path] | None,
+    analyse: Analyse,
+    folder: Path | None,
+    place: Path,
+    device: str,
+    threads: int,
+) -> Path:
+    """Train (unless its run folder is given) and analyse one model, into `place`."""
+    torch.set_num_threads(threads)
+    if folder is None:
+        assert train is not None
+        folder = train(model, device=device)
+    if not place.exists():
+        tree = analyse(model, folder, device)
+        write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
+    return place
