@@ -7,28 +7,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tasks.arithmetic import Arithmetic, ArithmeticConfig
     from tasks.batch import Batch
+    from tasks.expressions import ExpressionTask, dataflow
+    from tasks.listops import LISTOPS_OPERATORS, ListOps, ListOpsConfig
     from tasks.raven import RAVEN_RULES, Raven, RavenConfig
     from tasks.raven_observer import IdealObserver, Observation, RavenCeiling
+    from tasks.table_lookup import TableLookup, TableLookupConfig
 
 __all__ = [
+    "LISTOPS_OPERATORS",
     "RAVEN_RULES",
+    "Arithmetic",
+    "ArithmeticConfig",
     "Batch",
+    "ExpressionTask",
     "IdealObserver",
+    "ListOps",
+    "ListOpsConfig",
     "Observation",
     "Raven",
     "RavenCeiling",
     "RavenConfig",
+    "TableLookup",
+    "TableLookupConfig",
+    "dataflow",
 ]
 
 _HOME = {
+    "LISTOPS_OPERATORS": "listops",
     "RAVEN_RULES": "raven",
+    "Arithmetic": "arithmetic",
+    "ArithmeticConfig": "arithmetic",
     "Batch": "batch",
+    "ExpressionTask": "expressions",
     "IdealObserver": "raven_observer",
+    "ListOps": "listops",
+    "ListOpsConfig": "listops",
     "Observation": "raven_observer",
     "Raven": "raven",
     "RavenCeiling": "raven_observer",
     "RavenConfig": "raven",
+    "TableLookup": "table_lookup",
+    "TableLookupConfig": "table_lookup",
+    "dataflow": "expressions",
 }
 
 

@@ -5,19 +5,16 @@ eight rules. In every column of panels the features may be listed in another ord
 must first find out which feature corresponds to which. The last panel is to be filled in.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations
 from math import comb, factorial
 from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch
 
 RAVEN_RULES = (
@@ -69,9 +66,9 @@ class RavenConfig:
     rule_order: Literal["random", "sorted"] = "random"
 
     def __post_init__(self) -> None:
-        _require_int("n_features", self.n_features, 1, _MAX_FEATURES)
-        _require_int("n_values", self.n_values, 3, _MAX_VALUES)
-        _require_int("seed", self.seed, 0, 2**32 - 1)
+        require_int("n_features", self.n_features, 1, _MAX_FEATURES)
+        require_int("n_values", self.n_values, 3, _MAX_VALUES)
+        require_int("seed", self.seed, 0, 2**32 - 1)
         if not isinstance(self.cover_rules, bool):
             raise ValueError(f"cover_rules={self.cover_rules!r}: allowed are True and False")
         if self.rule_order not in ("random", "sorted"):
@@ -119,7 +116,7 @@ class Raven:
         multisets = combinations_with_replacement(range(len(RAVEN_RULES)), config.n_features)
         self._all_combinations = torch.tensor(list(multisets))
         self._sides = _choose_sides(config, self._all_combinations)
-        self._key = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+        self._key = Key(config)
         self._tables: dict[torch.device, _Tables] = {}
 
     @property
@@ -189,8 +186,8 @@ class Raven:
             ValueError: `split` is unknown, or `index` or `size` is out of range.
         """
         self._require_split(split)
-        _require_int("index", index, 0, 2**62)
-        _require_int("size", size, 1, 2**31)
+        require_int("index", index, 0, 2**62)
+        require_int("size", size, 1, 2**31)
         device = torch.device(device)
         if device.type == "cuda":
             return self._make(split, self._draw_cuda(split, index, size, device))
@@ -231,27 +228,18 @@ class Raven:
         return rule_answers(first_row, last[:, 0], last[:, 1], self.config.n_values)
 
     def _require_split(self, split: str) -> None:
-        if split not in self.SPLITS:
-            near = get_close_matches(str(split), self.SPLITS, n=1)
-            hint = f"; nearest: {near[0]!r}" if near else ""
-            raise ValueError(f"split={split!r}: allowed are {', '.join(self.SPLITS)}{hint}")
-
-    def _seed(self, split: str, index: int) -> int:
-        key = self._key.copy()
-        key.update(f"/{split}/{index}".encode())
-        return int.from_bytes(key.digest()[:16], "little")
+        require_choice("split", split, self.SPLITS)
 
     def _n_draws(self) -> int:
         return 5 + 4 * self.config.n_features
 
     def _draw_cpu(self, split: str, index: int, size: int) -> Tensor:
-        # NumPy's Philox takes all 128 bits as its key; torch's CPU generator uses 32 bits of its
-        # seed, so that some batches of a long run would occur twice.
-        generator = np.random.Generator(np.random.Philox(key=self._seed(split, index)))
+        generator = self._key.generator(f"/{split}/{index}")
         return torch.from_numpy(generator.random((size, self._n_draws())))
 
     def _draw_cuda(self, split: str, index: int, size: int, device: torch.device) -> Tensor:
-        generator = torch.Generator(device).manual_seed(self._seed(split, index) % 2**63)
+        seed = self._key.seed(f"/{split}/{index}") % 2**63
+        generator = torch.Generator(device).manual_seed(seed)
         shape = (size, self._n_draws())
         return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
 
@@ -400,8 +388,3 @@ def _choose_sides(config: RavenConfig, combinations: Tensor) -> dict[str, Tensor
 
 def _tensor(rows: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
     return torch.tensor(list(rows), device=device)
-
-
-def _require_int(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}: allowed is a whole number from {low} to {high}")

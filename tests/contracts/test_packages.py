@@ -71,7 +71,14 @@ def test_components_take_their_randomness_from_a_generator(component):
     assert "generator" in inspect.signature(component).parameters
 
 
-TASKS = [tasks.Raven(tasks.RavenConfig(n_features=2))]
+FEW = {"n_id": 31, "n_valid": 31, "n_ood": 31}
+SHALLOW = {"n_train": 101, "train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4), **FEW}
+TASKS = [
+    tasks.Raven(tasks.RavenConfig(n_features=2)),
+    tasks.TableLookup(tasks.TableLookupConfig(n_compositions=101, **FEW)),
+    tasks.Arithmetic(tasks.ArithmeticConfig(**SHALLOW)),
+    tasks.ListOps(tasks.ListOpsConfig(**SHALLOW), cache=None),
+]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
