@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
 
@@ -51,11 +51,24 @@ def from_plain(kind: type[Config], values: dict[str, Any]) -> Config:
         raise ValueError(f"{kind.__name__} has no setting {', '.join(unknown)}")
     arguments = {}
     for name, value in values.items():
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            value = from_plain(hint, value)
+        if isinstance(value, dict):
+            value = from_plain(_config_class(hints[name], value), value)
         arguments[name] = tuple(value) if isinstance(value, list) else value
     return kind(**arguments)
+
+
+def _config_class(hint: Any, values: dict[str, Any]) -> type:
+    """The config class that `hint` names: of several, the one that has exactly these settings."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    configs = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    fitting = [
+        kind
+        for kind in configs
+        if len(configs) == 1 or {field.name for field in dataclasses.fields(kind)} == set(values)
+    ]
+    if len(fitting) != 1:
+        raise ValueError(f"no config of {hint} has the settings {', '.join(values)}")
+    return cast(type, fitting[0])
 
 
 def _replace(config: Any, path: list[str], text: str, key: str) -> Any:

@@ -46,8 +46,9 @@ class TrainingConfig:
     Args:
         n_steps: number of updates.
         batch_size: examples per update, over all devices together.
-        learning_rate: its peak, after `warmup_steps` of linear growth; a cosine takes it down
-            to a tenth at the last step.
+        learning_rate: its peak, after `warmup_steps` of linear growth.
+        final_learning_rate: to which share of the peak a cosine takes it down until the last
+            step; 1 keeps it.
         weight_decay: AdamW's, on parameters with two or more dimensions (weights, per-head
             biases, bias tables), not on norms and one-dimensional ones.
         beta2: decay of AdamW's second moment.
@@ -66,6 +67,7 @@ class TrainingConfig:
     weight_decay: float
     warmup_steps: int
     evaluate_every: int
+    final_learning_rate: float = 0.1
     beta2: float = 0.999
     clip: float | None = None
     precision: Precision = "float32"
@@ -78,6 +80,10 @@ class TrainingConfig:
         for name in ("learning_rate", "weight_decay", "warmup_steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.final_learning_rate <= 1:
+            raise ValueError(
+                f"final_learning_rate must be in [0, 1], got {self.final_learning_rate}"
+            )
         if not 0 < self.beta2 < 1:
             raise ValueError(f"beta2 must be in (0, 1), got {self.beta2}")
         if self.clip is not None and not self.clip > 0:
@@ -91,7 +97,10 @@ class TrainingConfig:
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         left = max(1, self.n_steps - self.warmup_steps)
         progress = min(1.0, max(0, step - self.warmup_steps) / left)
-        return self.learning_rate * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+        last = self.final_learning_rate
+        return (
+            self.learning_rate * warm * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
+        )
 
 
 class TrainingBatch(Protocol):
