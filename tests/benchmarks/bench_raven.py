@@ -4,12 +4,9 @@ All are ratios of two things measured in turns in one run, since machines are sh
 over rounds of the ratio within a round.
 """
 
-import gc
 import resource
-import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
 from studies.raven_latent_code import latent_code
 from studies.training import cross_entropy, keep_freed_memory
+from tests.benchmarks.timing import in_turns
 
 keep_freed_memory()  # as `train` does
 
@@ -61,33 +59,6 @@ def step_of(model, batch):
         optimizer.step()
 
     return step
-
-
-def seconds(work, repeats):
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    return (time.perf_counter() - start) / repeats
-
-
-def in_turns(first, second, *, rounds=15, repeats=10):
-    """Median seconds of both, and the median over rounds of first / second."""
-    for work in (first, second):
-        seconds(work, 3)
-    gc.disable()
-    pairs = []
-    for number in range(rounds):
-        # Whichever goes first in a round may find a warmer cache: they take turns.
-        if number % 2:
-            a = seconds(first, repeats)
-            b = seconds(second, repeats)
-        else:
-            b = seconds(second, repeats)
-            a = seconds(first, repeats)
-        pairs.append((a, b))
-    gc.enable()
-    ratio = statistics.median(a / b for a, b in pairs)
-    return (*(statistics.median(column) for column in zip(*pairs, strict=True)), ratio)
 
 
 def without_hook_points(model):

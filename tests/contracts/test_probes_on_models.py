@@ -74,6 +74,74 @@ def test_patching_everything_from_the_source_gives_the_sources_answers(model):
     assert result["rate"].sel(site="none", outcome="source") < 1
 
 
+EXPRESSIONS = tasks.TableLookup(
+    tasks.TableLookupConfig(n_tables=3, n_compositions=300, n_id=20, n_valid=30, n_ood=30)
+)
+SIZES = {"d_input": len(EXPRESSIONS.vocabulary), "d_output": len(EXPRESSIONS.answers)}
+WIDTHS = {"d_embed": 12, "d_hidden": 12}
+
+
+def router(variant):
+    config = mechanisms.NeuralDataRouterConfig.named(
+        variant, d_model=12, d_mlp=16, n_heads=3, n_steps=3, **SIZES
+    )
+    return mechanisms.NeuralDataRouter(config, generator=torch.Generator().manual_seed(0))
+
+
+def lstm(**changes):
+    config = mechanisms.LstmConfig(**SIZES, **WIDTHS, **changes)
+    return mechanisms.Lstm(config, generator=torch.Generator().manual_seed(0))
+
+
+SEQUENCE_MODELS = {name: router(name) for name in ("ndr", "abs_rel_gate", "transformer")} | {
+    "lstm": lstm(n_layers=2),
+    "bilstm": lstm(bidirectional=True),
+    "dnc": mechanisms.Dnc(
+        mechanisms.DncConfig(n_cells=4, d_cell=4, n_read_heads=2, **SIZES, **WIDTHS),
+        generator=torch.Generator().manual_seed(0),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", SEQUENCE_MODELS.values(), ids=SEQUENCE_MODELS)
+def test_capture_keeps_every_hook_of_a_sequence_model(model):
+    batches = [EXPRESSIONS.batch("id", index, 5) for index in range(2)]
+    model(batches[1].inputs)  # recurrent models name their steps when they first take them
+    logits, cache = model.run_with_cache(batches[1].inputs)
+    quantities = {
+        name: probes.Quantity(
+            name, dims=("example", *(f"{name}_{axis}" for axis in range(1, cache[name].ndim)))
+        )
+        for name in model.hook_dict
+    }
+    data = probes.capture(model, batches, quantities)
+    assert len(model.hook_dict) > 5
+    for name in model.hook_dict:
+        ours = torch.from_numpy(data[name].to_numpy()[5:])
+        assert torch.allclose(ours, cache[name], atol=1e-6), name
+    assert logits.shape == (5, 1, 8)
+
+
+@pytest.mark.parametrize("model", SEQUENCE_MODELS.values(), ids=SEQUENCE_MODELS)
+def test_patching_the_embedding_gives_the_sources_answers(model):
+    # Of one length, since the read-out column is not in the embedding.
+    batch = EXPRESSIONS.batch("valid", 0, 30)
+    same = (batch.latents["depth"] == 6).nonzero()[:, 0]
+    base, source = batch.inputs[same], batch.inputs[same.flip(0)]
+    with torch.no_grad():
+        answers = model(source).argmax(-1)
+    result = probes.interchange(
+        model,
+        base,
+        source,
+        hooks={"embedding": "hook_embed"},
+        where=torch.ones(1, 1, 1, dtype=torch.bool),
+        answer=lambda logits: logits.argmax(-1),
+        outcomes={"source": answers},
+    )
+    assert result["rate"].sel(site="embedding", outcome="source") == 1
+
+
 def test_a_compiled_transformer_is_refused():
     compiled = torch.compile(transformer())
     quantity = probes.Quantity("hook_embed", dims=("example", "pos", "d_model"))
