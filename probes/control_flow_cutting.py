@@ -32,6 +32,7 @@ def cut(
     answer: Callable[[Any], Tensor],
     targets: Int[Tensor, " example"],
     cuts: int = 1,
+    lasting: bool = False,
     seed: int = 0,
     batch_size: int = 256,
 ) -> xr.Dataset:
@@ -51,6 +52,12 @@ def cut(
     - "no edge": the attention of an update node on the path to a valid other column that it does
       not read.
 
+    A network that computes a column again and again recovers from one closed gate. With `lasting`
+    a cut holds from its step to the last one, and what would reach a later node on the path is
+    not taken for a control: nodes off the path and cells without a node then lie behind the last
+    node on the path of their column, edges off the path behind that of the reading column, and
+    what is not read is not read later on the path either.
+
     Args:
         model: an eager HookedRootModule or TransformerBridge, that runs as many steps as the
             graphs have.
@@ -64,6 +71,7 @@ def cut(
         answer: from the model's output to the answers, whole numbers [batch].
         targets: the right answers.
         cuts: cells per example and condition. An example that has fewer is left out there.
+        lasting: whether a cut holds until the last step.
         seed: of the choice.
         batch_size: examples per forward pass; the choice does not depend on it.
 
@@ -105,10 +113,11 @@ def cut(
             check = partial(_check_answers, examples=size)
             plain.append(check(answer(call(model, batch))))
             for condition, generator in generators.items():
-                cells = network.cells(condition, part)
+                cells = network.cells(condition, part, lasting=lasting)
                 chosen = _choose(cells, cuts, generator)
                 kind = "gates" if condition in NODE_CONDITIONS else "attention"
-                output = _run_cut(model, batch, hooks[kind], chosen, cells.shape[1:])
+                closed = _closed(chosen, cells.shape[1:], lasting=lasting)
+                output = _run_cut(model, batch, hooks[kind], closed)
                 answers[condition].append(check(answer(output)))
                 places[condition].append(chosen)
     unpatched = torch.cat(plain).numpy()
@@ -120,7 +129,7 @@ def cut(
             for condition in generators
         ]
     )
-    return _dataset(hits, right, chosen, graphs, seed=seed)
+    return _dataset(hits, right, chosen, graphs, lasting=lasting, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -150,15 +159,21 @@ class _Graph:
             np.stack([graphs[name].to_numpy()[read] for name in table]),
         )
 
-    def cells(self, condition: str, part: slice) -> Bool[np.ndarray, "example step ..."]:
+    def cells(
+        self, condition: str, part: slice, *, lasting: bool
+    ) -> Bool[np.ndarray, "example step ..."]:
         """What a condition may cut: [example, step, pos], or for edges [..., query, key]."""
         update, on_path, valid = self.update[part], self.on_path[part], self.valid[part]
+        # Where a control may lie: a lasting cut must not reach a node on the path.
+        free = np.ones_like(on_path)
+        if lasting:
+            free = ~np.logical_or.accumulate(on_path[:, ::-1], axis=1)[:, ::-1]
         if condition == "node on the path":
             return on_path
         if condition == "node off the path":
-            return update & ~on_path
+            return update & ~on_path & free
         if condition == "no node":
-            return ~update & valid[:, None]
+            return ~update & valid[:, None] & free
         example, step, target, source = self.reads
         inside = (example >= part.start) & (example < part.stop)
         reads = np.zeros((*update.shape, update.shape[2]), dtype=bool)
@@ -166,8 +181,12 @@ class _Graph:
         if condition == "edge on the path":
             return reads & on_path[..., None]
         if condition == "edge off the path":
-            return reads & ~on_path[..., None]
+            return reads & ~on_path[..., None] & free[..., None]
         others = valid[:, None, None, :] & ~np.eye(update.shape[2], dtype=bool)
+        if lasting:
+            # A column that is not read now may be read at a later step, by a node on the path.
+            read_on_path = reads & on_path[..., None]
+            reads = np.logical_or.accumulate(read_on_path[:, ::-1], axis=1)[:, ::-1] | reads
         return on_path[..., None] & others & ~reads
 
 
@@ -206,18 +225,23 @@ def _choose(
     return index
 
 
+def _closed(
+    chosen: Int64[np.ndarray, "example cut index"], shape: tuple[int, ...], *, lasting: bool
+) -> Bool[Tensor, "example step ..."]:
+    """Where the activations are set to zero: at the chosen entries, or from their step on."""
+    mask = np.zeros((len(chosen), *shape), dtype=bool)
+    example, number = np.nonzero(chosen[:, :, 0] >= 0)
+    mask[(example, *chosen[example, number].T)] = True
+    return torch.from_numpy(np.logical_or.accumulate(mask, axis=1) if lasting else mask)
+
+
 def _run_cut(
     model: HookedModel,
     inputs: Inputs,
     hooks: Sequence[str],
-    chosen: Int64[np.ndarray, "example cut index"],
-    shape: tuple[int, ...],
+    closed: Bool[Tensor, "example step ..."],
 ) -> Any:
-    """One forward pass with the chosen entries of each step's activation set to zero."""
-    mask = np.zeros((len(chosen), *shape), dtype=bool)
-    example, number = np.nonzero(chosen[:, :, 0] >= 0)
-    mask[(example, *chosen[example, number].T)] = True
-    closed = torch.from_numpy(mask)
+    """One forward pass with these entries of each step's activation set to zero."""
     fired: list[str] = []
 
     def closer(name: str, step: int) -> Callable[..., Tensor]:
@@ -266,6 +290,7 @@ def _dataset(
     chosen: Mapping[str, Int64[np.ndarray, "example cut index"]],
     graphs: xr.Dataset,
     *,
+    lasting: bool,
     seed: int,
 ) -> xr.Dataset:
     rates = np.full((3, *hits.shape[:2]), np.nan)
@@ -303,6 +328,7 @@ def _dataset(
         coords={"condition": list(chosen), "outcome": list(OUTCOMES)},
         attrs={
             **graphs.attrs,
+            "cut_lasting": int(lasting),
             "cut_seed": seed,
             "interval": "exact 95% (Clopper-Pearson) over examples",
         },

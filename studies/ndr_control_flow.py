@@ -58,11 +58,17 @@ GATED = ("ndr", "abs_rel_gate", "relative_gate")
 """The models whose gates can be read as control flow."""
 
 TESTED = ("id", "valid", "ood")
-GATE_THRESHOLD = (0.25, 0.5)
-"""Hysteresis: an update begins where the mean gate reaches the second, and ends below the first."""
+NODES = {"gate": "mixture", "change": 0.2}
+"""What makes a node of the graph, with its threshold (see `probes.extract_control_flow`).
 
-ATTENTION_THRESHOLD = 0.2
-"""The smallest weight of a read."""
+`gate`: the gate is open, averaged over channels. `change`: the state changes by this share,
+|h' - h| / (|h'| + |h|). A gate that stays open while the update repeats what the column holds is a
+node of the first kind, not of the second.
+"""
+
+ATTENTION_THRESHOLD = 0.5
+"""The smallest weight of a read: geometric attention gives it to one key of a head, hardly to two.
+"""
 
 COORDINATES = {
     "task": "direction of the table lookup, or the task",
@@ -73,6 +79,8 @@ COORDINATES = {
     "correct": "whether the model's answer is right",
     "control": "whose graphs are scored",
     "metric": "score of the graph",
+    "nodes": "what makes a node of the graph: an open gate, or a state that changes",
+    "cut": "whether a cut holds for one step or until the last",
     "condition": "what is set to zero",
     "outcome": "what becomes of the answer",
     "train_step": "training step",
@@ -587,16 +595,44 @@ def true_dataflow(batch: Batch) -> xr.Dataset:
     )
 
 
-def control_flow(
-    model: torch.nn.Module, batch: Batch
-) -> tuple[xr.Dataset, xr.Dataset, xr.DataArray]:
-    """Gates and attention, the graphs made of them, and the model's answers [example]."""
+class StateChange:
+    """The share by which each step changes each column's state, reduced inside the hooks."""
+
+    def __init__(self):
+        self._before = torch.empty(0)
+
+    def before(self, h: Tensor) -> Tensor:
+        """Remember the state [batch, pos, d_model]; its norm is kept, [batch, pos]."""
+        self._before = h
+        return h.norm(dim=-1)
+
+    def after(self, h: Tensor) -> Tensor:
+        """|h' - h| / (|h'| + |h|), in 0..1, [batch, pos]."""
+        whole = h.norm(dim=-1) + self._before.norm(dim=-1)
+        return (h - self._before).norm(dim=-1) / whole.clamp(min=1e-12)
+
+
+def capture_columns(model: torch.nn.Module, batch: Batch) -> xr.Dataset:
+    """What the graphs are made of, and the answers.
+
+    `gate`, `change` [example, step, pos]; `attention` [example, step, head, query_pos, key_pos];
+    `valid` [example, pos]; `answer` [example].
+    """
+    state = StateChange()
+    column = ("example", "pos")
     quantities = {
         "gate": probes.Quantity(
             "blocks.*.hook_gate",
-            dims=("example", "pos"),
+            dims=column,
             reduce=lambda gate: gate.mean(-1),
             long_name="gate, averaged over channels",
+        ),
+        "norm": probes.Quantity("blocks.*.hook_resid_pre", dims=column, reduce=state.before),
+        "change": probes.Quantity(
+            "blocks.*.hook_resid_post",
+            dims=column,
+            reduce=state.after,
+            long_name="share by which the step changes the state",
         ),
         "attention": probes.Quantity(
             "blocks.*.attn.hook_pattern",
@@ -608,70 +644,99 @@ def control_flow(
         ),
     }
     data = probes.capture(cast(Any, model), _parts(batch), quantities)
-    data = data[list(quantities)].rename(layer="step")
+    data = data[["gate", "change", "attention", "answer"]].rename(layer="step")
     length = batch.latents["length"].cpu().numpy()
-    valid = np.arange(data.sizes["pos"]) <= length[:, None] + 1
-    graphs = probes.extract_control_flow(
-        data["gate"],
-        data["attention"],
-        xr.DataArray(valid, dims=("example", "pos")),
-        gate_threshold=GATE_THRESHOLD,
+    columns = np.arange(data.sizes["pos"])
+    return data.assign(valid=(column, columns <= length[:, None] + 1))
+
+
+def graphs_of(columns: xr.Dataset, nodes: str) -> xr.Dataset:
+    """The graphs whose nodes are of this kind, one of `NODES`."""
+    return probes.extract_control_flow(
+        columns[nodes],
+        columns["attention"],
+        columns["valid"],
+        gate_threshold=cast(Any, NODES[nodes]),
         attention_threshold=ATTENTION_THRESHOLD,
     )
-    return data[["gate", "attention"]], graphs, data["answer"]
 
 
 def analyse(study: NdrStudy, model_config: NdrModel, folder: Path, device: str) -> xr.DataTree:
     """Everything that is looked at in one trained model."""
     task = task_of(model_config.task)
     model = model_config.build(testing=True).to(device)
-    untrained = model_config.build(testing=True).to(device).eval()
     load_weights(model, folder / "best.safetensors", device=device)
     model.eval()
     found = {
         "accuracy": accuracy(model, task, study.n_test, device),
         "training": training_curves(folder),
     }
-    if model_config.name not in GATED:
-        return xr.DataTree.from_dict(found)
+    if model_config.name in GATED:
+        untrained = model_config.build(testing=True).to(device).eval()
+        found |= analyse_control_flow(study, model_config, model, untrained, device)
+    return xr.DataTree.from_dict(found)
 
+
+def analyse_control_flow(
+    study: NdrStudy,
+    model_config: NdrModel,
+    model: torch.nn.Module,
+    untrained: torch.nn.Module,
+    device: str,
+) -> dict[str, xr.Dataset]:
+    """Graphs of a model with gates: their scores, what cuts do, and some of them to draw."""
+    task, seed = task_of(model_config.task), model_config.seed
     batch = spread_over_depths(task, study.n_graphs, device)
-    data, graphs, answers = control_flow(model, batch)
+    columns, control = capture_columns(model, batch), capture_columns(untrained, batch)
     targets = batch.targets[:, 0].cpu()
     truth = true_dataflow(batch)
-    truth["correct"] = ("example", answers.to_numpy() == targets.numpy())
-    scores = probes.score_control_flow(
-        graphs,
-        truth,
-        untrained=control_flow(untrained, batch)[1],
-        by=("depth", "correct"),
-        routes=None if isinstance(model_config.task, TableLookupConfig) else 1,
-        seed=model_config.seed,
-    )
-    found["control_flow"] = scores.drop_vars("example_score")
-    cuts = probes.cut(
-        cast(Any, model),
-        batch.inputs,
-        graphs,
-        readout=truth["readout"],
-        gates="blocks.*.hook_gate",
-        attention="blocks.*.attn.hook_pattern",
-        answer=lambda logits: logits[:, 0].argmax(-1),
-        targets=targets,
-        seed=model_config.seed,
-    )
-    found["cuts"] = cuts[["rate", "rate_low", "rate_high", "trials"]]
+    truth["correct"] = ("example", columns["answer"].to_numpy() == targets.numpy())
     shown = beyond_training(batch, model_config.task, study.n_drawn)
-    found["examples"] = examples_to_draw(data.isel(example=shown), task, batch, shown, answers)
-    found["graphs"] = graphs_to_keep(graphs, shown)
-    return xr.DataTree.from_dict(found)
+
+    found, scores, cuts = {}, [], []
+    for nodes in NODES:
+        graphs = graphs_of(columns, nodes)
+        scored = probes.score_control_flow(
+            graphs,
+            truth,
+            untrained=graphs_of(control, nodes),
+            by=("depth", "correct"),
+            routes=None if isinstance(model_config.task, TableLookupConfig) else 1,
+            seed=seed,
+        )
+        scores.append(scored.drop_vars("example_score").assign_coords(nodes=nodes))
+        for lasting, cut in ((False, "one step"), (True, "lasting")):
+            broken = probes.cut(
+                cast(Any, model),
+                batch.inputs,
+                graphs,
+                readout=truth["readout"],
+                gates="blocks.*.hook_gate",
+                attention="blocks.*.attn.hook_pattern",
+                answer=lambda logits: logits[:, 0].argmax(-1),
+                targets=targets,
+                lasting=lasting,
+                seed=seed,
+            )
+            broken = broken[["rate", "rate_low", "rate_high", "trials"]]
+            cuts.append(broken.expand_dims(nodes=[nodes], cut=[cut]))
+        found[f"graphs/{nodes}"] = graphs_to_keep(graphs, shown)
+    found["control_flow"] = xr.concat(scores, "nodes", combine_attrs="drop_conflicts")
+    found["cuts"] = xr.combine_by_coords(cuts, combine_attrs="drop_conflicts")
+    found["examples"] = examples_to_draw(
+        columns[["gate", "change", "attention"]].isel(example=shown),
+        task,
+        batch,
+        shown,
+        columns["answer"],
+    )
+    return found
 
 
 def beyond_training(batch: Batch, task: TaskConfig, n: int) -> list[int]:
     """The first `n` examples of the deepest expressions of training, and of each depth beyond."""
     depth = batch.latents["depth"]
-    deepest = task.train_depth if isinstance(task, TableLookupConfig) else 5
-    depths = [one for one in depth.unique().tolist() if one >= deepest]
+    depths = [one for one in depth.unique().tolist() if one >= task.train_depth]
     return [place for one in depths for place in (depth == one).nonzero()[:n, 0].tolist()]
 
 
@@ -696,6 +761,7 @@ def examples_to_draw(
             [task.answers[int(answer)] for answer in answers.to_numpy()[shown]],
             "the model's answer",
         ),
+        "depth": ("example", batch.latents["depth"][shown].cpu().numpy(), "depth"),
     }
     return data.assign({k: (dims, v, {"long_name": name}) for k, (dims, v, name) in about.items()})
 
@@ -799,7 +865,8 @@ def assemble(models: list[NdrModel], trees: list[xr.DataTree]) -> xr.DataTree:
     for place, tree in zip(places, trees, strict=True):
         if "graphs" in tree.children:
             path = "graphs/" + "/".join(str(value) for value in place.values())
-            tables[path] = tree["graphs"].to_dataset()
+            for nodes, graphs in tree["graphs"].children.items():
+                tables[f"{path}/{nodes}"] = graphs.to_dataset()
             del tree["graphs"]
     result = merge(trees, places)
     chance = {condition(one.task): task_of(one.task).chance for one in models}
@@ -817,16 +884,16 @@ def assemble(models: list[NdrModel], trees: list[xr.DataTree]) -> xr.DataTree:
 
 def export_graphs(result: xr.DataTree, folder: Path) -> None:
     """Write every kept graph, as GraphML and as node-link JSON."""
-    for task, models in result["graphs"].children.items() if "graphs" in result.children else ():
-        for model, seeds in models.children.items():
-            for seed, group in seeds.children.items():
-                graphs = group.to_dataset()
-                for example in range(graphs.sizes["example"]):
-                    graph = probes.to_networkx(graphs, example)
-                    place = folder / f"{model}-{task}-seed{seed}-{example}"
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    probes.write_graphml(graph, place.with_suffix(".graphml"))
-                    probes.write_node_link(graph, place.with_suffix(".json"))
+    groups = result["graphs"].leaves if "graphs" in result.children else ()
+    for group in groups:
+        _, task, model, seed, nodes = Path(group.path).parts[1:]
+        graphs = group.to_dataset()
+        folder.mkdir(parents=True, exist_ok=True)
+        for example in range(graphs.sizes["example"]):
+            graph = probes.to_networkx(graphs, example)
+            place = folder / f"{model}-{task}-seed{seed}-{nodes}-{example}"
+            probes.write_graphml(graph, place.with_suffix(".graphml"))
+            probes.write_node_link(graph, place.with_suffix(".json"))
 
 
 def load_checkpoint(folder: Path, study: NdrStudy) -> NdrModel:
@@ -888,34 +955,33 @@ def closing_table(result: xr.DataTree) -> Table:
     if "control_flow" not in result.children:
         return table
     flow = result["control_flow"].to_dataset().sel(depth="all", correct="all")
+    for nodes, title in (("gate", "by gates"), ("change", "by changes")):
+        table.add_section()
+        for metric, label in (("f1", "edges, F1"), ("order", "in order"), ("tau", "tau x 100")):
+            one = flow.sel(nodes=nodes, metric=metric)
+            row(f"{label}, {title}", one.sel(control="trained"), "score")
+            row("  shuffled", one.sel(control="shuffled"), "score")
     table.add_section()
-    for metric, label in (("f1", "edges, F1"), ("order", "in order"), ("tau", "tau x 100")):
-        for control, indent in (("trained", ""), ("shuffled", "  shuffled")):
-            one = flow.sel(metric=metric, control=control)
-            row(indent or label, one, "score")
-    table.add_section()
-    cuts = result["cuts"].to_dataset().sel(outcome="broken")
-    for place in ("node on the path", "node off the path", "no node"):
-        row(f"cut {place}", cuts.sel(condition=place), "rate")
-    for place in ("edge on the path", "edge off the path", "no edge"):
+    cuts = result["cuts"].to_dataset().sel(outcome="broken", nodes="change", cut="lasting")
+    for place in cuts["condition"].to_numpy():
         row(f"cut {place}", cuts.sel(condition=place), "rate")
     return table
 
 
 CAPTION = (
     "Right: share of right answers at depths of training (id) and at each depth beyond. Edges: who "
-    "reads whom in the graph that gates and attention draw, against the true dataflow; in order: "
-    "share of dependencies whose source is done first; tau: of first update and true depth; "
-    "shuffled: the same graphs with their columns permuted. Cut: how often a right answer becomes "
-    "wrong when one gate is closed, or one column's reading of another is set to zero. Brackets: "
-    "95% intervals over examples, or the range of several seeds."
+    "reads whom in the graph that attention draws between nodes, against the true dataflow; a node "
+    "is a column at a step where its gate is open, or where its state changes; in order: share of "
+    "dependencies whose source is done first; tau: of first update and true depth; shuffled: the "
+    "same graphs with their columns permuted. Cut: how often a right answer becomes wrong when, "
+    "from one node on (by changes), the gate stays closed, or one column's reading of another at "
+    "zero. Brackets: 95% intervals over examples, or the range of several seeds."
 )
 
 
 def deepest_of_training(result: xr.DataTree) -> int:
     """The deepest expressions of the training split."""
-    task = json.loads(result.attrs["config"])["study"]["task"]
-    return task.get("train_depth", 5)
+    return json.loads(result.attrs["config"])["study"]["task"]["train_depth"]
 
 
 if __name__ == "__main__":

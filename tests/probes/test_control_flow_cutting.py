@@ -8,7 +8,7 @@ from probes import capture, cut, extract_control_flow, to_networkx
 from probes.capturing import Quantity
 from probes.control_flow_cutting import _ancestors
 from tests.probes.conftest import SimpleBatch
-from tests.probes.control_flow_programs import STEPS, ProgramModel, answer_of, make_programs
+from tests.probes.control_flow_programs import HEADS, STEPS, ProgramModel, answer_of, make_programs
 
 N = 120
 ON = ("node on the path", "edge on the path")
@@ -150,6 +150,41 @@ def test_a_drawing_that_is_not_used_breaks_nothing(programs):
     result = run(programs, model=model, targets=torch.from_numpy(programs.leaf.sum(axis=1)))
     assert result["right"].all()
     assert (result["rate"] == 0).all()
+
+
+class Repeating(ProgramModel):
+    """Computes a column again at every step after its first, to the same result."""
+
+    def forward(self, args, when, leaf, readout):
+        state = leaf[..., None]
+        head = torch.arange(HEADS)[:, None, None] == torch.arange(args.shape[-1]) % HEADS
+        for step, block in enumerate(self.blocks):
+            pattern = block.attn.hook_pattern(args[:, None] * head)
+            begun = ((when >= 0) & (when <= step)).float()[..., None]
+            gate = block.hook_gate(begun)
+            own = (torch.arange(when.shape[1]) != readout[:, None]).float()
+            update = own[..., None] + (pattern @ state[:, None]).sum(dim=1)
+            state = gate * update + (1 - gate) * state
+        return state[torch.arange(len(state)), readout, 0]
+
+
+def test_a_network_that_recomputes_recovers_from_all_but_lasting_cuts(programs):
+    # The graph of what is computed first: the program's own, not that of the open gates.
+    graphs = graphs_of(ProgramModel(), programs)
+    # Until the last step there is time to recover from a cut in a shallow expression.
+    early = (programs.truth["depth"] < STEPS - 2).to_numpy()
+    assert early.any()
+    once = run(programs, model=Repeating(), graphs=graphs)
+    hit = once["hit"].sel(outcome="changed", condition="node on the path")[early]
+    assert (hit == 0).mean() > 0.9
+    lasting = run(programs, model=Repeating(), graphs=graphs, lasting=True)
+    assert lasting["right"].all()
+    assert (lasting["rate"].sel(condition=list(ON)) == 1).all()
+    assert (lasting["rate"].sel(condition=list(OFF)) == 0).all()
+    assert (lasting["trials"] >= 0.9 * N).all()
+    # The same cells, cut once, where the gates do close: no later node is reached.
+    plain = run(programs, graphs=graphs, lasting=True)
+    assert (plain["rate"].sel(condition=list(OFF)) == 0).all()
 
 
 def test_examples_without_such_a_cell_are_left_out():
