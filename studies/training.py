@@ -54,6 +54,7 @@ class TrainingConfig:
         beta2: decay of AdamW's second moment.
         clip: largest norm of the gradient; None for no clipping.
         evaluate_every: steps between evaluations; a checkpoint is written at each.
+        stop_at: end early at the first evaluation whose selecting figure is at least this.
         precision: `float32`, `tf32` (CUDA matrix products), or `bf16` (autocast).
         compile: train through `torch.compile`; hooks see the eager model as ever.
 
@@ -70,6 +71,7 @@ class TrainingConfig:
     final_learning_rate: float = 0.1
     beta2: float = 0.999
     clip: float | None = None
+    stop_at: float | None = None
     precision: Precision = "float32"
     compile: bool = False
 
@@ -97,10 +99,12 @@ class TrainingConfig:
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         left = max(1, self.n_steps - self.warmup_steps)
         progress = min(1.0, max(0, step - self.warmup_steps) / left)
-        last = self.final_learning_rate
-        return (
-            self.learning_rate * warm * (last + (1 - last) * (1 + math.cos(math.pi * progress)) / 2)
-        )
+        fall = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
+        return self.learning_rate * warm * (1 - fall)
+
+    def reached(self, figure: float) -> bool:
+        """Whether training may end with this selecting figure."""
+        return self.stop_at is not None and figure >= self.stop_at
 
 
 class TrainingBatch(Protocol):
@@ -153,7 +157,7 @@ def train(
 
     In `folder`: `config.json`, `log.jsonl` (a line for each evaluation), `last.safetensors` (the
     whole state) and `best.safetensors` (the weights with the highest `select`). The model
-    ends with the weights of the last step.
+    ends with the weights of the last step, that of an early end included.
 
     Under `accelerate launch` or `torchrun` every process takes its share of each batch and the
     first one writes.
@@ -187,7 +191,7 @@ def train(
         log = state.load(model, optimizer, device)
         start = int(log[-1]["step"]) if log else 0
         best = max((entry[select] for entry in log), default=-math.inf)
-        if start >= config.n_steps:
+        if start >= config.n_steps or config.reached(best):
             return log
 
         if config.precision == "tf32":
@@ -253,6 +257,8 @@ def train(
                 if workers.first:
                     improved, best = entry[select] > best, max(best, entry[select])
                     state.save(model, optimizer, log, best=improved)
+                if config.reached(entry[select]):
+                    break
     model.eval()
     return log
 

@@ -186,6 +186,35 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert torch.equal(model[0].weight, weights(tmp_path / "run")["model/0.weight"])
 
 
+def test_training_ends_early_where_it_may_and_is_not_taken_up_again(tmp_path):
+    config = replace(CONFIG, n_steps=300, stop_at=0.85)
+    model, log = run(tmp_path / "run", config=config)
+    assert log[-1]["id/accuracy"] >= 0.85
+    assert all(entry["id/accuracy"] < 0.85 for entry in log[:-1])
+    assert 10 < log[-1]["step"] < 300
+    again, same_log = run(tmp_path / "run", config=config)
+    assert same_log == log
+    assert same(again.state_dict(), model.state_dict())
+    _, whole = run(tmp_path / "full", config=replace(config, stop_at=None))
+    figures = [[entry["loss"], entry["id/accuracy"]] for entry in whole]
+    assert figures[: len(log)] == [[entry["loss"], entry["id/accuracy"]] for entry in log]
+
+
+def test_the_learning_rate_falls_to_its_share():
+    steps = (0, 4, 5, 22, 39, 100)
+    kept = replace(CONFIG, final_learning_rate=1.0)
+    assert [kept.learning_rate_at(step) for step in steps[1:]] == [1e-2] * 5
+    falling = replace(CONFIG, final_learning_rate=0.2)
+    rates = [falling.learning_rate_at(step) for step in steps]
+    assert rates[0] == pytest.approx(2e-3)
+    assert rates[1:3] == pytest.approx([1e-2, 1e-2])
+    halfway = 5 + 35 // 2
+    progress = (halfway - 5) / 35
+    expected = 1e-2 * (0.2 + 0.8 * (1 + math.cos(math.pi * progress)) / 2)
+    assert falling.learning_rate_at(halfway) == pytest.approx(expected)
+    assert rates[-1] == pytest.approx(2e-3)
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
     def poisoned(step, size):
         batch = sample(step, size)
