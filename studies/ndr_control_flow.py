@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -58,10 +58,11 @@ GATED = ("ndr", "abs_rel_gate", "relative_gate")
 """The models whose gates can be read as control flow."""
 
 TESTED = ("id", "valid", "ood")
-NODES = {"gate": "mixture", "change": 0.2}
+NODES = {"gate": (0.1, 0.2), "change": 0.2}
 """What makes a node of the graph, with its threshold (see `probes.extract_control_flow`).
 
-`gate`: the gate is open, averaged over channels. `change`: the state changes by this share,
+`gate`: the gate is open, averaged over channels, of which many stay closed: an update begins at
+0.2 and lasts down to 0.1 (untrained gates are at 0.05). `change`: the state changes by this share,
 |h' - h| / (|h'| + |h|). A gate that stays open while the update repeats what the column holds is a
 node of the first kind, not of the second.
 """
@@ -108,6 +109,7 @@ PAPER = {
 """Test accuracies reported by Csordás et al. 2021, tables 1 to 3."""
 
 TaskConfig = TableLookupConfig | ArithmeticConfig | ListOpsConfig
+Readout = Literal["first", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,8 @@ class NdrModel:
 
     Args:
         name: one of `MODELS`.
+        readout: the mark, before the first or after the last token, whose column is read out;
+            recurrent models always answer at the last.
         n_evaluate: examples of each split for the curves; accuracy on `valid` names the best
             checkpoint.
         seed: of the initial weights and the dropout.
@@ -171,6 +175,7 @@ class NdrModel:
     task: TaskConfig
     name: str
     sizes: RouterSizes | RecurrentSizes
+    readout: Readout
     n_evaluate: int
     seed: int
 
@@ -197,6 +202,7 @@ class NdrModel:
                 attention_dropout=self.sizes.attention_dropout,
                 gate_dropout=self.sizes.gate_dropout,
             )
+            config = replace(config, readout=self.readout)
             model = mechanisms.NeuralDataRouter(config, generator=generator)
             if isinstance(model.core.attn, mechanisms.GeometricAttention):
                 torch.nn.init.constant_(model.core.attn.s_bias, self.sizes.initial_s_bias)
@@ -233,6 +239,8 @@ class NdrStudy:
     Args:
         task: the expressions.
         directions: of the table lookup, each a task of its own; empty for the other tasks.
+        backward_readout: the mark that is read out in the backward direction, where the
+            computation ends beside the `first`; everything else is read out at the last.
         models: those to compare, names of `MODELS`.
         seeds: every model is trained once for each.
         router: sizes of `ndr` and `geometric`.
@@ -248,6 +256,7 @@ class NdrStudy:
 
     task: TaskConfig
     directions: tuple[str, ...] = ()
+    backward_readout: Readout = "last"
     models: tuple[str, ...] = ("ndr", "transformer")
     seeds: tuple[int, ...] = (0,)
     router: RouterSizes
@@ -267,6 +276,10 @@ class NdrStudy:
         for name in ("n_evaluate", "n_test", "n_graphs"):
             if getattr(self, name) < 10:
                 raise ValueError(f"{name} must be at least 10, got {getattr(self, name)}")
+        if self.backward_readout not in get_args(Readout):
+            raise ValueError(
+                f"backward_readout must be first or last, got {self.backward_readout!r}"
+            )
         if self.n_drawn < 1:
             raise ValueError(f"n_drawn must be at least 1, got {self.n_drawn}")
         if unknown := [name for name in self.models if name not in MODELS]:
@@ -293,7 +306,14 @@ class NdrStudy:
             **dict.fromkeys(RECURRENT, self.recurrent),
         }
         return [
-            NdrModel(task=task, name=name, sizes=sizes[name], n_evaluate=self.n_evaluate, seed=seed)
+            NdrModel(
+                task=task,
+                name=name,
+                sizes=sizes[name],
+                readout=self.backward_readout if condition(task) == "backward" else "last",
+                n_evaluate=self.n_evaluate,
+                seed=seed,
+            )
             for name in self.models
             for task in self.tasks()
             for seed in self.seeds
@@ -320,10 +340,10 @@ def task_of(config: TaskConfig) -> ExpressionTask:
 def presets() -> dict[str, NdrStudy]:
     """The settings by name: seconds for tests, minutes for a laptop, the paper's for a GPU."""
     training = TrainingConfig(
-        n_steps=6000,
+        n_steps=4000,
         batch_size=128,
-        learning_rate=1e-3,
-        weight_decay=0.05,
+        learning_rate=3e-3,
+        weight_decay=0.01,
         warmup_steps=100,
         evaluate_every=500,
         beta2=0.98,
@@ -332,20 +352,22 @@ def presets() -> dict[str, NdrStudy]:
     sizes = RouterSizes(
         d_model=64,
         d_mlp=128,
-        n_heads=1,
+        n_heads=4,
         n_steps=8,
-        n_test_steps=12,
-        dropout=0.0,
+        n_test_steps=14,
+        dropout=0.2,
         attention_dropout=0.0,
+        initial_s_bias=-2.0,
         training=training,
     )
-    recurrent = RecurrentSizes(d_hidden=64, n_layers=1, dropout=0.1, training=training)
+    slow = replace(training, learning_rate=1e-3)
+    recurrent = RecurrentSizes(d_hidden=128, n_layers=1, dropout=0.1, training=slow)
     laptop = NdrStudy(
         task=TableLookupConfig(
             n_tables=8,
             n_lone=0,
-            valid_depths=(6, 6),
-            ood_depths=(7, 8),
+            valid_depths=(6, 7),
+            ood_depths=(8, 10),
             n_compositions=20_000,
             n_id=400,
             n_valid=1000,
@@ -353,9 +375,11 @@ def presets() -> dict[str, NdrStudy]:
             sampling="depth",
         ),
         directions=("forward", "backward"),
+        # Read at the far mark, the backward direction takes many times as long (results page).
+        backward_readout="first",
         router=sizes,
-        gated=sizes,
-        ungated=sizes,
+        gated=replace(sizes, training=slow),
+        ungated=replace(sizes, n_test_steps=8, training=slow),
         recurrent=recurrent,
     )
     short = replace(training, n_steps=20, batch_size=16, warmup_steps=5, evaluate_every=10)
@@ -434,6 +458,7 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
     table_lookup = replace(
         laptop,
         task=TableLookupConfig(),
+        backward_readout="last",
         router=router((256, 512, 1), (14, 14), 0.5, training(30_000, 1.5e-4, 0.01, 5.0)),
         gated=router((256, 512, 1), (14, 14), 0.5, training(30_000, 2e-4, 0.01, 5.0)),
         ungated=router((128, 256, 4), (11, 11), 0.1, training(30_000, 1.5e-4, 0.0025, 5.0)),
@@ -448,6 +473,7 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
         laptop,
         task=ArithmeticConfig(),
         directions=(),
+        backward_readout="last",
         router=router((256, 1024, 4), (15, 15), 0.5, training(100_000, 1.5e-4, 0.01, 1.0)),
         gated=router((256, 1024, 4), (15, 15), 0.5, training(100_000, 1.5e-4, 0.01, 1.0)),
         ungated=router((128, 256, 4), (11, 11), 0.5, training(200_000, 1.5e-4, 0.0025, 1.0)),
@@ -462,6 +488,7 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
         laptop,
         task=ListOpsConfig(),
         directions=(),
+        backward_readout="last",
         router=router(
             (512, 1024, 16), (20, 24), 0.1, training(100_000, 2e-4, 0.09, 1.0), gate_dropout=0.05
         ),
@@ -562,16 +589,17 @@ def spread_over_depths(task: ExpressionTask, size: int, device: str) -> Batch:
     )
 
 
-def true_dataflow(batch: Batch) -> xr.Dataset:
+def true_dataflow(batch: Batch, readout: Readout) -> xr.Dataset:
     """The true computation over the model's columns, as `probes.score_control_flow` takes it.
 
-    Column 0 is the mark before the first token, and the one behind the last token is read out: it
-    takes the root's value, one level later.
+    Column 0 is the mark before the first token, and that after the last one stands behind the
+    sequence. The mark that is read out takes the root's value, one level later.
     """
     latents = {name: values.cpu().numpy() for name, values in batch.latents.items()}
     n, width = batch.inputs.shape
     rows = np.arange(n)
-    end, root = latents["length"] + 1, latents["root"] + 1
+    root = latents["root"] + 1
+    end = latents["length"] + 1 if readout == "last" else np.zeros_like(root)
     to_end = np.stack([root, end], -1)[:, None]
     edges = np.concatenate([_shifted(latents["edges"]), to_end], axis=1)
     used = np.concatenate([latents["edge_used"], np.ones((n, 1), dtype=bool)], axis=1)
@@ -689,7 +717,7 @@ def analyse_control_flow(
     batch = spread_over_depths(task, study.n_graphs, device)
     columns, control = capture_columns(model, batch), capture_columns(untrained, batch)
     targets = batch.targets[:, 0].cpu()
-    truth = true_dataflow(batch)
+    truth = true_dataflow(batch, model_config.readout)
     truth["correct"] = ("example", columns["answer"].to_numpy() == targets.numpy())
     shown = beyond_training(batch, model_config.task, study.n_drawn)
 
@@ -883,17 +911,20 @@ def assemble(models: list[NdrModel], trees: list[xr.DataTree]) -> xr.DataTree:
 
 
 def export_graphs(result: xr.DataTree, folder: Path) -> None:
-    """Write every kept graph, as GraphML and as node-link JSON."""
-    groups = result["graphs"].leaves if "graphs" in result.children else ()
-    for group in groups:
+    """Write every kept graph, as GraphML and as node-link JSON: all of them, or no folder."""
+    if "graphs" not in result.children:
+        return
+    part = folder.with_name(f".{folder.name}")
+    part.mkdir(parents=True, exist_ok=True)
+    for group in result["graphs"].leaves:
         _, task, model, seed, nodes = Path(group.path).parts[1:]
         graphs = group.to_dataset()
-        folder.mkdir(parents=True, exist_ok=True)
         for example in range(graphs.sizes["example"]):
             graph = probes.to_networkx(graphs, example)
-            place = folder / f"{model}-{task}-seed{seed}-{nodes}-{example}"
+            place = part / f"{model}-{task}-seed{seed}-{nodes}-{example}"
             probes.write_graphml(graph, place.with_suffix(".graphml"))
             probes.write_node_link(graph, place.with_suffix(".json"))
+    part.rename(folder)
 
 
 def load_checkpoint(folder: Path, study: NdrStudy) -> NdrModel:
