@@ -1,10 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: raven test lint bench
+.PHONY: raven ndr test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py
+
+ndr: .venv/installed
+	$(BIN)/python studies/ndr_control_flow.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto

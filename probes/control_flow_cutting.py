@@ -12,9 +12,9 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 from transformer_lens.utilities.statistics import success_rate_ci
 
+from probes._inputs import check_answer, count_examples, parts, take_examples
 from probes.control_flow_graphs import NO_HEAD, column_numbers, newest_update
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
-from probes.interchanging import _check_answer, _count, _parts, _take
 
 NODE_CONDITIONS = ("node on the path", "node off the path", "no node")
 EDGE_CONDITIONS = ("edge on the path", "edge off the path", "no edge")
@@ -107,8 +107,8 @@ def cut(
     answers: dict[str, list[Tensor]] = {condition: [] for condition in generators}
     plain: list[Tensor] = []
     with evaluating(model):
-        for part in _parts(len(targets), batch_size):
-            batch = _take(inputs, part)
+        for part in parts(len(targets), batch_size):
+            batch = take_examples(inputs, part)
             size = part.stop - part.start
             check = partial(_check_answers, examples=size)
             plain.append(check(answer(call(model, batch))))
@@ -339,7 +339,7 @@ def _dataset(
 
 
 def _check_answers(answered: Tensor, *, examples: int) -> Tensor:
-    checked = _check_answer(answered, examples)
+    checked = check_answer(answered, examples)
     if checked.ndim != 1:
         raise ValueError(f"answer must return one number per example, got {tuple(checked.shape)}")
     return checked
@@ -360,10 +360,10 @@ def _check_arguments(
                 f"{name} must match one hook per step, {steps} in the graphs, got {len(matched)}: "
                 f"{', '.join(matched[:6])}{', ...' if len(matched) > 6 else ''}"
             )
-    if _count("inputs", inputs) != examples:
+    if count_examples("inputs", inputs) != examples:
         raise ValueError(
             f"inputs must have the {examples} examples of the graphs, "
-            f"got {_count('inputs', inputs)}"
+            f"got {count_examples('inputs', inputs)}"
         )
     if targets.shape != (examples,):
         raise ValueError(f"targets must have the shape ({examples},), got {tuple(targets.shape)}")

@@ -1,11 +1,12 @@
 """Gates and attention as a graph: which column computes when, and from what."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
+from probes._inputs import parts
 from probes.control_flow_updates import GateThreshold, gate_levels, open_gates
 
 INPUT_STEP = -1
@@ -260,7 +261,7 @@ def _edges(
         "head": [np.full(len(pos), NO_HEAD)],
         "weight": [1 - gate[example, step, pos]],
     }
-    for part in _parts(len(update)):
+    for part in parts(len(update), _CHUNK):
         example, step, pos = np.nonzero(update[part])
         example += part.start
         rows = attention[example, step, :, pos, :]  # [node, head, key_pos]
@@ -311,8 +312,3 @@ def newest_update(
     at = np.where(update, np.arange(steps)[:, None], INPUT_STEP)
     np.maximum.accumulate(at, axis=1, out=newest[:, 1:])
     return newest
-
-
-def _parts(examples: int) -> Iterator[slice]:
-    for start in range(0, examples, _CHUNK):
-        yield slice(start, min(start + _CHUNK, examples))

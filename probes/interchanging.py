@@ -1,6 +1,6 @@
 """Is the code used, not only readable? Patch it from another instance and see what is answered."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformer_lens.utilities.statistics import success_rate_ci
 
+from probes._inputs import check_answer, count_examples, parts, take_examples
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
 
 NO_SITE = "none"
@@ -71,19 +72,19 @@ def interchange(
     """
     check_model(model)
     sites = _resolve_sites(model, hooks)
-    examples = _count("base_inputs", base_inputs)
+    examples = count_examples("base_inputs", base_inputs)
     _check_arguments(examples, source_inputs, where, outcomes, batch_size)
 
     answers: dict[str, list[Tensor]] = {site: [] for site in (NO_SITE, *sites)}
     every_hook = list(dict.fromkeys(hook for names in sites.values() for hook in names))
     with evaluating(model):
-        for part in _parts(examples, batch_size):
-            base = _take(base_inputs, part)
-            source = _collect(model, _take(source_inputs, part), every_hook)
+        for part in parts(examples, batch_size):
+            base = take_examples(base_inputs, part)
+            source = _collect(model, take_examples(source_inputs, part), every_hook)
             entries = where[part] if len(where) == examples else where
             for site, names in {NO_SITE: [], **sites}.items():
                 output = _run_patched(model, base, {name: source[name] for name in names}, entries)
-                answers[site].append(_check_answer(answer(output), part.stop - part.start))
+                answers[site].append(check_answer(answer(output), part.stop - part.start))
 
     joined = {site: torch.cat(chunks) for site, chunks in answers.items()}
     hits = np.stack([_hits(answered, outcomes) for answered in joined.values()])
@@ -128,7 +129,7 @@ def _check_arguments(
     outcomes: Mapping[str, Tensor],
     batch_size: int,
 ) -> None:
-    sources = _count("source_inputs", source_inputs)
+    sources = count_examples("source_inputs", source_inputs)
     if sources != examples:
         raise ValueError(f"base_inputs has {examples} examples, but source_inputs has {sources}")
     if where.dtype != torch.bool:
@@ -203,17 +204,6 @@ def _check_broadcast(name: str, entries: Tensor, activation: Tensor) -> None:
         )
 
 
-def _check_answer(answered: Tensor, examples: int) -> Tensor:
-    if not isinstance(answered, Tensor) or answered.ndim == 0 or len(answered) != examples:
-        shape = tuple(answered.shape) if isinstance(answered, Tensor) else type(answered).__name__
-        raise ValueError(f"answer must return a tensor [{examples} examples, ...], got {shape}")
-    if answered.is_floating_point() or answered.is_complex():
-        raise TypeError(
-            f"answer must return whole numbers, which can be compared, got {answered.dtype}"
-        )
-    return answered.cpu()
-
-
 def _hits(answered: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:
     for name, outcome in outcomes.items():
         if outcome.shape != answered.shape:
@@ -226,33 +216,3 @@ def _hits(answered: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:
     return np.stack([same.reshape(len(same), -1).all(dim=1).numpy() for same in equal]).astype(
         np.int8
     )
-
-
-def _count(name: str, inputs: Inputs) -> int:
-    tensors = _tensors(inputs)
-    counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
-    if len(counts) != 1 or counts == {0}:
-        raise ValueError(
-            f"{name} must be tensors of one number of examples (at least 1), "
-            f"got shapes {[tuple(tensor.shape) for tensor in tensors]}"
-        )
-    return counts.pop()
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-
-
-def _take(inputs: Inputs, part: slice) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return inputs[part]
-    if isinstance(inputs, Mapping):
-        return {name: tensor[part] for name, tensor in inputs.items()}
-    return tuple(tensor[part] for tensor in inputs)
-
-
-def _parts(examples: int, size: int) -> Iterator[slice]:
-    for start in range(0, examples, size):
-        yield slice(start, min(start + size, examples))
