@@ -371,7 +371,7 @@ def control_flow_graphs(
     extend = "max" if darkest < 1 else "neither"
     figure.colorbar(image, ax=axes, shrink=0.6, label=shade, extend=extend)
     low, high = (graphs.attrs[f"gate_threshold_{end}"] for end in ("low", "high"))
-    enough = f"{low:.2g}" if low == high else f"{low:.2g} after {high:.2g}"
+    enough = f"{low:.2g}" if low == high else f"{high:.2g}, then {low:.2g},"
     least = graphs.attrs["attention_threshold"]
     handles = [
         Patch(

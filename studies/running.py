@@ -130,8 +130,9 @@ def run_models(
             trees.append(tree.load())
     result = assemble(trees)
     result.attrs = provenance(identity, seed=seed, device=device)
-    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
+    # The result comes last: where it is, the figures are too.
     draw(result, folder, figures)
+    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
     return folder
 
 
@@ -152,9 +153,12 @@ def merge(trees: Sequence[xr.DataTree], places: Sequence[Mapping[str, str | int]
             tree[name].to_dataset().expand_dims({dim: [value] for dim, value in place.items()})
             for tree, place in present
         ]
-        joined = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+        # Labels that differ, such as training steps, would else be taken for one series.
+        parts = xr.align(*parts, join="outer", exclude=list(places[0]))
+        joined = xr.combine_by_coords(parts, join="outer", combine_attrs="drop_conflicts")
         order = {dim: list(dict.fromkeys(p[dim] for _, p in present)) for dim in places[0]}
-        merged[name] = joined.reindex(order)
+        # Whole numbers from a file would be written as such again, also where they are missing.
+        merged[name] = joined.reindex(order).drop_encoding()
     return xr.DataTree.from_dict(merged)
 
 

@@ -26,10 +26,6 @@ def test_every_value_stands_at_the_place_of_its_model():
     assert data["seed"].to_numpy().tolist() == [3, 1]
 
 
-BROKEN = pytest.mark.xfail(strict=True, reason="merge joins coordinates that differ end to end")
-
-
-@BROKEN
 def test_what_a_model_lacks_is_missing_in_the_result():
     places = [{"model": "a", "seed": 0}, {"model": "b", "seed": 1}]
     merged = merge([analysis(1), analysis(2, steps=(20, 30))], places)
@@ -42,7 +38,6 @@ def test_what_a_model_lacks_is_missing_in_the_result():
     assert data.sel(model="b", seed=0).isnull().all()
 
 
-@BROKEN
 def test_models_with_other_labels_share_those_that_they_have():
     """One model is never wrong."""
     labels = (["False", "True", "all"], ["True", "all"])
@@ -59,7 +54,6 @@ def test_models_with_other_labels_share_those_that_they_have():
     assert merged["f1"].sel(model="b", correct="False").isnull()
 
 
-@BROKEN
 def test_what_is_missing_stays_missing_in_a_file(tmp_path):
     trees = []
     for number in range(2):
