@@ -979,34 +979,40 @@ def closing_table(result: xr.DataTree) -> Table:
         if depth > deepest_of_training(result):
             row(f"  depth {depth}", scores.sel(depth=depth), "accuracy_at_depth")
     paper = [PAPER.get(column) for column in columns]
-    table.add_row("the paper's test", *("" if one is None else f"{100 * one:.0f}" for one in paper))
-    table.add_row(
-        "chance", *(f"{100 * float(scores['chance'].sel(task=t)):.1f}" for t, _ in columns)
-    )
+    table.add_row("  the paper", *("" if one is None else f"{100 * one:.0f}" for one in paper))
+    chance = [float(scores["chance"].sel(task=task)) for task, _ in columns]
+    table.add_row("  chance", *(f"{100 * one:.1f}" for one in chance))
     if "control_flow" not in result.children:
         return table
     flow = result["control_flow"].to_dataset().sel(depth="all", correct="all")
-    for nodes, title in (("gate", "by gates"), ("change", "by changes")):
+    for nodes, title in (("gate", "open gates"), ("change", "changes")):
         table.add_section()
+        table.add_row(title)
         for metric, label in (("f1", "edges, F1"), ("order", "in order"), ("tau", "tau x 100")):
             one = flow.sel(nodes=nodes, metric=metric)
-            row(f"{label}, {title}", one.sel(control="trained"), "score")
-            row("  shuffled", one.sel(control="shuffled"), "score")
-    table.add_section()
+            row(f"  {label}", one.sel(control="trained"), "score")
+            row("    shuffled", one.sel(control="shuffled"), "score")
     cuts = result["cuts"].to_dataset().sel(outcome="broken", nodes="change", cut="lasting")
-    for place in cuts["condition"].to_numpy():
-        row(f"cut {place}", cuts.sel(condition=place), "rate")
+    for kind, title in (("node", "closed gate"), ("edge", "cut read")):
+        table.add_section()
+        table.add_row(title)
+        for place, label in (
+            (f"{kind} on the path", "on path"),
+            (f"{kind} off the path", "off path"),
+            (f"no {kind}", "elsewhere"),
+        ):
+            row(f"  {label}", cuts.sel(condition=place), "rate")
     return table
 
 
 CAPTION = (
-    "Right: share of right answers at depths of training (id) and at each depth beyond. Edges: who "
-    "reads whom in the graph that attention draws between nodes, against the true dataflow; a node "
-    "is a column at a step where its gate is open, or where its state changes; in order: share of "
-    "dependencies whose source is done first; tau: of first update and true depth; shuffled: the "
-    "same graphs with their columns permuted. Cut: how often a right answer becomes wrong when, "
-    "from one node on (by changes), the gate stays closed, or one column's reading of another at "
-    "zero. Brackets: 95% intervals over examples, or the range of several seeds."
+    "Right: share of right answers at depths of training (id) and at each depth beyond; the paper: "
+    "its test, at its size. The graph's nodes are columns at steps where their gate is open, or "
+    "where their state changes. Edges: who reads whom, by attention, against the true dataflow; in "
+    "order: share of dependencies whose source is done first; tau: of first update and true depth; "
+    "shuffled: the same graphs, columns permuted. Closed gate, cut read: how often a right answer "
+    "becomes wrong when, from one node (change) on, the gate stays closed or the attention to one "
+    "column zero. Brackets: 95% intervals over examples, or the range of several seeds."
 )
 
 
