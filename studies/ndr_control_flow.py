@@ -689,6 +689,30 @@ def graphs_of(columns: xr.Dataset, nodes: str) -> xr.Dataset:
     )
 
 
+def graphs_as_dense(columns: xr.Dataset, nodes: str, graphs: xr.Dataset) -> xr.Dataset:
+    """Graphs of another model of the same examples, with as many nodes and as strong a selection.
+
+    An untrained model's gates are all nearly closed and its attention is spread: at the thresholds
+    of a trained one its graphs would be empty, and no control. Its thresholds are the quantiles
+    at which the same share of cells are nodes, and of attention weights are read.
+    """
+    valid = columns["valid"].to_numpy()
+    cells = np.broadcast_to(valid[:, None], columns[nodes].shape)
+    share = graphs["update"].to_numpy()[cells].mean()
+    pairs = valid[:, :, None] & valid[:, None, :] & ~np.eye(valid.shape[1], dtype=bool)
+    pairs = np.broadcast_to(pairs[:, None, None], columns["attention"].shape)
+    reads = (graphs["head"] >= 0).sum().item()
+    candidates = graphs["update"].sum().item() * columns.sizes["head"] * (valid.sum(1).mean() - 1)
+    weights = columns["attention"].to_numpy()[pairs]
+    return probes.extract_control_flow(
+        columns[nodes],
+        columns["attention"],
+        columns["valid"],
+        gate_threshold=float(np.quantile(columns[nodes].to_numpy()[cells], 1 - share)),
+        attention_threshold=float(np.quantile(weights, 1 - reads / max(candidates, 1))),
+    )
+
+
 def analyse(study: NdrStudy, model_config: NdrModel, folder: Path, device: str) -> xr.DataTree:
     """Everything that is looked at in one trained model."""
     task = task_of(model_config.task)
@@ -727,7 +751,7 @@ def analyse_control_flow(
         scored = probes.score_control_flow(
             graphs,
             truth,
-            untrained=graphs_of(control, nodes),
+            untrained=graphs_as_dense(control, nodes, graphs),
             by=("depth", "correct"),
             routes=None if isinstance(model_config.task, TableLookupConfig) else 1,
             seed=seed,
@@ -991,7 +1015,8 @@ def closing_table(result: xr.DataTree) -> Table:
         for metric, label in (("f1", "edges, F1"), ("order", "in order"), ("tau", "tau x 100")):
             one = flow.sel(nodes=nodes, metric=metric)
             row(f"  {label}", one.sel(control="trained"), "score")
-            row("    shuffled", one.sel(control="shuffled"), "score")
+            for control in ("shuffled", "untrained"):
+                row(f"    {control}", one.sel(control=control), "score")
     cuts = result["cuts"].to_dataset().sel(outcome="broken", nodes="change", cut="lasting")
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):
         table.add_section()
@@ -1010,7 +1035,7 @@ CAPTION = (
     "its test, at its size. The graph's nodes are columns at steps where their gate is open, or "
     "where their state changes. Edges: who reads whom, by attention, against the true dataflow; in "
     "order: share of dependencies whose source is done first; tau: of first update and true depth; "
-    "shuffled: the same graphs, columns permuted. Closed gate, cut read: how often a right answer "
+    "shuffled: the same graphs, columns permuted; untrained: as many nodes. Closed gate, cut read: how often a right answer "
     "becomes wrong when, from one node (change) on, the gate stays closed or the attention to one "
     "column zero. Brackets: 95% intervals over examples, or the range of several seeds."
 )
