@@ -1014,9 +1014,9 @@ def closing_table(result: xr.DataTree) -> Table:
         table.add_row(title)
         for metric, label in (("f1", "edges, F1"), ("order", "in order"), ("tau", "tau x 100")):
             one = flow.sel(nodes=nodes, metric=metric)
-            row(f"  {label}", one.sel(control="trained"), "score")
+            row(f" {label}", one.sel(control="trained"), "score")
             for control in ("shuffled", "untrained"):
-                row(f"    {control}", one.sel(control=control), "score")
+                row(f"  {control}", one.sel(control=control), "score")
     cuts = result["cuts"].to_dataset().sel(outcome="broken", nodes="change", cut="lasting")
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):
         table.add_section()
@@ -1035,9 +1035,10 @@ CAPTION = (
     "its test, at its size. The graph's nodes are columns at steps where their gate is open, or "
     "where their state changes. Edges: who reads whom, by attention, against the true dataflow; in "
     "order: share of dependencies whose source is done first; tau: of first update and true depth; "
-    "shuffled: the same graphs, columns permuted; untrained: as many nodes. Closed gate, cut read: how often a right answer "
-    "becomes wrong when, from one node (change) on, the gate stays closed or the attention to one "
-    "column zero. Brackets: 95% intervals over examples, or the range of several seeds."
+    "shuffled: the same graphs, columns permuted; untrained: as many nodes. Closed gate, cut read: "
+    "how often a right answer becomes wrong when, from one node (change) on, the gate stays closed "
+    "or the attention to one column zero. Brackets: 95% intervals over examples, or the range of "
+    "several seeds."
 )
 
 
