@@ -12,7 +12,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     monkeypatch.chdir(tmp_path)
     study = override(presets()["smoke"], ["mechanisms=hyla", "training.n_steps=10", "n_decode=60"])
     run(study, resources=Resources(root=Path("runs")))
@@ -23,6 +23,8 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert "layer" in printed
     assert "ood_unpermuted" in printed
     assert names["changed"].abs().max() > 0
+    assert "DiGraph with" in printed
+    assert len(names["graphs"]["edge"]) > 100
 
 
 def test_the_paths_that_it_names_exist():
