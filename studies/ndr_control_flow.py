@@ -36,12 +36,12 @@ from studies.running import (
     Resources,
     command,
     describe_coordinates,
+    load_model_config,
     merge,
     percent,
     run_models,
 )
-from studies.runs import RunError, config_hash
-from studies.settings import from_plain
+from studies.runs import config_hash
 from studies.training import TrainingConfig, load_weights, train
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
 
@@ -340,7 +340,8 @@ def task_of(config: TaskConfig) -> ExpressionTask:
 def presets() -> dict[str, NdrStudy]:
     """The settings by name: seconds for tests, minutes for a laptop, the paper's for a GPU."""
     training = TrainingConfig(
-        n_steps=4000,
+        n_steps=12_000,
+        stop_at=0.995,
         batch_size=128,
         learning_rate=3e-3,
         weight_decay=0.01,
@@ -360,7 +361,7 @@ def presets() -> dict[str, NdrStudy]:
         initial_s_bias=-2.0,
         training=training,
     )
-    slow = replace(training, learning_rate=1e-3)
+    slow = replace(training, n_steps=6000, stop_at=None, learning_rate=1e-3)
     recurrent = RecurrentSizes(d_hidden=128, n_layers=1, dropout=0.1, training=slow)
     laptop = NdrStudy(
         task=TableLookupConfig(
@@ -375,14 +376,14 @@ def presets() -> dict[str, NdrStudy]:
             sampling="depth",
         ),
         directions=("forward", "backward"),
-        # Read at the far mark, the backward direction takes many times as long (results page).
-        backward_readout="first",
         router=sizes,
         gated=replace(sizes, training=slow),
         ungated=replace(sizes, n_test_steps=8, training=slow),
         recurrent=recurrent,
     )
-    short = replace(training, n_steps=20, batch_size=16, warmup_steps=5, evaluate_every=10)
+    short = replace(
+        training, stop_at=None, n_steps=20, batch_size=16, warmup_steps=5, evaluate_every=10
+    )
     tiny = replace(sizes, d_model=16, d_mlp=16, n_steps=4, n_test_steps=6, training=short)
     smoke = replace(
         laptop,
@@ -458,7 +459,6 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
     table_lookup = replace(
         laptop,
         task=TableLookupConfig(),
-        backward_readout="last",
         router=router((256, 512, 1), (14, 14), 0.5, training(30_000, 1.5e-4, 0.01, 5.0)),
         gated=router((256, 512, 1), (14, 14), 0.5, training(30_000, 2e-4, 0.01, 5.0)),
         ungated=router((128, 256, 4), (11, 11), 0.1, training(30_000, 1.5e-4, 0.0025, 5.0)),
@@ -473,7 +473,6 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
         laptop,
         task=ArithmeticConfig(),
         directions=(),
-        backward_readout="last",
         router=router((256, 1024, 4), (15, 15), 0.5, training(100_000, 1.5e-4, 0.01, 1.0)),
         gated=router((256, 1024, 4), (15, 15), 0.5, training(100_000, 1.5e-4, 0.01, 1.0)),
         ungated=router((128, 256, 4), (11, 11), 0.5, training(200_000, 1.5e-4, 0.0025, 1.0)),
@@ -488,7 +487,6 @@ def paper_presets(laptop: NdrStudy) -> dict[str, NdrStudy]:
         laptop,
         task=ListOpsConfig(),
         directions=(),
-        backward_readout="last",
         router=router(
             (512, 1024, 16), (20, 24), 0.1, training(100_000, 2e-4, 0.09, 1.0), gate_dropout=0.05
         ),
@@ -890,7 +888,7 @@ def run(study: NdrStudy, *, resources: Resources, checkpoints: tuple[Path, ...] 
         RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
         TrainingError: a loss is not finite.
     """
-    loaded = [load_checkpoint(place, study) for place in checkpoints]
+    loaded = [load_model_config(place, NdrModel, study.tasks()) for place in checkpoints]
     models = loaded or study.trained_models()
     folder = run_models(
         "ndr_control_flow",
@@ -949,22 +947,6 @@ def export_graphs(result: xr.DataTree, folder: Path) -> None:
             probes.write_graphml(graph, place.with_suffix(".graphml"))
             probes.write_node_link(graph, place.with_suffix(".json"))
     part.rename(folder)
-
-
-def load_checkpoint(folder: Path, study: NdrStudy) -> NdrModel:
-    """What a model's run folder says it is.
-
-    Raises:
-        RunError: it is no run folder, or its task is not among the study's.
-    """
-    try:
-        content = json.loads((folder / "config.json").read_text())
-        found = from_plain(NdrModel, content["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is no run folder of this study's models: {error}") from error
-    if found.task not in study.tasks():
-        raise RunError(f"{folder} was trained on {found.task}, the study asks for {study.tasks()}")
-    return found
 
 
 def draw_figures(result: xr.DataTree) -> dict[str, Figure]:

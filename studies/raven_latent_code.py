@@ -36,12 +36,12 @@ from studies.running import (
     Resources,
     command,
     describe_coordinates,
+    load_model_config,
     merge,
     percent,
     run_models,
 )
-from studies.runs import RunError, config_hash
-from studies.settings import from_plain
+from studies.runs import config_hash
 from studies.training import TrainingConfig, load_weights, train
 from tasks import RavenConfig
 
@@ -582,7 +582,7 @@ def run(study: RavenStudy, *, resources: Resources, checkpoints: tuple[Path, ...
         RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
         TrainingError: a loss is not finite.
     """
-    loaded = [load_checkpoint(place, study) for place in checkpoints]
+    loaded = [load_model_config(place, RavenModel, [study.task]) for place in checkpoints]
     models = loaded or study.models()
     return run_models(
         "raven_latent_code",
@@ -612,22 +612,6 @@ def draw_figures(result: xr.DataTree) -> dict[str, Figure]:
     from studies.raven_figures import figures
 
     return figures(result)
-
-
-def load_checkpoint(folder: Path, study: RavenStudy) -> RavenModel:
-    """What a model's run folder says it is.
-
-    Raises:
-        RunError: it is no run folder, or its task is not the study's.
-    """
-    try:
-        content = json.loads((folder / "config.json").read_text())
-        found = from_plain(RavenModel, content["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is no run folder of a Raven model: {error}") from error
-    if found.task != study.task:
-        raise RunError(f"{folder} was trained on {found.task}, the study asks for {study.task}")
-    return found
 
 
 def closing_table(result: xr.DataTree) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,7 +17,7 @@ import typer
 import xarray as xr
 
 from studies.runs import RunError, config_hash, open_folder, provenance, write_atomically
-from studies.settings import override
+from studies.settings import from_plain, override
 from studies.training import TrainingError, process_device
 
 if TYPE_CHECKING:
@@ -30,10 +31,17 @@ class ModelConfig(Protocol):
     """One model and how it is trained: a frozen config that names its run folder."""
 
     @property
+    def task(self) -> object:
+        """The config of what it is trained on."""
+        ...
+
+    @property
     def folder_name(self) -> str:
         """The name of its run folder, under `models/`."""
         ...
 
+
+Model = TypeVar("Model", bound=ModelConfig)
 
 Train = Callable[..., Path]
 """(model, *, root, device, position) -> its run folder, trained or trained to the end."""
@@ -132,8 +140,25 @@ def run_models(
     result.attrs = provenance(identity, seed=seed, device=device)
     # The result comes last: where it is, the figures are too.
     draw(result, folder, figures)
-    write_atomically(folder / "result.nc", lambda to: result.to_netcdf(to, engine="h5netcdf"))
+    write_atomically(folder / "result.nc", functools.partial(write_compressed, result))
     return folder
+
+
+def load_model_config(folder: Path, kind: type[Model], tasks: Sequence[object]) -> Model:
+    """The config of the model that a run folder holds, of class `kind`.
+
+    Raises:
+        RunError: it is no run folder of such a model, or its task is none of the study's.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text())
+        found = from_plain(kind, content["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is no run folder of a {kind.__name__}: {error}") from error
+    if found.task not in tasks:
+        asked = " or ".join(str(one) for one in tasks)
+        raise RunError(f"{folder} was trained on {found.task}, the study asks for {asked}")
+    return found
 
 
 def merge(trees: Sequence[xr.DataTree], places: Sequence[Mapping[str, str | int]]) -> xr.DataTree:
@@ -172,6 +197,19 @@ def run_side_by_side(jobs: Sequence[Callable[[], Path]], workers: int) -> list[P
             if future.exception() is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
         return [future.result() for future in futures]
+
+
+def write_compressed(result: xr.DataTree, path: Path) -> None:
+    """Write a result as netCDF, its arrays of numbers compressed."""
+    encoding = {
+        group.path: {
+            name: {"zlib": True}
+            for name, values in group.data_vars.items()
+            if values.ndim and values.dtype.kind in "biuf"
+        }
+        for group in result.subtree
+    }
+    result.to_netcdf(path, engine="h5netcdf", encoding=encoding)
 
 
 def draw(

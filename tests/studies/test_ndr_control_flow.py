@@ -23,6 +23,7 @@ from studies.ndr_control_flow import (
     MODELS,
     NODES,
     PAPER,
+    NdrModel,
     accuracy,
     analyse,
     assemble,
@@ -30,7 +31,6 @@ from studies.ndr_control_flow import (
     capture_columns,
     closing_table,
     graphs_of,
-    load_checkpoint,
     presets,
     run,
     spread_over_depths,
@@ -39,7 +39,7 @@ from studies.ndr_control_flow import (
     true_dataflow,
 )
 from studies.ndr_figures import control_flow_graphs, figures
-from studies.running import Resources, command
+from studies.running import Resources, command, load_model_config
 from studies.runs import RunError, write_json
 from studies.settings import override
 from tasks import ListOpsConfig, TableLookupConfig
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_analysed_without_training(smoke, result, undrawn, tmp_p
         (["n_drawn=0"], "n_drawn must be at least 1, got 0"),
         (["backward_readout=middle"], "backward_readout must be"),
         (["task.n_tables=40"], "n_tables"),
-        (["--checkpoint", "nowhere"], "nowhere is no run folder of this study's models"),
+        (["--checkpoint", "nowhere"], "nowhere is no run folder of a NdrModel"),
     ],
 )
 def test_wrong_input_gets_a_clear_error(words, message, tmp_path, monkeypatch, capsys):
@@ -247,7 +247,7 @@ def test_what_a_run_folder_says_is_read_back(preset, name, tmp_path):
     study = replace(presets()[preset], models=(name,))
     config = study.trained_models()[0]
     write_json(tmp_path / "config.json", {"version": "0", "config": config})
-    assert load_checkpoint(tmp_path, study) == config
+    assert load_model_config(tmp_path, NdrModel, study.tasks()) == config
 
 
 # Models and presets

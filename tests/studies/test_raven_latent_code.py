@@ -183,7 +183,7 @@ def test_a_checkpoint_is_analysed_without_training(tmp_path, smoke):
         (["task.n_features=0"], "n_features=0"),
         (["task.n_values=2"], "n_values=2"),
         (["task.ood_fraction=0.001"], "ood_fraction=0.001"),
-        (["--checkpoint", "nowhere"], "nowhere is no run folder of a Raven model"),
+        (["--checkpoint", "nowhere"], "nowhere is no run folder of a RavenModel"),
     ],
 )
 def test_wrong_input_gets_a_clear_error(words, message, tmp_path):
