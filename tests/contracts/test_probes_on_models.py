@@ -30,6 +30,12 @@ def transformer(**changes):
 
 MODELS = {
     "transformer": transformer(),
+    "geometric": transformer(
+        attention=mechanisms.GeometricAttentionConfig(n_heads=4, d_head=4), positions="none"
+    ),
+    "relative": transformer(
+        attention=mechanisms.RelativeAttentionConfig(n_heads=4, d_head=4, gated=True)
+    ),
     "shared weights": transformer(shared=True, n_layers=3),
     "experts": transformer(
         feed_forward=mechanisms.MixtureOfExpertsConfig(n_experts=3, top_k=1, d_mlp=8)

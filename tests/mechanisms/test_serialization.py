@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from mechanisms import Transformer, load, save
+from tests.mechanisms.ndr_golden import VARIANTS, router
 from tests.mechanisms.test_transformer import KINDS, build, inputs_for
 
 
@@ -18,6 +19,16 @@ def test_a_saved_model_comes_back_with_its_config_and_outputs(kind, tmp_path):
     assert not loaded.training
     inputs = inputs_for(model.config)
     assert torch.allclose(loaded(inputs), model(inputs), atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_router_comes_back_too(variant, tmp_path):
+    model = router(**VARIANTS[variant]).eval()
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert loaded.config == model.config
+    tokens = torch.tensor([[1, 2, 3], [5, 0, -1]])
+    assert torch.equal(loaded(tokens), model(tokens))
 
 
 def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
