@@ -361,7 +361,7 @@ def presets() -> dict[str, NdrStudy]:
         initial_s_bias=-2.0,
         training=training,
     )
-    slow = replace(training, n_steps=4000, stop_at=None, learning_rate=1e-3)
+    slow = replace(training, n_steps=3000, stop_at=None, learning_rate=1e-3)
     recurrent = RecurrentSizes(d_hidden=128, n_layers=1, dropout=0.1, training=slow)
     laptop = NdrStudy(
         task=TableLookupConfig(
