@@ -3,7 +3,7 @@
 The claim of "The Neural Data Router" (Csordás, Irie and Schmidhuber 2021), turned into graphs that
 are scored against the true computation: which column computes when, and who reads whom?
 
-    python studies/ndr_control_flow.py                              # about twenty minutes
+    python studies/ndr_control_flow.py                              # 15 to 20 minutes
     python studies/ndr_control_flow.py --preset smoke
     python studies/ndr_control_flow.py directions=forward models=ndr,geometric,lstm
     python studies/ndr_control_flow.py --preset paper-listops --device cuda --workers 1

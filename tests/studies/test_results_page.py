@@ -22,7 +22,7 @@ RAVEN, NDR = RESULTS / "raven_latent_code", RESULTS / "ndr_control_flow"
         (RESULTS / "raven_latent_code.md", RAVEN / "split_of_seed_0.nc", raven_latent_code),
         (ROOT / "README.md", NDR / "result.nc", ndr_control_flow),
         (RESULTS / "ndr_control_flow.md", NDR / "result.nc", ndr_control_flow),
-        (RESULTS / "ndr_control_flow.md", NDR / "far_mark.nc", ndr_control_flow),
+        (RESULTS / "ndr_control_flow.md", NDR / "near_mark.nc", ndr_control_flow),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
