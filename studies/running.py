@@ -264,7 +264,9 @@ def command(
             list[str] | None,
             typer.Argument(help="settings to change, as key=value: seeds=0,1"),
         ] = None,
-        preset: Annotated[str, typer.Option(help="named settings, see above")] = "laptop",
+        preset: Annotated[
+            str, typer.Option(help="named settings; an unknown name lists them")
+        ] = "laptop",
         checkpoint: Annotated[
             list[Path] | None,
             typer.Option(help="run folder of a trained model to analyse; can be given repeatedly"),
@@ -297,7 +299,7 @@ def command(
             console.print(table(result))
         console.print(f"results and figures: {folder}", soft_wrap=True, highlight=False)
 
-    main.__doc__ = f"{question} Presets: {', '.join(presets())}."
+    main.__doc__ = question
     typer.run(main)
 
 

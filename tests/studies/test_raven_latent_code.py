@@ -275,18 +275,5 @@ def test_jobs_keep_their_order():
     assert run_side_by_side(jobs, 1) == [Path("0"), Path("1"), Path("2")]
 
 
-def test_help_does_not_import_transformer_lens():
-    script = f"""
-import sys, runpy
-sys.argv = ["raven", "--help"]
-try:
-    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-except SystemExit:
-    pass
-assert "transformer_lens" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
-
-
 def test_mechanisms_are_those_of_the_package():
     assert set(presets()["laptop"].mechanisms) <= set(mechanisms.ATTENTION_VARIANTS)

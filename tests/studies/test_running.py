@@ -1,8 +1,14 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xarray as xr
 
 from studies.running import describe_coordinates, merge, percent
+
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def analysis(accuracy, steps=(10, 20), **more):
@@ -131,3 +137,20 @@ def test_coordinates_get_names_and_keep_those_that_they_have():
     assert tree["a"]["seed"].attrs == {"long_name": "seed of the weights"}
     assert tree["b/c/d"]["step"].attrs == {"long_name": "step, from 0"}
     assert tree["b/c/d"]["pos"].attrs == {"long_name": "pos"}
+
+
+@pytest.mark.parametrize("name", ["raven_latent_code", "ndr_control_flow"])
+def test_help_does_not_import_transformer_lens(name):
+    script = f"""
+import sys, runpy
+sys.argv = ["study", "--help"]
+try:
+    runpy.run_path({str(STUDIES / f"{name}.py")!r}, run_name="__main__")
+except SystemExit:
+    pass
+assert "transformer_lens" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "--preset" in done.stdout
