@@ -961,7 +961,9 @@ def closing_table(result: xr.DataTree) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    scores = result["accuracy"].to_dataset()
+    from studies.ndr_figures import deepest_trained
+
+    scores, deepest = result["accuracy"].to_dataset(), deepest_trained(result)
     columns = [
         (str(task), str(model))
         for task in scores["task"].to_numpy()
@@ -982,7 +984,7 @@ def closing_table(result: xr.DataTree) -> Table:
 
     row("right, id", scores.sel(split="id"), "accuracy")
     for depth in scores["depth"].to_numpy():
-        if depth > deepest_of_training(result):
+        if depth > deepest:
             row(f"  depth {depth}", scores.sel(depth=depth), "accuracy_at_depth")
     paper = [PAPER.get(column) for column in columns]
     table.add_row("  the paper", *("" if one is None else f"{100 * one:.0f}" for one in paper))
@@ -1022,11 +1024,6 @@ CAPTION = (
     "or the attention to one column zero. Brackets: 95% intervals over examples, or the range of "
     "several seeds."
 )
-
-
-def deepest_of_training(result: xr.DataTree) -> int:
-    """The deepest expressions of the training split."""
-    return json.loads(result.attrs["config"])["study"]["task"]["train_depth"]
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def figures(result: xr.DataTree) -> dict[str, Figure]:
             place = {"task": task, "model": model, "seed": int(seed)}
             examples = result["examples"].to_dataset().sel(place)
             title = f"{_name(model)}, {_name(task)}"
-            shown = _one_of_each_depth(examples, _deepest_trained(result))
+            shown = _one_of_each_depth(examples, deepest_trained(result))
             for nodes, graphs in kinds.children.items():
                 drawn[f"graph_{model}_{task}_{nodes}"] = control_flow_graphs(
                     examples, graphs.to_dataset(), shown, nodes=nodes, title=title
@@ -116,7 +116,7 @@ def accuracy_by_depth(result: xr.DataTree) -> Figure:
     depth = data["depth"].to_numpy()
     figure, axes = _grid(1, len(tasks), width=3.9, height=3.0)
     for axis, task in zip(axes[0], tasks, strict=True):
-        deepest = _deepest_trained(result)
+        deepest = deepest_trained(result)
         axis.axvspan(depth[0] - 0.5, deepest + 0.5, color="#eeeeee", label="depths of training")
         for number, model in enumerate(models):
             here = data.sel(task=task, model=model)
@@ -188,7 +188,7 @@ def scores_by_depth(result: xr.DataTree) -> Figure:
     metrics = {"f1": share, "order": share, "tau": (-1.03, 1.03), "parallelism": share}
     depths = sorted((one for one in data["depth"].to_numpy() if one != "all"), key=int)
     places = np.arange(len(depths))
-    deepest = depths.index(str(_deepest_trained(result)))
+    deepest = depths.index(str(deepest_trained(result)))
     rows = [(*pair, kind) for pair in _pairs(data["score"]) for kind in SHADES]
     figure, axes = _grid(len(rows), len(metrics), width=2.7, height=2.4, sharey=False)
     for row, (task, model, nodes) in zip(axes, rows, strict=True):
@@ -285,7 +285,7 @@ def done_per_step(result: xr.DataTree) -> Figure:
     data = result["control_flow"].to_dataset()
     pairs = _pairs(data["score"])
     depths = sorted(int(one) for one in data["depth"].to_numpy() if one != "all")
-    some = dict.fromkeys((_deepest_trained(result), depths[-1]))
+    some = dict.fromkeys((deepest_trained(result), depths[-1]))
     shown = [(nodes, depth) for nodes in SHADES for depth in some]
     figure, axes = _grid(len(pairs), len(shown), width=2.9, height=2.4, sharey=False)
     for row, (task, model) in zip(axes, pairs, strict=True):
@@ -513,7 +513,8 @@ def _one_of_each_depth(examples: xr.Dataset, deepest: int) -> list[int]:
     return [int(np.flatnonzero(depth == one)[0]) for one in wanted if one in depth]
 
 
-def _deepest_trained(result: xr.DataTree) -> int:
+def deepest_trained(result: xr.DataTree) -> int:
+    """The depth of the deepest expressions of the training split."""
     return json.loads(result.attrs["config"])["study"]["task"]["train_depth"]
 
 
