@@ -18,10 +18,26 @@ if TYPE_CHECKING:
     )
     from mechanisms.halting import HaltingConfig
     from mechanisms.mixture_of_experts import MixtureOfExperts, MixtureOfExpertsConfig
+    from mechanisms.modular import ModularNetwork, ModularNetworkConfig
+    from mechanisms.module_pools import MlpPool, MlpPoolConfig, OperationPool, OperationPoolConfig
+    from mechanisms.monolithic import Monolithic, MonolithicConfig
     from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
+    from mechanisms.path_objectives import all_paths_loss, sampled_path_loss
     from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
     from mechanisms.recurrent import Lstm, LstmConfig
     from mechanisms.relative_attention import RelativeAttention, RelativeAttentionConfig
+    from mechanisms.routers import (
+        ConcatenationRouter,
+        ConcatenationRouterConfig,
+        CrossAttentionRouter,
+        CrossAttentionRouterConfig,
+        EncoderRouter,
+        EncoderRouterConfig,
+        MatchingConfig,
+        RouterSizes,
+        StructuralOracleRouter,
+        StructuralOracleRouterConfig,
+    )
     from mechanisms.sequences import enclose
     from mechanisms.serialization import load, save
     from mechanisms.transformer import Transformer, TransformerConfig
@@ -29,9 +45,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
+    "ConcatenationRouter",
+    "ConcatenationRouterConfig",
     "CopyGateConfig",
+    "CrossAttentionRouter",
+    "CrossAttentionRouterConfig",
     "Dnc",
     "DncConfig",
+    "EncoderRouter",
+    "EncoderRouterConfig",
     "FeedForward",
     "FeedForwardConfig",
     "GeometricAttention",
@@ -39,20 +61,34 @@ __all__ = [
     "HaltingConfig",
     "Lstm",
     "LstmConfig",
+    "MatchingConfig",
     "MixtureOfExperts",
     "MixtureOfExpertsConfig",
+    "MlpPool",
+    "MlpPoolConfig",
+    "ModularNetwork",
+    "ModularNetworkConfig",
+    "Monolithic",
+    "MonolithicConfig",
     "MultiHeadAttention",
     "NeuralDataRouter",
     "NeuralDataRouterConfig",
+    "OperationPool",
+    "OperationPoolConfig",
     "RelativeAttention",
     "RelativeAttentionConfig",
     "RelativePositionBias",
+    "RouterSizes",
+    "StructuralOracleRouter",
+    "StructuralOracleRouterConfig",
     "Transformer",
     "TransformerConfig",
+    "all_paths_loss",
     "enclose",
     "geometric_weights",
     "load",
     "relative_buckets",
+    "sampled_path_loss",
     "save",
     "sinusoidal_embedding",
 ]
@@ -60,9 +96,15 @@ __all__ = [
 _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
+    "ConcatenationRouter": "routers",
+    "ConcatenationRouterConfig": "routers",
     "CopyGateConfig": "copy_gate",
+    "CrossAttentionRouter": "routers",
+    "CrossAttentionRouterConfig": "routers",
     "Dnc": "dnc",
     "DncConfig": "dnc",
+    "EncoderRouter": "routers",
+    "EncoderRouterConfig": "routers",
     "FeedForward": "feed_forward",
     "FeedForwardConfig": "feed_forward",
     "GeometricAttention": "geometric_attention",
@@ -70,20 +112,34 @@ _HOME = {
     "HaltingConfig": "halting",
     "Lstm": "recurrent",
     "LstmConfig": "recurrent",
+    "MatchingConfig": "routers",
     "MixtureOfExperts": "mixture_of_experts",
     "MixtureOfExpertsConfig": "mixture_of_experts",
+    "MlpPool": "module_pools",
+    "MlpPoolConfig": "module_pools",
+    "ModularNetwork": "modular",
+    "ModularNetworkConfig": "modular",
+    "Monolithic": "monolithic",
+    "MonolithicConfig": "monolithic",
     "MultiHeadAttention": "attention",
     "NeuralDataRouter": "neural_data_router",
     "NeuralDataRouterConfig": "neural_data_router",
+    "OperationPool": "module_pools",
+    "OperationPoolConfig": "module_pools",
     "RelativeAttention": "relative_attention",
     "RelativeAttentionConfig": "relative_attention",
     "RelativePositionBias": "positions",
+    "RouterSizes": "routers",
+    "StructuralOracleRouter": "routers",
+    "StructuralOracleRouterConfig": "routers",
     "Transformer": "transformer",
     "TransformerConfig": "transformer",
+    "all_paths_loss": "path_objectives",
     "enclose": "sequences",
     "geometric_weights": "geometric_attention",
     "load": "serialization",
     "relative_buckets": "positions",
+    "sampled_path_loss": "path_objectives",
     "save": "serialization",
     "sinusoidal_embedding": "positions",
 }

@@ -22,4 +22,4 @@ def lecun_normal(
 
 def zeros(*shape: int) -> nn.Parameter:
     """A parameter that starts at zero."""
-    return nn.Parameter(torch.zeros(*shape))
+    return nn.Parameter(torch.zeros(shape))

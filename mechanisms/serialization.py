@@ -34,11 +34,13 @@ def config_from_json(values: dict[str, Any]) -> Any:
     name = values.get("class")
     if name not in mechanisms.__all__ or not dataclasses.is_dataclass(getattr(mechanisms, name)):
         raise ValueError(f"{name!r} is no config that mechanisms exports")
-    arguments = {
-        key: config_from_json(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if key != "class"
-    }
+    arguments = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            value = config_from_json(value)
+        if key != "class":
+            # JSON knows lists alone, configs tuples alone.
+            arguments[key] = tuple(value) if isinstance(value, list) else value
     return getattr(mechanisms, name)(**arguments)
 
 
