@@ -11,12 +11,19 @@ if TYPE_CHECKING:
     from tasks.batch import Batch
     from tasks.expressions import ExpressionTask, dataflow
     from tasks.listops import LISTOPS_OPERATORS, ListOps, ListOpsConfig
+    from tasks.math_equations import (
+        MATH_OPERATIONS,
+        MathEquations,
+        MathEquationsConfig,
+        apply_operation,
+    )
     from tasks.raven import RAVEN_RULES, Raven, RavenConfig
     from tasks.raven_observer import IdealObserver, Observation, RavenCeiling
     from tasks.table_lookup import TableLookup, TableLookupConfig
 
 __all__ = [
     "LISTOPS_OPERATORS",
+    "MATH_OPERATIONS",
     "RAVEN_RULES",
     "Arithmetic",
     "ArithmeticConfig",
@@ -25,17 +32,21 @@ __all__ = [
     "IdealObserver",
     "ListOps",
     "ListOpsConfig",
+    "MathEquations",
+    "MathEquationsConfig",
     "Observation",
     "Raven",
     "RavenCeiling",
     "RavenConfig",
     "TableLookup",
     "TableLookupConfig",
+    "apply_operation",
     "dataflow",
 ]
 
 _HOME = {
     "LISTOPS_OPERATORS": "listops",
+    "MATH_OPERATIONS": "math_equations",
     "RAVEN_RULES": "raven",
     "Arithmetic": "arithmetic",
     "ArithmeticConfig": "arithmetic",
@@ -44,12 +55,15 @@ _HOME = {
     "IdealObserver": "raven_observer",
     "ListOps": "listops",
     "ListOpsConfig": "listops",
+    "MathEquations": "math_equations",
+    "MathEquationsConfig": "math_equations",
     "Observation": "raven_observer",
     "Raven": "raven",
     "RavenCeiling": "raven_observer",
     "RavenConfig": "raven",
     "TableLookup": "table_lookup",
     "TableLookupConfig": "table_lookup",
+    "apply_operation": "math_equations",
     "dataflow": "expressions",
 }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks._common import Key
@@ -16,16 +16,16 @@ _KEPT_EPOCHS = 2  # a batch may begin in one epoch and end in the next
 
 @dataclass(frozen=True, eq=False)
 class ExampleSet:
-    """Examples in the smallest integer types that hold them.
+    """Examples, their whole numbers in any integer types that hold them.
 
     Attributes:
-        inputs: [n, pos], token ids, -1 behind the end.
+        inputs: [n, pos], token ids, -1 behind the end; or [n, variable, feature], floats.
         targets: [n].
-        latents: each [n, ...]; bool, or whole numbers.
+        latents: each [n, ...]; bool, whole numbers or floats.
     """
 
-    inputs: Int[Tensor, "n pos"]
-    targets: Int[Tensor, " n"]
+    inputs: Int[Tensor, "n pos"] | Float[Tensor, "n variable feature"]
+    targets: Int[Tensor, " n"] | Float[Tensor, " n"]
     latents: dict[str, Tensor]
 
     def __len__(self) -> int:
@@ -36,7 +36,8 @@ class ExampleSet:
 
         def of(values: Tensor) -> Tensor:
             chosen = values.index_select(0, rows).to(device)
-            return chosen if chosen.dtype == torch.bool else chosen.long()
+            whole = chosen.dtype != torch.bool and not chosen.is_floating_point()
+            return chosen.long() if whole else chosen
 
         targets = of(self.targets)[:, None]
         return Batch(

@@ -78,6 +78,7 @@ TASKS = [
     tasks.TableLookup(tasks.TableLookupConfig(n_compositions=101, **FEW)),
     tasks.Arithmetic(tasks.ArithmeticConfig(**SHALLOW)),
     tasks.ListOps(tasks.ListOpsConfig(**SHALLOW), cache=None),
+    tasks.MathEquations(tasks.MathEquationsConfig(n_points=101, n_id=31, n_ood=31)),
 ]
 
 

@@ -1,0 +1,355 @@
+"""Math equations, as in Ostapenko et al. 2022, "Attention for Compositional Modularity".
+
+An equation is written in reverse Polish notation: two numbers, then operators, each of which acts
+on the result so far and on the first number once more; `.1 .04 + .1 *` is .014. The model is given
+the numbers and the operators as variables. Some combinations of operators are held out: it must
+apply operations that it knows in a sequence that it never saw.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tasks._common import Key, require_choice, require_int
+from tasks.batch import Batch
+from tasks.finite import ExampleSet, Stream
+
+_OPERATIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "square_first": lambda x, y: x * x,
+    "square_second": lambda x, y: y * y,
+    "add_multiply": lambda x, y: (x + y) * x,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "add_subtract": lambda x, y: (x + y) - x,
+    "add_double": lambda x, y: x + 2 * y,
+    "sin_first": lambda x, y: np.sin(x),
+    "sin_second": lambda x, y: np.sin(y),
+    "cos_first": lambda x, y: np.cos(x),
+    "cos_second": lambda x, y: np.cos(y),
+    "cos_sum": lambda x, y: np.cos(x + y),
+}
+
+MATH_OPERATIONS = tuple(_OPERATIONS)
+"""The operations' names, in the paper's order; an operation's id is its index."""
+
+_MAX_LENGTH = 5  # results reach 6e8, and their squares still fit into float32
+_MAX_POINTS = 10**6
+_MAX_CONSTANT = 100
+_GRID = 2**24  # as many numbers from -1 to 1 as are evenly spaced and exact in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathEquationsConfig:
+    """Which math equations they are. The defaults are the paper's, for one of its five |S|.
+
+    A split with the number n has n_operators * n / 2 points, rounded down, which must give every
+    one of its combinations of operators a point.
+
+    Attributes:
+        n_operators: |S|, how many of the 15 operations there are, 2 to 15 (the paper: 3, 5, 7, 10
+            and 15).
+        length: L, operators in an equation, 2 to 5. Of a single one, none could be held out and
+            yet be known.
+        n_points: n of `train`, 2 (|S|^(L-1) - |S|^(L-2)) to 10^6.
+        n_id: n of `id`, in the same range.
+        n_ood: n of `ood`, 2 |S|^(L-2) to 10^6.
+        operators: which operations there are: the "first" of `MATH_OPERATIONS`, or some "drawn"
+            by the seed.
+        variable_id: whether the features of a variable tell which one it is.
+        constant: the scalar of the last variable, -100 to 100; no answer depends on it.
+        seed: chooses operations, held-out combinations, points and their order, 0 to 2^32 - 1.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    n_operators: int = 5
+    length: int = 2
+    n_points: int = 5_000
+    n_id: int = 200
+    n_ood: int = 2_000
+    operators: Literal["first", "drawn"] = "first"
+    variable_id: bool = True
+    constant: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_int("n_operators", self.n_operators, 2, len(MATH_OPERATIONS))
+        require_int("length", self.length, 2, _MAX_LENGTH)
+        held_out = self.n_operators ** (self.length - 2)  # for each operator at a position
+        others = self.n_operators ** (self.length - 1) - held_out
+        require_int("n_points", self.n_points, 2 * others, _MAX_POINTS)
+        require_int("n_id", self.n_id, 2 * others, _MAX_POINTS)
+        require_int("n_ood", self.n_ood, 2 * held_out, _MAX_POINTS)
+        require_choice("operators", self.operators, ("first", "drawn"))
+        if not isinstance(self.variable_id, bool):
+            raise ValueError(f"variable_id={self.variable_id!r}: allowed are True and False")
+        number = isinstance(self.constant, int | float) and not isinstance(self.constant, bool)
+        if not number or not abs(self.constant) <= _MAX_CONSTANT:
+            raise ValueError(
+                f"constant={self.constant!r}: allowed is a number from -{_MAX_CONSTANT} to "
+                f"{_MAX_CONSTANT}"
+            )
+        require_int("seed", self.seed, 0, 2**32 - 1)
+
+    def size(self, split: str) -> int:
+        """Return the number of points of a split."""
+        number = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}[split]
+        return self.n_operators * number // 2
+
+
+@dataclass(frozen=True)
+class _TasksOf:
+    """What decides on the operations and on the held-out combinations."""
+
+    n_operators: int
+    length: int
+    operators: str
+    seed: int
+
+
+class MathEquations:
+    """The sampler of the math equations.
+
+    From x1, x2 ~ U(-1, 1) follow r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the answer r_L.
+    A task is a combination of operators; of the |S|^L, those are held out for which the sum over l
+    of p_l[o_l], with a random permutation p_l for each position, is a multiple of |S|. So with
+    L = 2 every operator is held out once at each position, and there with all others in `train`.
+
+    Splits: `train` and `id` have the same tasks, `ood` the held-out ones. Points (x1, x2) are
+    shared out evenly over the tasks of a split, and none occurs twice. `train` is a stream of
+    epochs, each in an order of its own; the others come in one fixed order, of which every prefix
+    is balanced over tasks, and start again at the end.
+
+    An unfamiliar combination is not always a new function: after `square_second`, `add_subtract`,
+    `sin_second` or `cos_second` the answer no longer depends on what came before. With the first 5
+    operations and L = 2, one of the 5 held-out tasks has therefore the answers of tasks in `train`.
+    """
+
+    SPLITS: ClassVar = ("train", "id", "ood")
+
+    def __init__(self, config: MathEquationsConfig) -> None:
+        self.config = config
+        # How equations are shown does not change which ones there are, and how many points there
+        # are does not change which combinations are held out.
+        self._key = Key(replace(config, variable_id=False, constant=0))
+        self._tasks_key = Key(
+            _TasksOf(config.n_operators, config.length, config.operators, config.seed)
+        )
+        self._made: dict[str, ExampleSet] = {}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return self.SPLITS
+
+    @property
+    def n_variables(self) -> int:
+        """Two numbers, the operators, the constant: L + 3."""
+        return self.config.length + 3
+
+    @property
+    def n_features(self) -> int:
+        """Scalar, operator and, if it is told, the variable's number."""
+        return 1 + self.config.n_operators + self.config.variable_id * self.n_variables
+
+    @property
+    def deciding(self) -> tuple[int, ...]:
+        """For each of the L steps, the variable that decides on the operation: 2 to L + 1."""
+        return tuple(range(2, 2 + self.config.length))
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The name of each operator, in the order of `MATH_OPERATIONS`."""
+        return tuple(MATH_OPERATIONS[one] for one in self._operations)
+
+    @cached_property
+    def combinations(self) -> Int[np.ndarray, "task position"]:
+        """The operators of every task; the last position changes fastest."""
+        shape = (self.config.n_operators,) * self.config.length
+        return np.indices(shape).reshape(len(shape), -1).T
+
+    @cached_property
+    def held_out(self) -> Int[np.ndarray, " held_out"]:
+        """The numbers of the tasks of `ood`, ascending: |S|^(L-1)."""
+        n_operators, length = self.config.n_operators, self.config.length
+        generator = self._tasks_key.generator("/held out")
+        code = np.stack([generator.permutation(n_operators) for _ in range(length)])
+        total = code[np.arange(length), self.combinations].sum(1)
+        return np.flatnonzero(total % n_operators == 0)
+
+    def size(self, split: str) -> int:
+        """Return the number of examples of a split: of one epoch of `train`.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
+        return self.config.size(split)
+
+    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
+        """Return batch number `index` of a split: always the same one for the same arguments.
+
+        It holds the positions from index * size to (index + 1) * size of the split's order.
+
+        Args:
+            split: one of `splits`.
+            index: 0 to 2^40.
+            size: number of examples, 1 to 2^22.
+            device: where the batch shall be.
+
+        Returns:
+            A batch with
+            inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and the
+            constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
+            number) and, with `variable_id`, the variable's number (one-hot);
+            targets [batch, 1] float32, r_L;
+            mask [batch, 1], all True;
+            latents (int64 but for `result`):
+            `operator` [batch, position]: indices into `operations`;
+            `operation` [batch, position]: the same, as indices into `MATH_OPERATIONS`;
+            `task` [batch]: the combination's number, its row in `combinations`;
+            `result` [batch, position] float32: r_1 to r_L.
+
+        Raises:
+            ValueError: `split` is unknown, or `index` or `size` is out of range.
+        """
+        examples = self._examples(split)
+        require_int("index", index, 0, 2**40)
+        require_int("size", size, 1, 2**22)
+        if split == "train":
+            rows = self._stream.rows(index, size)
+        else:
+            rows = np.arange(index * size, (index + 1) * size) % len(examples)
+        return examples.take(torch.from_numpy(rows), device)
+
+    def score(
+        self, output: Float[Tensor, "batch 1"], batch: Batch
+    ) -> dict[str, Float[Tensor, " batch"]]:
+        """Return how far the answers are off.
+
+        Args:
+            output: [batch, 1], the answers.
+            batch: the batch that they answer.
+
+        Returns:
+            `squared_error` and `absolute_error`, both [batch].
+
+        Raises:
+            ValueError: `output` has another shape.
+        """
+        expected = tuple(batch.targets.shape)
+        if tuple(output.shape) != expected:
+            raise ValueError(f"output of shape {tuple(output.shape)}: allowed is {expected}")
+        error = (output - batch.targets)[:, 0]
+        return {"squared_error": error.square(), "absolute_error": error.abs()}
+
+    def baseline(self, split: str) -> float:
+        """Return the mean squared error of always answering the mean target of `train`.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        targets, known = (self._examples(one).targets.double() for one in (split, "train"))
+        return (targets - known.mean()).square().mean().item()
+
+    def _examples(self, split: str) -> ExampleSet:
+        require_choice("split", split, self.SPLITS)
+        if split not in self._made:
+            self._made[split] = self._make(split)
+        return self._made[split]
+
+    def _make(self, split: str) -> ExampleSet:
+        points = self._points[split]
+        # The tasks take turns, those in front once more if it does not divide.
+        everything = np.arange(len(self.combinations))
+        tasks = self.held_out if split == "ood" else np.setdiff1d(everything, self.held_out)
+        task = np.resize(self._key.generator(f"/order/{split}").permutation(tasks), len(points))
+        operator = self.combinations[task]
+        operation = self._operations[operator]
+        result = results(operation, points)
+
+        n_operators = self.config.n_operators
+        inputs = np.zeros((len(points), self.n_variables, self.n_features), np.float32)
+        inputs[:, :2, 0] = points
+        inputs[:, -1, 0] = self.config.constant
+        inputs[:, self.deciding, 1 : 1 + n_operators] = np.eye(n_operators)[operator]
+        if self.config.variable_id:
+            inputs[:, :, 1 + n_operators :] = np.eye(self.n_variables)
+        result = torch.from_numpy(result.astype(np.float32))
+        return ExampleSet(
+            inputs=torch.from_numpy(inputs),
+            targets=result[:, -1],
+            latents={
+                "operator": torch.from_numpy(operator),
+                "operation": torch.from_numpy(operation),
+                "task": torch.from_numpy(task),
+                "result": result,
+            },
+        )
+
+    @cached_property
+    def _operations(self) -> Int[np.ndarray, " operator"]:
+        """The operation that each operator stands for."""
+        if self.config.operators == "first":
+            return np.arange(self.config.n_operators)
+        generator = self._tasks_key.generator("/operations")
+        drawn = generator.choice(len(MATH_OPERATIONS), self.config.n_operators, replace=False)
+        return np.sort(drawn)
+
+    @cached_property
+    def _points(self) -> dict[str, Float[np.ndarray, "point 2"]]:
+        """The points of all splits, parts of one draw without repetition."""
+        sizes = [self.size(split) for split in self.SPLITS]
+        drawn = self._key.generator("/points").choice(_GRID**2, sum(sizes), replace=False)
+        points = np.stack(np.divmod(drawn, _GRID), -1) / (_GRID // 2) - 1
+        return dict(zip(self.SPLITS, np.split(points, np.cumsum(sizes)[:-1]), strict=True))
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return Stream([np.arange(self.size("train"))], self._key)
+
+
+def apply_operation(
+    name: str, x: Float[np.ndarray, "*shape"], y: Float[np.ndarray, "*shape"]
+) -> Float[np.ndarray, "*shape"]:
+    """Return what an operation makes of its two operands, element by element.
+
+    Args:
+        name: one of `MATH_OPERATIONS`.
+        x: the first operand: the result so far.
+        y: the second one.
+
+    Raises:
+        ValueError: `name` is unknown.
+    """
+    require_choice("name", name, MATH_OPERATIONS)
+    return _OPERATIONS[name](x, y)
+
+
+def results(
+    operation: Int[np.ndarray, "n position"], points: Float[np.ndarray, "n 2"]
+) -> Float[np.ndarray, "n position"]:
+    """Return the results r_1 to r_L of equations.
+
+    Args:
+        operation: indices into `MATH_OPERATIONS`.
+        points: x1 and x2.
+    """
+    found = np.empty(operation.shape)
+    x, y = points.T
+    for position, chosen in enumerate(operation.T):
+        for one in np.unique(chosen):
+            rows = np.flatnonzero(chosen == one)
+            found[rows, position] = apply_operation(MATH_OPERATIONS[one], x[rows], y[rows])
+        x, y = found[:, position], points[:, 0]
+    return found
