@@ -171,7 +171,7 @@ class ModularNetwork(HookedRootModule):
     @property
     def bytes_per_result(self) -> int:
         """Memory that `advance` needs for each number that it gives."""
-        return self.pool.bytes_per_result
+        return self.pool.bytes_per_result(shared=self.config.functional_bottleneck != "attention")
 
     def forward(
         self, inputs: Float[Tensor, "batch variable d_input"], *, temperature: float | None = None

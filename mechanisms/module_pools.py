@@ -9,9 +9,10 @@ import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, relu
+from torch.nn.functional import relu
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.perceptrons import perceptrons
 
 OPERATIONS = {
     "add": lambda x, y: x + y,
@@ -36,9 +37,8 @@ OPERATIONS = {
 class ModulePool(Protocol):
     """Modules that each map operands to a number."""
 
-    @property
-    def bytes_per_result(self) -> int:
-        """Memory that each number of the output needs on the way."""
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
         ...
 
     def __call__(
@@ -125,26 +125,23 @@ class MlpPool(nn.Module):
         self.W_out = lecun_normal(n_modules, d_mlp, fan_in=d_mlp, generator=generator)
         self.b_out = zeros(n_modules)
 
-    @property
-    def bytes_per_result(self) -> int:
-        """Memory that each number of the output needs on the way."""
-        return 2 * self.W_out.shape[1] * self.W_out.element_size()
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        if shared and not len(self.W_hidden):
+            return self.W_out.element_size()
+        return 3 * self.W_out.shape[1] * self.W_out.element_size()
 
     def forward(
         self, operands: Float[Tensor, "*batch #module operand"]
     ) -> Float[Tensor, "*batch module"]:
         """What each module makes of its operands; a single module entry is for all of them."""
-        if operands.shape[-2] == 1:
-            # One product with all modules' weights beside one another.
-            weights = self.W_in.transpose(0, 1).flatten(1)
-            x = linear(operands.squeeze(-2), weights.T, self.b_in.flatten())
-            x = x.unflatten(-1, self.b_in.shape)
-        else:
-            x = einsum(
-                operands, self.W_in, "... module operand, module operand mlp -> ... module mlp"
-            )
-            x = x + self.b_in
-        x = relu(x)
+        if operands.shape[-2] == 1 and not len(self.W_hidden):
+            rows = operands.flatten(0, -2)
+            out = perceptrons(rows, self.W_in, self.b_in, self.W_out) + self.b_out
+            return out.unflatten(0, operands.shape[:-2])
+        operands = operands.expand(*operands.shape[:-2], len(self.b_out), -1)
+        x = einsum(operands, self.W_in, "... module operand, module operand mlp -> ... module mlp")
+        x = relu(x + self.b_in)
         for weight, bias in zip(self.W_hidden, self.b_hidden, strict=True):
             x = einsum(x, weight, "... module mlp, module mlp out -> ... module out") + bias
             x = relu(x)
@@ -208,9 +205,8 @@ class OperationPool(nn.Module):
         super().__init__()
         self.names = config.names
 
-    @property
-    def bytes_per_result(self) -> int:
-        """Memory that each number of the output needs on the way."""
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
         return 4
 
     def forward(

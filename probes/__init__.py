@@ -7,6 +7,8 @@ the plane, and `interchange` asks whether the model uses them.
 `extract_control_flow` makes graphs of gates and attention, `score_control_flow` compares them with
 the true dataflow, and `cut` asks whether they are what computes.
 
+`score_specialization` asks whether each module of a router serves one operation.
+
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from probes.hooking import HookedModel, resolve_hooks
     from probes.interchanging import interchange
     from probes.projecting import project
+    from probes.specialization import score_specialization
 
 _HOME = {
     "Batch": "probes.capturing",
@@ -39,6 +42,7 @@ _HOME = {
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
     "score_control_flow": "probes.control_flow_scores",
+    "score_specialization": "probes.specialization",
     "to_networkx": "probes.control_flow_export",
     "write_graphml": "probes.control_flow_export",
     "write_node_link": "probes.control_flow_export",
@@ -58,6 +62,7 @@ __all__ = [
     "project",
     "resolve_hooks",
     "score_control_flow",
+    "score_specialization",
     "to_networkx",
     "write_graphml",
     "write_node_link",
