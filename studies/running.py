@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast
 
 import torch
 import typer
 import xarray as xr
 
-from studies.runs import RunError, config_hash, open_folder, provenance, write_atomically
+from studies.runs import (
+    RunError,
+    config_hash,
+    locked,
+    open_folder,
+    provenance,
+    write_atomically,
+)
 from studies.settings import from_plain, override
 from studies.training import TrainingError, process_device
 
 if TYPE_CHECKING:
+    from distributed import Client
     from matplotlib.figure import Figure
-    from rich.table import Table
+    from rich.console import RenderableType
 
 Study = TypeVar("Study")
 
@@ -57,8 +67,10 @@ class Resources:
     Attributes:
         root: folder under which the folders of the study and of its models lie.
         device: where models run: `cpu`, `cuda`, `mps`.
-        workers: models that are trained and analysed side by side.
+        workers: models that are trained and analysed side by side; a scheduler has its own.
         threads: CPU threads of each of them. The last bits of a result depend on it.
+        scheduler: address of a running dask scheduler whose workers do so instead. They have
+            modscope installed, and see `root` under the same absolute path.
         fresh: do not go on from, but move aside, what an earlier run left.
     """
 
@@ -66,6 +78,7 @@ class Resources:
     device: str = "cpu"
     workers: int = 1
     threads: int = 1
+    scheduler: str | None = None
     fresh: bool = False
 
 
@@ -100,17 +113,19 @@ def run_models(
         checkpoints: run folders of these models, to be analysed instead of training any.
 
     Raises:
-        RunError: a folder cannot be used, or a checkpoint is damaged.
+        RunError: a folder cannot be used, a checkpoint is damaged, or see `run_side_by_side`.
         TrainingError: a loss is not finite.
     """
     rank, device = process_device(resources.device)
     root = resources.root
+    folder = root / f"{name}-{config_hash(identity)}"
+    places = [folder / "models" / f"{model.folder_name}.nc" for model in models]
     if rank > 0:
         # Processes that share the training of a model leave the rest to the first one.
         for number, model in enumerate([] if checkpoints else models):
-            train(model, root=root, device=device, position=number)
+            if resources.fresh or not places[number].exists():
+                train(model, root=root, device=device, position=number)
         raise SystemExit(0)
-    folder = root / f"{name}-{config_hash(identity)}"
     if (folder / "result.nc").exists() and not resources.fresh:
         return folder
     if resources.fresh and not checkpoints:
@@ -118,22 +133,28 @@ def run_models(
             open_folder(root / "models" / model.folder_name, model, fresh=True)
     open_folder(folder, identity, fresh=resources.fresh)
 
+    # Workers elsewhere need not be in this process's directory.
+    here = root.absolute()
     jobs = [
         functools.partial(
             _one_model,
             model,
-            train=None if checkpoints else functools.partial(train, root=root, position=number),
+            train=None if checkpoints else functools.partial(train, root=here, position=number),
             analyse=analyse,
-            folder=checkpoints[number] if checkpoints else None,
-            place=folder / "models" / f"{model.folder_name}.nc",
+            folder=checkpoints[number].absolute() if checkpoints else None,
+            place=places[number].absolute(),
             device=device,
             threads=resources.threads,
         )
         for number, model in enumerate(models)
     ]
-    places = run_side_by_side(jobs, resources.workers)
     trees = []
-    for place in places:
+    for place in run_side_by_side(
+        jobs,
+        resources.workers,
+        scheduler=resources.scheduler,
+        names=[model.folder_name for model in models],
+    ):
         with xr.open_datatree(place, engine="h5netcdf") as tree:
             trees.append(tree.load())
     result = assemble(trees)
@@ -187,16 +208,42 @@ def merge(trees: Sequence[xr.DataTree], places: Sequence[Mapping[str, str | int]
     return xr.DataTree.from_dict(merged)
 
 
-def run_side_by_side(jobs: Sequence[Callable[[], Path]], workers: int) -> list[Path]:
-    """Call jobs in processes of their own, `workers` at a time; gives their results in order."""
-    if workers <= 1 or len(jobs) == 1:
+def run_side_by_side(
+    jobs: Sequence[Callable[[], Path]],
+    workers: int,
+    *,
+    scheduler: str | None = None,
+    names: Sequence[str] | None = None,
+) -> list[Path]:
+    """Call jobs, several at once in processes of their own; gives their results in order.
+
+    With one worker or one job, and no scheduler, they are called one after another in this
+    process, and the first error ends that. Otherwise a job whose process dies is called again,
+    up to three times, and one that raises an error keeps no other from being called.
+
+    Args:
+        jobs: what to call; picklable.
+        workers: processes on this machine, with which a job each is busy.
+        scheduler: address of a dask scheduler whose workers are used instead.
+        names: of the jobs, for errors; their numbers by default.
+
+    Raises:
+        RunError: a job's process died each time, or the scheduler is out of reach.
+        RunError, TrainingError, ValueError: a job raised it; the message says which job, and how
+            many others failed.
+        RuntimeError: a job raised another error, which is the cause of this one.
+    """
+    if scheduler is None and (workers <= 1 or len(jobs) <= 1):
         return [job() for job in jobs]
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        for future in as_completed(futures):
-            if future.exception() is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-        return [future.result() for future in futures]
+    with _connected(min(workers, len(jobs)), scheduler) as client:
+        outcomes = _outcomes(client, jobs)
+    failed = {n: one for n, one in enumerate(outcomes) if isinstance(one, Exception)}
+    for number, error in failed.items():
+        kinds = (RunError, TrainingError, ValueError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+        name = names[number] if names else f"job {number}"
+        raise kind(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
+    return [one for one in outcomes if not isinstance(one, Exception)]
 
 
 def write_compressed(result: xr.DataTree, path: Path) -> None:
@@ -248,7 +295,7 @@ def command(
     question: str,
     presets: Callable[[], dict[str, Study]],
     run: Callable[..., Path],
-    table: Callable[[xr.DataTree], Table],
+    table: Callable[[xr.DataTree], RenderableType],
 ) -> None:
     """The command line of a study: settings and resources in, the closing table out.
 
@@ -277,6 +324,10 @@ def command(
             int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")
         ] = os.cpu_count() or 1,
         threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker")] = 1,
+        scheduler: Annotated[
+            str | None,
+            typer.Option(help="address of a dask scheduler with workers that see the same OUT"),
+        ] = None,
         fresh: Annotated[bool, typer.Option(help="start over; set earlier results aside")] = False,
     ) -> None:
         from rich.console import Console
@@ -288,7 +339,12 @@ def command(
             folder = run(
                 override(presets()[preset], settings or []),
                 resources=Resources(
-                    root=out, device=device, workers=workers, threads=threads, fresh=fresh
+                    root=out,
+                    device=device,
+                    workers=workers,
+                    threads=threads,
+                    scheduler=scheduler,
+                    fresh=fresh,
                 ),
                 checkpoints=tuple(checkpoint or ()),
             )
@@ -315,10 +371,94 @@ def _one_model(
 ) -> Path:
     """Train (unless its run folder is given) and analyse one model, into `place`."""
     torch.set_num_threads(threads)
-    if folder is None:
-        assert train is not None
-        folder = train(model, device=device)
-    if not place.exists():
-        tree = analyse(model, folder, device)
-        write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # A worker that was given up for lost may still be at it.
+    with locked(place.parent, name=f".{place.stem}.lock", wait=True):
+        if not place.exists():
+            if folder is None:
+                assert train is not None
+                folder = train(model, device=device)
+            tree = analyse(model, folder, device)
+            write_atomically(place, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
     return place
+
+
+@contextmanager
+def _connected(workers: int, scheduler: str | None) -> Iterator[Client]:
+    """A client of `scheduler`, or of a cluster of this machine's own with so many workers."""
+    import dask.config
+    from distributed import CancelledError, Client, LocalCluster
+
+    if scheduler is not None:
+        try:
+            client = Client(scheduler)
+        except (OSError, ValueError) as error:
+            raise RunError(f"there is no dask scheduler at {scheduler!r}: {error}") from error
+        try:
+            with client:
+                yield client
+        except (CancelledError, OSError) as error:
+            raise RunError(f"the dask scheduler at {scheduler!r} is gone") from error
+        return
+    settings = {
+        # Their parents see them die; one that only keeps silent is at work, or suspended.
+        "distributed.scheduler.worker-ttl": None,
+        "distributed.worker.profile.enabled": False,
+    }
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=None,
+            # Another cluster may have the usual port.
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _outcomes(client: Client, jobs: Sequence[Callable[[], Path]]) -> list[Path | Exception]:
+    """The result of each job, or the error that it ended in."""
+    from distributed import CancelledError, KilledWorker, wait
+
+    outcomes: dict[int, Path | Exception] = {}
+    waiting = deque(range(len(jobs)))
+    running = {}
+    while len(outcomes) < len(jobs):
+        # One for each worker and no more: dask blames a death on all that the worker was given.
+        free = len(cast(dict, client.nthreads())) - len(running)
+        for _ in range(min(free, len(waiting))):
+            number = waiting.popleft()
+            running[client.submit(_alone, jobs[number], pure=False)] = number
+        if not running:
+            client.wait_for_workers(1)
+            continue
+        # Not for ever: meanwhile workers may have come.
+        with suppress(TimeoutError):
+            wait(list(running), timeout=1, return_when="FIRST_COMPLETED")
+        for future in [future for future in running if future.done()]:
+            number = running.pop(future)
+            try:
+                outcomes[number] = future.result()
+            except CancelledError:
+                raise
+            except KilledWorker as error:
+                deaths = error.allowed_failures + 1
+                outcomes[number] = RunError(f"its process died {deaths} times (out of memory?)")
+            except Exception as error:
+                outcomes[number] = error
+            # Or dask calls the job again if the worker that keeps its result dies.
+            future.release()
+    return [outcomes[number] for number in range(len(jobs))]
+
+
+_PROCESS = threading.Lock()
+
+
+def _alone(job: Callable[[], Path]) -> Path:
+    """Call a job when no other is at work in this process, whose random state it uses."""
+    with _PROCESS:
+        return job()

@@ -114,20 +114,24 @@ def open_folder(folder: Path, config: object, *, fresh: bool = False) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, name: str = ".lock", wait: bool = False) -> Iterator[None]:
     """Keep a folder to this process; the system lets go of it when the process dies.
 
+    Args:
+        name: of the file that is locked, for a part of the folder.
+        wait: until a process that holds it lets go.
+
     Raises:
-        RunError: another process holds it.
+        RunError: another process holds it, and `wait` is false.
     """
     if os.name != "posix":
         yield
         return
     import fcntl
 
-    with (folder / ".lock").open("w") as lock:
+    with (folder / name).open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise RunError(f"another process is at work in {folder}") from error
         yield

@@ -139,6 +139,11 @@ def cross_entropy(logits: Tensor, batch: TrainingBatch) -> Tensor:
     return (losses * counts).sum() / counts.sum()
 
 
+def answer_cross_entropy(model: nn.Module, batch: TrainingBatch, step: int) -> Tensor:
+    """The cross-entropy of what the model answers to a batch; the same at every step."""
+    return cross_entropy(model(batch.inputs).float(), batch)
+
+
 def train(
     model: nn.Module,
     *,
@@ -149,7 +154,7 @@ def train(
     folder: Path,
     identity: object,
     seed: int,
-    loss: Callable[[Tensor, Any], Tensor] = cross_entropy,
+    objective: Callable[[Any, Any, int], Tensor] = answer_cross_entropy,
     description: str = "training",
     position: int = 0,
 ) -> list[dict[str, float]]:
@@ -169,7 +174,7 @@ def train(
         select: which of these figures picks the best checkpoint; higher is better.
         identity: the config that makes this run what it is; a checkpoint of another is refused.
         seed: of the dropout masks.
-        loss: (output, batch) -> scalar.
+        objective: (model, batch, step) -> the loss to be minimised, a scalar.
         description: what the progress bar says.
         position: the line of the progress bar, where several models are trained side by side.
 
@@ -224,7 +229,7 @@ def train(
                 model.train()
                 batch = workers.share(sample(step, config.batch_size))
                 with autocast:
-                    value = loss(stepper(batch.inputs).float(), batch)
+                    value = objective(stepper, batch, step)
                 optimizer.zero_grad()
                 value.backward()
                 if config.clip is not None:
