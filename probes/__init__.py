@@ -7,7 +7,9 @@ the plane, and `interchange` asks whether the model uses them.
 `extract_control_flow` makes graphs of gates and attention, `score_control_flow` compares them with
 the true dataflow, and `cut` asks whether they are what computes.
 
-`score_specialization` asks whether each module of a router serves one operation.
+`score_specialization` asks whether each module of a router serves one operation; `search_paths`
+and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
+a few labelled examples find it.
 
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
@@ -16,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from probes.adapting import adapt_paths
     from probes.capturing import Batch, Quantity, capture
     from probes.control_flow_cutting import cut
     from probes.control_flow_export import to_networkx, write_graphml, write_node_link
@@ -25,13 +28,18 @@ if TYPE_CHECKING:
     from probes.decoding_continuous import decode_continuous
     from probes.hooking import HookedModel, resolve_hooks
     from probes.interchanging import interchange
+    from probes.oracle_paths import PathModel
+    from probes.oracle_scores import score_paths
+    from probes.oracle_search import search_paths
     from probes.projecting import project
     from probes.specialization import score_specialization
 
 _HOME = {
     "Batch": "probes.capturing",
     "HookedModel": "probes.hooking",
+    "PathModel": "probes.oracle_paths",
     "Quantity": "probes.capturing",
+    "adapt_paths": "probes.adapting",
     "capture": "probes.capturing",
     "collapse_columns": "probes.control_flow_graphs",
     "cut": "probes.control_flow_cutting",
@@ -42,7 +50,9 @@ _HOME = {
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
     "score_control_flow": "probes.control_flow_scores",
+    "score_paths": "probes.oracle_scores",
     "score_specialization": "probes.specialization",
+    "search_paths": "probes.oracle_search",
     "to_networkx": "probes.control_flow_export",
     "write_graphml": "probes.control_flow_export",
     "write_node_link": "probes.control_flow_export",
@@ -51,7 +61,9 @@ _HOME = {
 __all__ = [
     "Batch",
     "HookedModel",
+    "PathModel",
     "Quantity",
+    "adapt_paths",
     "capture",
     "collapse_columns",
     "cut",
@@ -62,7 +74,9 @@ __all__ = [
     "project",
     "resolve_hooks",
     "score_control_flow",
+    "score_paths",
     "score_specialization",
+    "search_paths",
     "to_networkx",
     "write_graphml",
     "write_node_link",
