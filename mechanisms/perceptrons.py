@@ -41,7 +41,10 @@ class _Perceptrons(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (gradient,) = grad_outputs
         rows, weights, W_out = ctx.saved_tensors
         # What is behind an active unit, sum over rows of x times the gradient of its module, gives
         # the gradients of all weights: of W_in after W_out, and of W_out after W_in.
