@@ -5,32 +5,29 @@ Improves Systematic Generalization", has three tasks. Each example is an express
 sequence of tokens; the answer is its value. Deeper expressions are held out.
 """
 
-from abc import ABC, abstractmethod
-from functools import cached_property
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, final
 
-import numpy as np
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tasks._common import Key, require_choice, require_int
+from tasks._common import Key
 from tasks.batch import Batch
-from tasks.finite import ExampleSet, Stream
+from tasks.finite_task import FiniteTask
 
 if TYPE_CHECKING:
     import networkx
 
 
-class ExpressionTask(ABC):
+class ExpressionTask(FiniteTask):
     """A task whose examples are expressions.
 
     Splits: `train`; `id` has the depths of `train`, but other expressions; `valid` has deeper ones,
     and `ood` the deepest.
 
-    The expressions of a split are made when it is first asked for. `train` is a stream of epochs,
-    each in an order of its own; the others come in one fixed order, of which every prefix is
-    balanced over depth, and start again at the end.
+    The prefixes of the splits other than `train` are balanced over depth. A batch holds
+    inputs [batch, pos] int64, token ids, -1 behind the end, as wide as the longest sequence that
+    the split can hold; targets [batch, 1] int64, indices into `answers`; mask [batch, 1], all True.
 
     Latents (int64 but for `edge_used`; -1 is padding; the widths belong to the split):
     `length` [batch]: number of tokens;
@@ -51,9 +48,8 @@ class ExpressionTask(ABC):
 
     def __init__(self, *, key: Key, separator: str) -> None:
         """Args: what all random choices follow from; what stands between the tokens of a text."""
-        self._key = key
+        super().__init__(key=key)
         self._separator = separator
-        self._made: dict[str, ExampleSet] = {}
 
     @property
     @abstractmethod
@@ -65,66 +61,11 @@ class ExpressionTask(ABC):
     def answers(self) -> tuple[str, ...]:
         """The name of each target."""
 
-    @abstractmethod
-    def _make(self, split: str) -> ExampleSet:
-        """Return the examples of a split; but for `train`, in the order in which they come."""
-
-    @abstractmethod
-    def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
-        """Return the rows of `train` that take turns in the stream."""
-
-    @final
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
-        return self.SPLITS
-
     @final
     @property
     def chance(self) -> float:
         """Accuracy of guessing: one over the number of answers."""
         return 1 / len(self.answers)
-
-    @final
-    def size(self, split: str) -> int:
-        """Return the number of examples of a split: of one epoch of `train`.
-
-        Raises:
-            ValueError: `split` is unknown.
-        """
-        return len(self._examples(split))
-
-    @final
-    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
-        """Return batch number `index` of a split: always the same one for the same arguments.
-
-        It holds the positions from index * size to (index + 1) * size of the split's order.
-
-        Args:
-            split: one of `splits`.
-            index: 0 to 2^40.
-            size: number of examples, 1 to 2^22.
-            device: where the batch shall be.
-
-        Returns:
-            A batch with
-            inputs [batch, pos] int64, token ids, -1 behind the end, as wide as the longest
-            sequence that the split can hold;
-            targets [batch, 1] int64, indices into `answers`;
-            mask [batch, 1], all True;
-            latents: see the class.
-
-        Raises:
-            ValueError: `split` is unknown, or `index` or `size` is out of range.
-        """
-        examples = self._examples(split)
-        require_int("index", index, 0, 2**40)
-        require_int("size", size, 1, 2**22)
-        if split == "train":
-            rows = self._stream.rows(index, size)
-        else:
-            rows = np.arange(index * size, (index + 1) * size) % len(examples)
-        return examples.take(torch.from_numpy(rows), device)
 
     @final
     def score(
@@ -152,17 +93,6 @@ class ExpressionTask(ABC):
         """Return one example of a batch as it is written."""
         ids = batch.inputs[example].tolist()
         return self._separator.join(self.vocabulary[i] for i in ids if i >= 0)
-
-    @final
-    def _examples(self, split: str) -> ExampleSet:
-        require_choice("split", split, self.SPLITS)
-        if split not in self._made:
-            self._made[split] = self._make(split)
-        return self._made[split]
-
-    @cached_property
-    def _stream(self) -> Stream:
-        return Stream(self._groups(self._examples("train")), self._key)
 
 
 def dataflow(latents: dict[str, Tensor], example: int) -> "networkx.DiGraph":

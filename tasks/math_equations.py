@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch
-from tasks.finite import ExampleSet, Stream
+from tasks.finite import ExampleSet
+from tasks.finite_task import FiniteTask
 
 _OPERATIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": lambda x, y: x + y,
@@ -117,7 +118,7 @@ class _TasksOf:
     seed: int
 
 
-class MathEquations:
+class MathEquations(FiniteTask):
     """The sampler of the math equations.
 
     From x1, x2 ~ U(-1, 1) follow r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the answer r_L.
@@ -126,9 +127,17 @@ class MathEquations:
     L = 2 every operator is held out once at each position, and there with all others in `train`.
 
     Splits: `train` and `id` have the same tasks, `ood` the held-out ones. Points (x1, x2) are
-    shared out evenly over the tasks of a split, and none occurs twice. `train` is a stream of
-    epochs, each in an order of its own; the others come in one fixed order, of which every prefix
-    is balanced over tasks, and start again at the end.
+    shared out evenly over the tasks of a split, and none occurs twice. The prefixes of `id` and
+    `ood` are balanced over tasks.
+
+    A batch holds inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and
+    the constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
+    number) and, with `variable_id`, the variable's number (one-hot); targets [batch, 1] float32,
+    r_L; mask [batch, 1], all True; and the latents (int64 but for `result`)
+    `operator` [batch, position]: indices into `operations`;
+    `operation` [batch, position]: the same, as indices into `MATH_OPERATIONS`;
+    `task` [batch]: the combination's number, its row in `combinations`;
+    `result` [batch, position] float32: r_1 to r_L.
 
     An unfamiliar combination is not always a new function: after `square_second`, `add_subtract`,
     `sin_second` or `cos_second` the answer no longer depends on what came before. With the first 5
@@ -138,19 +147,13 @@ class MathEquations:
     SPLITS: ClassVar = ("train", "id", "ood")
 
     def __init__(self, config: MathEquationsConfig) -> None:
-        self.config = config
         # How equations are shown does not change which ones there are, and how many points there
         # are does not change which combinations are held out.
-        self._key = Key(replace(config, variable_id=False, constant=0))
+        super().__init__(key=Key(replace(config, variable_id=False, constant=0)))
+        self.config = config
         self._tasks_key = Key(
             _TasksOf(config.n_operators, config.length, config.operators, config.seed)
         )
-        self._made: dict[str, ExampleSet] = {}
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
-        return self.SPLITS
 
     @property
     def n_variables(self) -> int:
@@ -187,51 +190,6 @@ class MathEquations:
         total = code[np.arange(length), self.combinations].sum(1)
         return np.flatnonzero(total % n_operators == 0)
 
-    def size(self, split: str) -> int:
-        """Return the number of examples of a split: of one epoch of `train`.
-
-        Raises:
-            ValueError: `split` is unknown.
-        """
-        require_choice("split", split, self.SPLITS)
-        return self.config.size(split)
-
-    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
-        """Return batch number `index` of a split: always the same one for the same arguments.
-
-        It holds the positions from index * size to (index + 1) * size of the split's order.
-
-        Args:
-            split: one of `splits`.
-            index: 0 to 2^40.
-            size: number of examples, 1 to 2^22.
-            device: where the batch shall be.
-
-        Returns:
-            A batch with
-            inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and the
-            constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
-            number) and, with `variable_id`, the variable's number (one-hot);
-            targets [batch, 1] float32, r_L;
-            mask [batch, 1], all True;
-            latents (int64 but for `result`):
-            `operator` [batch, position]: indices into `operations`;
-            `operation` [batch, position]: the same, as indices into `MATH_OPERATIONS`;
-            `task` [batch]: the combination's number, its row in `combinations`;
-            `result` [batch, position] float32: r_1 to r_L.
-
-        Raises:
-            ValueError: `split` is unknown, or `index` or `size` is out of range.
-        """
-        examples = self._examples(split)
-        require_int("index", index, 0, 2**40)
-        require_int("size", size, 1, 2**22)
-        if split == "train":
-            rows = self._stream.rows(index, size)
-        else:
-            rows = np.arange(index * size, (index + 1) * size) % len(examples)
-        return examples.take(torch.from_numpy(rows), device)
-
     def score(
         self, output: Float[Tensor, "batch 1"], batch: Batch
     ) -> dict[str, Float[Tensor, " batch"]]:
@@ -261,12 +219,6 @@ class MathEquations:
         """
         targets, known = (self._examples(one).targets.double() for one in (split, "train"))
         return (targets - known.mean()).square().mean().item()
-
-    def _examples(self, split: str) -> ExampleSet:
-        require_choice("split", split, self.SPLITS)
-        if split not in self._made:
-            self._made[split] = self._make(split)
-        return self._made[split]
 
     def _make(self, split: str) -> ExampleSet:
         points = self._points[split]
@@ -309,14 +261,13 @@ class MathEquations:
     @cached_property
     def _points(self) -> dict[str, Float[np.ndarray, "point 2"]]:
         """The points of all splits, parts of one draw without repetition."""
-        sizes = [self.size(split) for split in self.SPLITS]
+        sizes = [self.config.size(split) for split in self.SPLITS]
         drawn = self._key.generator("/points").choice(_GRID**2, sum(sizes), replace=False)
         points = np.stack(np.divmod(drawn, _GRID), -1) / (_GRID // 2) - 1
         return dict(zip(self.SPLITS, np.split(points, np.cumsum(sizes)[:-1]), strict=True))
 
-    @cached_property
-    def _stream(self) -> Stream:
-        return Stream([np.arange(self.size("train"))], self._key)
+    def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
+        return [np.arange(len(train))]
 
 
 def apply_operation(

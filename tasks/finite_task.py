@@ -1,0 +1,89 @@
+"""What the tasks with a fixed set of examples share: how these are served."""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from tasks._common import Key, require_choice, require_int
+from tasks.batch import Batch
+from tasks.finite import ExampleSet, Stream
+
+
+class FiniteTask(ABC):
+    """A task whose splits are finite; the examples of one are made when it is first asked for.
+
+    `train` is a stream of epochs, each in an order of its own; the other splits come in one fixed
+    order, of which every prefix is balanced, and start again at the end.
+    """
+
+    SPLITS: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *, key: Key) -> None:
+        """Args: what all random choices follow from."""
+        self._key = key
+        self._made: dict[str, ExampleSet] = {}
+
+    @abstractmethod
+    def _make(self, split: str) -> ExampleSet:
+        """Return the examples of a split; but for `train`, in the order in which they come."""
+
+    @abstractmethod
+    def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
+        """Return the rows of `train` that take turns in the stream."""
+
+    @final
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return self.SPLITS
+
+    @final
+    def size(self, split: str) -> int:
+        """Return the number of examples of a split: of one epoch of `train`.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        return len(self._examples(split))
+
+    @final
+    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
+        """Return batch number `index` of a split: always the same one for the same arguments.
+
+        It holds the positions from index * size to (index + 1) * size of the split's order.
+
+        Args:
+            split: one of `splits`.
+            index: 0 to 2^40.
+            size: number of examples, 1 to 2^22.
+            device: where the batch shall be.
+
+        Returns:
+            A batch; what it holds is told by the task.
+
+        Raises:
+            ValueError: `split` is unknown, or `index` or `size` is out of range.
+        """
+        examples = self._examples(split)
+        require_int("index", index, 0, 2**40)
+        require_int("size", size, 1, 2**22)
+        if split == "train":
+            rows = self._stream.rows(index, size)
+        else:
+            rows = np.arange(index * size, (index + 1) * size) % len(examples)
+        return examples.take(torch.from_numpy(rows), device)
+
+    @final
+    def _examples(self, split: str) -> ExampleSet:
+        require_choice("split", split, self.SPLITS)
+        if split not in self._made:
+            self._made[split] = self._make(split)
+        return self._made[split]
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return Stream(self._groups(self._examples("train")), self._key)
