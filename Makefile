@@ -1,13 +1,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: raven ndr test lint bench
+.PHONY: raven ndr routing test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py
 
 ndr: .venv/installed
 	$(BIN)/python studies/ndr_control_flow.py
+
+routing: .venv/installed
+	$(BIN)/python studies/modular_routing.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto
