@@ -19,7 +19,7 @@ CONDITION = (
     "objective",
     "selection_bottleneck",
     "functional_bottleneck",
-    "keys",
+    "module_keys",
     "pool",
     "n_layers",
     "n_operators",

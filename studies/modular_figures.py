@@ -69,7 +69,7 @@ PATHS = {"routed": "ood", "task": "best_task", "sample": "best_sample"}
 VARIANTS = {
     "objectives": (("objective", "selection_bottleneck"), ("id", "ood", "specialization")),
     "functional": (("functional_bottleneck",), ("ood", "specialization", "collapse")),
-    "keys": (("keys",), ("ood", "specialization", "collapse")),
+    "keys": (("module_keys",), ("ood", "specialization", "collapse")),
     "layers": (("n_layers",), ("id", "ood", "specialization")),
     "pools": (("pool",), ("id", "ood", "specialization")),
 }
@@ -686,10 +686,7 @@ def _counts_under(row: Row, setting: Setting, free: Iterable[str] = ()) -> bool:
 
 
 def _group(result: xr.DataTree, name: str, *variables: str) -> xr.Dataset:
-    """Some of a group's variables, without the conditions of its cells, of which rows tell.
-
-    With the coordinate `keys` xarray would take an array for a mapping.
-    """
+    """Some of a group's variables, without the conditions of its cells, of which rows tell."""
     return result[name].to_dataset()[list(variables)].reset_coords(drop=True)
 
 
@@ -963,8 +960,9 @@ def _word(name: str, value: Any) -> str:
         return "1 layer" if value == 1 else f"{value} layers"
     if name in TASK:
         return f"{'|S|' if name == 'n_operators' else 'C'}={value}"
-    suffix = {"functional_bottleneck": " functional", "keys": " keys"}.get(name, "")
-    return f"{_name(value)}{suffix}"
+    if name == "functional_bottleneck":
+        return f"functional: {value}"
+    return f"{value} keys" if name == "module_keys" else _name(value)
 
 
 def _name(key: str) -> str:

@@ -69,7 +69,7 @@ COORDINATES = {
     "objective": "what is minimised: a sampled path's error, or every path's by its probability",
     "selection_bottleneck": "whether the router sees one variable only",
     "functional_bottleneck": "what a module is given",
-    "keys": "where the modules' keys come from",
+    "module_keys": "where the modules' keys come from",
     "pool": "learned modules, or true operations",
     "n_layers": "modules that work one after another",
     "n_operators": "operators in the data, |S|",
@@ -154,7 +154,8 @@ class ModularModel:
             "objective": self.objective,
             "selection_bottleneck": int(self.selection_bottleneck),
             "functional_bottleneck": self.functional_bottleneck,
-            "keys": self.keys,
+            # Not `keys`: xarray would take an array with that coordinate for a mapping.
+            "module_keys": self.keys,
             "pool": self.pool,
             "n_layers": self.n_layers,
             "n_operators": self.task.n_operators,

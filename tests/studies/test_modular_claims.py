@@ -17,7 +17,7 @@ USUAL = {
     "objective": "sampled",
     "selection_bottleneck": 0,
     "functional_bottleneck": "oracle",
-    "keys": "direct",
+    "module_keys": "direct",
     "pool": "mlp",
     "n_layers": 2,
     "n_operators": 5,

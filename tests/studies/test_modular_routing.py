@@ -85,6 +85,8 @@ def test_the_result_tells_what_it_is(result):
     assert cells["model"].to_numpy().tolist() == [*["cross_attention"] * 2, "monolithic"]
     assert cells["selection_bottleneck"].to_numpy().tolist() == [0, 1, 0]
     assert result["specialization"].sizes["cell"] == 2
+    # No coordinate makes xarray take an array for something else.
+    assert np.isfinite(np.log10(result["losses"]["loss"])).all()
     for group in result.subtree:
         for name, variable in group.variables.items():
             assert variable.attrs.get("long_name"), (group.path, name)
