@@ -40,6 +40,8 @@ ROUTERS = ("cross_attention", "concatenation", "encoder")
 MODULAR = ("structural_oracle", *ROUTERS)
 TASK = ("n_operators", "n_points")
 NOT_RUN = "not run"
+MOST_SHOWN = 8
+"""Conditions whose figures are told; there may be hundreds."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def _alike(means: Sequence[Row], varied: str) -> Iterator[dict[Any, Row]]:
         yield {row[varied]: row for row in group}
 
 
-def _beside_one_another(means: Sequence[Row]) -> Iterator[dict[str, Row]]:
+def _beside_one_another(means: Sequence[Row]) -> Iterator[dict[Any, Row]]:
     """The networks that are compared under each condition, by model.
 
     What a network has no variants of counts under every one: the monolithic network has its task
@@ -232,11 +234,19 @@ def _beside_one_another(means: Sequence[Row]) -> Iterator[dict[str, Row]]:
 def _checked(means: Sequence[Row], check: Check) -> Claim:
     rows = [row for row in means if check.of(row)]
     compared = _beside_one_another(rows) if check.varied == "model" else _alike(rows, check.varied)
-    verdicts = [check.judge(group) for group in compared if set(check.needs) <= set(group)]
-    if not verdicts:
+    groups = [group for group in compared if set(check.needs) <= set(group)]
+    if not groups:
         return Claim(check.statement, "", NOT_RUN)
+    verdicts = [check.judge(group) for group in groups]
     held = sum(holds for holds, _ in verdicts)
-    shown = [text for _, text in verdicts[:8]]
+    # Each is told by what it does not share with the others.
+    first = [group[check.needs[-1]] for group in groups]
+    names = [name for name in CONDITION if len({row[name] for row in first}) > 1]
+    names = [name for name in names if name != check.varied]
+    shown = [
+        ", ".join(in_words(name, row[name]) for name in names) + (": " if names else "") + text
+        for row, (_, text) in list(zip(first, verdicts, strict=True))[:MOST_SHOWN]
+    ]
     if len(verdicts) > len(shown):
         shown.append("...")
     if held in (0, len(verdicts)):
@@ -244,6 +254,14 @@ def _checked(means: Sequence[Row], check: Check) -> Claim:
     else:
         verdict = f"holds in {held} of {len(verdicts)}"
     return Claim(check.statement, "; ".join(shown), verdict)
+
+
+def in_words(name: str, value: Any) -> str:
+    """A setting as a word or two."""
+    if name == "selection_bottleneck":
+        return "with bottleneck" if value else "without"
+    shorts = {"n_operators": "|S| = ", "n_points": "C = ", "n_layers": "L = "}
+    return f"{shorts.get(name, '')}{value}".replace("_", " ")
 
 
 def _only_the_oracle(rows: dict[str, Row]) -> tuple[bool, str]:
@@ -280,30 +298,29 @@ def _best_path_far_below(best: str, null: str) -> Callable[[dict[str, Row]], tup
 
 def _bottleneck_specializes(rows: dict[int, Row]) -> tuple[bool, str]:
     without, with_it = (rows[flag]["specialization"] for flag in (0, 1))
-    return with_it > without, f"{rows[0]['objective']} {without:.2f} to {with_it:.2f}"
+    return with_it > without, f"{without:.2f} to {with_it:.2f}"
 
 
 def _all_paths_lower(rows: dict[str, Row]) -> tuple[bool, str]:
     sampled, every = rows["sampled"]["id"], rows["all_paths"]["id"]
-    model, bottleneck = rows["sampled"]["model"], rows["sampled"]["selection_bottleneck"]
-    name = f"{model} + bottleneck" if bottleneck else model
-    return (every < sampled) == (model in ROUTERS), f"{name} {sampled:.2g} to {every:.2g}"
+    expected = rows["sampled"]["model"] in ROUTERS
+    return (every < sampled) == expected, f"{sampled:.2g} to {every:.2g}"
 
 
 def _falls_with_operators(rows: dict[int, Row]) -> tuple[bool, str]:
     three, five = rows[3]["ood"], rows[5]["ood"]
-    return five < three, f"{rows[3]['model']} {three:.2g} to {five:.2g}"
+    return five < three, f"{three:.2g} to {five:.2g}"
 
 
 def _functional_same(rows: dict[str, Row]) -> tuple[bool, str]:
     oracle, attention = rows["oracle"]["ood"], rows["attention"]["ood"]
     same = max(oracle, attention) <= SAME * min(oracle, attention)
-    return same, f"{rows['oracle']['model']} {oracle:.2g} and {attention:.2g}"
+    return same, f"{oracle:.2g} and {attention:.2g}"
 
 
 def _functional_collapse(rows: dict[str, Row]) -> tuple[bool, str]:
     oracle, none = rows["oracle"]["collapse"], rows["none"]["collapse"]
-    return none < oracle / 2, f"{rows['oracle']['model']} collapse {oracle:.2f} to {none:.2f}"
+    return none < oracle / 2, f"collapse {oracle:.2f} to {none:.2f}"
 
 
 def _only_the_encoder(rows: dict[str, Row]) -> tuple[bool, str]:

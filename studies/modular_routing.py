@@ -40,6 +40,7 @@ from studies.modular_claims import (
     as_dataset,
     cells_of,
     check_claims,
+    in_words,
     selected_cells,
     summary,
 )
@@ -724,7 +725,9 @@ def closing_table(result: xr.DataTree) -> RenderableType:
         measured.add_column(title, justify="right", no_wrap=True)
     for row in range(min(means.sizes["condition"], MOST_ROWS)):
         one = means.isel(condition=row)
-        cells = [", ".join(_told(name, one[name].item()) for name in told) or one["model"].item()]
+        cells = [
+            ", ".join(in_words(name, one[name].item()) for name in told) or one["model"].item()
+        ]
         for name in columns:
             figure = one.sel(figure=name)
             mean, low, high = (
@@ -748,14 +751,6 @@ def closing_table(result: xr.DataTree) -> RenderableType:
     if left:
         checked.caption = f"{left} further claims ask for settings that were not run."
     return Group(measured, checked)
-
-
-def _told(name: str, value: Any) -> str:
-    """A setting as a word or two."""
-    if name == "selection_bottleneck":
-        return "+Sbtl" if value else "-Sbtl"
-    shorts = {"n_operators": "S=", "n_points": "C=", "n_layers": "L="}
-    return f"{shorts.get(name, '')}{value}".replace("_", " ")
 
 
 def _short(value: float) -> str:

@@ -174,3 +174,14 @@ def test_outliers_are_filtered_and_counted():
     assert ood["mean_filtered"] == pytest.approx(0.1)
     assert ood["outliers"] == 1
     assert (ood["lowest"], ood["highest"]) == (0.09, 5.0)
+
+
+def test_what_was_measured_is_told_apart():
+    cells = [
+        cell("encoder", objective=objective, selection_bottleneck=flag, specialization=value)
+        for objective, values in (("sampled", (0.5, 0.7)), ("all_paths", (0.6, 0.4)))
+        for flag, value in enumerate(values)
+    ]
+    (claim,) = [one for one in check_claims(cells) if "selection bottleneck" in one.statement]
+    assert claim.measured == "sampled: 0.50 to 0.70; all paths: 0.60 to 0.40"
+    assert claim.verdict == "holds in 1 of 2"

@@ -66,7 +66,7 @@ def test_the_command_prints_the_tables_and_where_the_files_are(smoke):
     for text in (
         "Losses and routing",
         "The paper's claims",
-        "cross attention, +Sbtl",
+        "cross attention, with bottleneck",
         "monolithic",
     ):
         assert text in printed
