@@ -41,3 +41,22 @@ def test_the_table_is_that_of_the_result(page, result, study):
     text = page.read_text()
     for row in rows:
         assert row in text
+
+
+@pytest.mark.parametrize(
+    ("result", "beginnings"),
+    [
+        ("selection.nc", ("The selection bottleneck raises", "All paths lower")),
+        ("operators.nc", ("OOD loss falls",)),
+        ("functional.nc", ("Functional bottlenecks", "Without functional bottleneck")),
+        ("one_layer.nc", ("With one layer",)),
+    ],
+)
+def test_further_claims_are_those_of_their_results(result, beginnings):
+    text = (RESULTS / "modular_routing.md").read_text()
+    with xr.open_datatree(ROUTING / result, engine="h5netcdf") as tree:
+        claims = tree["claims"].to_dataset().load()
+    for beginning in beginnings:
+        (claim,) = [one for one in claims["claim"].to_numpy() if str(one).startswith(beginning)]
+        one = claims.sel(claim=claim)
+        assert f"- {claim}: **{one['verdict'].item()}**. {one['measured'].item()}\n" in text
