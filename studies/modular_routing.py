@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -61,6 +60,8 @@ if TYPE_CHECKING:
 
 MODELS = (*MODULAR, "monolithic")
 TESTED = ("id", "ood")
+AT_ONCE = 500
+"""Examples that are run together: what is kept of them fits into memory."""
 Objective = Literal["sampled", "all_paths"]
 Pool = Literal["mlp", "operations"]
 
@@ -520,7 +521,7 @@ def losses(cell: ModularModel, model: torch.nn.Module, batches: dict[str, Batch]
     found = []
     for split, batch in batches.items():
         with torch.no_grad():
-            answers = torch.cat([model(part.inputs) for part in _parts(batch)])
+            answers = torch.cat([model(part.inputs) for part in batch.parts(AT_ONCE)])
         errors = task.score(answers, batch)["squared_error"].double().cpu().numpy()
         drawn = bootstrap(
             (errors,), np.mean, n_resamples=1000, method="percentile", rng=cell.seed, batch=50
@@ -551,7 +552,7 @@ def routing_of(cell: ModularModel, model: torch.nn.Module, batch: Batch) -> xr.D
     choice = probes.Quantity(
         "layers.*.hook_module_choice", dims=("example", "module"), long_name="chosen module"
     )
-    data = probes.capture(cast(Any, model), _parts(batch), {"choice": choice})
+    data = probes.capture(cast(Any, model), batch.parts(AT_ONCE), {"choice": choice})
     wanted = batch.latents["operator"] if cell.n_layers > 1 else batch.latents["task"][:, None]
     return data[["choice"]].assign(operation=(("example", "layer"), wanted.cpu().numpy()))
 
@@ -637,12 +638,6 @@ def training_curves(folder: Path) -> xr.Dataset:
         },
         coords={"train_step": [line["step"] for line in lines], "split": list(TESTED)},
     )
-
-
-def _parts(batch: Batch) -> Iterator[Batch]:
-    """The batch in pieces that fit into memory."""
-    for start in range(0, len(batch), 500):
-        yield batch[start : start + 500]
 
 
 # The run

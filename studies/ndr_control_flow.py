@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -58,6 +57,9 @@ GATED = ("ndr", "abs_rel_gate", "relative_gate")
 """The models whose gates can be read as control flow."""
 
 TESTED = ("id", "valid", "ood")
+AT_ONCE = 250
+"""Examples that are run together: what is kept of them fits into memory."""
+
 NODES = {"gate": (0.1, 0.2), "change": 0.2}
 """What makes a node of the graph, with its threshold (see `probes.extract_control_flow`).
 
@@ -548,7 +550,7 @@ def accuracy(model: torch.nn.Module, task: ExpressionTask, size: int, device: st
     for split in TESTED:
         batch = task.batch(split, 0, min(size, task.size(split)), device)
         with torch.no_grad():
-            logits = torch.cat([model(part.inputs) for part in _parts(batch)])
+            logits = torch.cat([model(part.inputs) for part in batch.parts(AT_ONCE)])
         hits = (task.score(logits, batch)["accuracy"] > 0).tolist()
         right["split"][split] = hits
         for depth, hit in zip(batch.latents["depth"].tolist(), hits, strict=True):
@@ -669,7 +671,7 @@ def capture_columns(model: torch.nn.Module, batch: Batch) -> xr.Dataset:
             None, dims=("example",), reduce=lambda logits: logits[:, 0].argmax(-1)
         ),
     }
-    data = probes.capture(cast(Any, model), _parts(batch), quantities)
+    data = probes.capture(cast(Any, model), batch.parts(AT_ONCE), quantities)
     data = data[["gate", "change", "attention", "answer"]].rename(layer="step")
     length = batch.latents["length"].cpu().numpy()
     columns = np.arange(data.sizes["pos"])
@@ -845,12 +847,6 @@ def training_curves(folder: Path) -> xr.Dataset:
         },
         coords={"train_step": [line["step"] for line in lines], "split": splits},
     )
-
-
-def _parts(batch: Batch) -> Iterator[Batch]:
-    """The batch in pieces that fit into memory."""
-    for start in range(0, len(batch), 250):
-        yield batch[start : start + 250]
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """What every task hands out."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,11 @@ class Batch:
             mask=self.mask[examples],
             latents={name: value[examples] for name, value in self.latents.items()},
         )
+
+    def parts(self, size: int) -> Iterator["Batch"]:
+        """Return the batch in pieces of `size` examples, the last of what is left."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
 
     def to(self, device: str | torch.device) -> "Batch":
         """Return the same batch with every tensor on `device`."""

@@ -98,6 +98,8 @@ def test_batches_are_pure_functions_and_name_their_latents(task):
         for name, latent in first.latents.items():
             assert latent.shape[0] == 5, name
             assert torch.equal(latent, second.latents[name])
+        assert [len(piece) for piece in first.parts(2)] == [2, 2, 1]
+        assert torch.equal(torch.cat([one.inputs for one in first.parts(2)]), first.inputs)
         part = first[1:3]
         assert torch.equal(part.inputs, first.inputs[1:3])
         assert all(
