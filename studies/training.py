@@ -111,8 +111,8 @@ class TrainingBatch(Protocol):
     """What a batch must have to be trained on; `tasks.Batch` does."""
 
     @property
-    def inputs(self) -> Tensor:
-        """What the model is called with."""
+    def inputs(self) -> Tensor | tuple[Tensor, ...]:
+        """What the model is called with: an argument, or several."""
         ...
 
     @property
@@ -139,9 +139,15 @@ def cross_entropy(logits: Tensor, batch: TrainingBatch) -> Tensor:
     return (losses * counts).sum() / counts.sum()
 
 
+def answer(model: nn.Module, batch: TrainingBatch) -> Tensor:
+    """What the model answers to a batch."""
+    inputs = batch.inputs
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
 def answer_cross_entropy(model: nn.Module, batch: TrainingBatch, step: int) -> Tensor:
     """The cross-entropy of what the model answers to a batch; the same at every step."""
-    return cross_entropy(model(batch.inputs).float(), batch)
+    return cross_entropy(answer(model, batch).float(), batch)
 
 
 def train(

@@ -2,49 +2,62 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
+
+Inputs = TypeVar("Inputs", bound="Tensor | tuple[Tensor, ...]", default=Tensor)
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(Generic[Inputs]):
     """Examples of a task with the ground truth behind each of them.
 
     Attributes:
-        inputs: what the model reads, [batch, pos, d_in] (vectors) or [batch, pos] (token ids).
+        inputs: what the model reads, for example [batch, pos, d_in] (vectors) or [batch, pos]
+            (token ids); or a tuple of several such inputs, in the order of the model's arguments.
         targets: what it should answer, [batch, n_targets]; which positions of the output it is
             read from is told by the task.
         mask: [batch, n_targets] bool, True where the target counts.
         latents: the named ground truth, each [batch, ...]; a model never sees it.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     mask: Tensor
     latents: dict[str, Tensor]
 
     def __len__(self) -> int:
-        return self.inputs.shape[0]
+        return len(self.targets)
 
-    def __getitem__(self, examples: slice) -> "Batch":
+    def __getitem__(self, examples: slice) -> "Batch[Inputs]":
         """Return a batch of some of the examples, with their latents."""
+        if isinstance(self.inputs, tuple):
+            inputs = tuple(part[examples] for part in self.inputs)
+        else:
+            inputs = self.inputs[examples]
         return Batch(
-            inputs=self.inputs[examples],
+            inputs=cast(Inputs, inputs),
             targets=self.targets[examples],
             mask=self.mask[examples],
             latents={name: value[examples] for name, value in self.latents.items()},
         )
 
-    def parts(self, size: int) -> Iterator["Batch"]:
+    def parts(self, size: int) -> "Iterator[Batch[Inputs]]":
         """Return the batch in pieces of `size` examples, the last of what is left."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
-    def to(self, device: str | torch.device) -> "Batch":
+    def to(self, device: str | torch.device) -> "Batch[Inputs]":
         """Return the same batch with every tensor on `device`."""
+        if isinstance(self.inputs, tuple):
+            inputs = tuple(part.to(device) for part in self.inputs)
+        else:
+            inputs = self.inputs.to(device)
         return Batch(
-            inputs=self.inputs.to(device),
+            inputs=cast(Inputs, inputs),
             targets=self.targets.to(device),
             mask=self.mask.to(device),
             latents={name: value.to(device) for name, value in self.latents.items()},
