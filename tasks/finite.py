@@ -1,49 +1,63 @@
 """A fixed set of examples, served as an endless stream or in one fixed order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tasks._common import Key
-from tasks.batch import Batch
+from tasks.batch import Batch, Inputs
 
 _KEPT_EPOCHS = 2  # a batch may begin in one epoch and end in the next
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleSet:
+class ExampleSet(Generic[Inputs]):
     """Examples, their whole numbers in any integer types that hold them.
 
     Attributes:
-        inputs: [n, pos], token ids, -1 behind the end; or [n, variable, feature], floats.
-        targets: [n].
+        inputs: [n, ...], or a tuple of several such inputs; token ids or floats.
+        targets: [n], or [n, target].
         latents: each [n, ...]; bool, whole numbers or floats.
+        mask: [n, target], True where the target counts; None: all of them do.
+        show: what makes of a batch's inputs what the model reads, where that would be large to
+            keep (pictures); None: they are it.
     """
 
-    inputs: Int[Tensor, "n pos"] | Float[Tensor, "n variable feature"]
-    targets: Int[Tensor, " n"] | Float[Tensor, " n"]
+    inputs: Inputs
+    targets: Tensor
     latents: dict[str, Tensor]
+    mask: Bool[Tensor, "n target"] | None = None
+    show: Callable[[Inputs], Inputs] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def take(self, rows: Int[Tensor, " batch"], device: str | torch.device) -> Batch:
-        """Return some of the examples, whole numbers as int64, targets as [batch, 1]."""
+    def take(self, rows: Int[Tensor, " batch"], device: str | torch.device) -> Batch[Inputs]:
+        """Return some of the examples, whole numbers as int64, targets as [batch, target]."""
 
         def of(values: Tensor) -> Tensor:
             chosen = values.index_select(0, rows).to(device)
             whole = chosen.dtype != torch.bool and not chosen.is_floating_point()
             return chosen.long() if whole else chosen
 
-        targets = of(self.targets)[:, None]
+        if isinstance(self.inputs, tuple):
+            inputs = tuple(of(part) for part in self.inputs)
+        else:
+            inputs = of(self.inputs)
+        inputs = cast(Inputs, inputs)
+        targets = of(self.targets)
+        if targets.ndim == 1:
+            targets = targets[:, None]
+        full = torch.ones_like(targets, dtype=torch.bool)
         return Batch(
-            inputs=of(self.inputs),
+            inputs=self.show(inputs) if self.show else inputs,
             targets=targets,
-            mask=torch.ones_like(targets, dtype=torch.bool),
+            mask=full if self.mask is None else of(self.mask),
             latents={name: of(values) for name, values in self.latents.items()},
         )
 

@@ -2,18 +2,18 @@
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import ClassVar, final
+from typing import ClassVar, Generic, final
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
 from tasks._common import Key, require_choice, require_int
-from tasks.batch import Batch
+from tasks.batch import Batch, Inputs
 from tasks.finite import ExampleSet, Stream
 
 
-class FiniteTask(ABC):
+class FiniteTask(ABC, Generic[Inputs]):
     """A task whose splits are finite; the examples of one are made when it is first asked for.
 
     `train` is a stream of epochs, each in an order of its own; the other splits come in one fixed
@@ -22,24 +22,25 @@ class FiniteTask(ABC):
 
     SPLITS: ClassVar[tuple[str, ...]]
 
-    def __init__(self, *, key: Key) -> None:
-        """Args: what all random choices follow from."""
+    def __init__(self, *, key: Key, splits: tuple[str, ...] | None = None) -> None:
+        """Args: what all random choices follow from; which of `SPLITS` there are, None: all."""
         self._key = key
-        self._made: dict[str, ExampleSet] = {}
+        self._splits = self.SPLITS if splits is None else splits
+        self._made: dict[str, ExampleSet[Inputs]] = {}
 
     @abstractmethod
-    def _make(self, split: str) -> ExampleSet:
+    def _make(self, split: str) -> ExampleSet[Inputs]:
         """Return the examples of a split; but for `train`, in the order in which they come."""
 
     @abstractmethod
-    def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
+    def _groups(self, train: ExampleSet[Inputs]) -> list[Int[np.ndarray, " member"]]:
         """Return the rows of `train` that take turns in the stream."""
 
     @final
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits."""
-        return self.SPLITS
+        return self._splits
 
     @final
     def size(self, split: str) -> int:
@@ -51,7 +52,9 @@ class FiniteTask(ABC):
         return len(self._examples(split))
 
     @final
-    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
+    def batch(
+        self, split: str, index: int, size: int, device: str | torch.device = "cpu"
+    ) -> Batch[Inputs]:
         """Return batch number `index` of a split: always the same one for the same arguments.
 
         It holds the positions from index * size to (index + 1) * size of the split's order.
@@ -78,8 +81,8 @@ class FiniteTask(ABC):
         return examples.take(torch.from_numpy(rows), device)
 
     @final
-    def _examples(self, split: str) -> ExampleSet:
-        require_choice("split", split, self.SPLITS)
+    def _examples(self, split: str) -> ExampleSet[Inputs]:
+        require_choice("split", split, self._splits)
         if split not in self._made:
             self._made[split] = self._make(split)
         return self._made[split]

@@ -73,12 +73,20 @@ def test_components_take_their_randomness_from_a_generator(component):
 
 FEW = {"n_id": 31, "n_valid": 31, "n_ood": 31}
 SHALLOW = {"n_train": 101, "train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4), **FEW}
+FEW_TRIANGLES = tasks.TrianglesConfig(n_train=101, n_valid=31, n_test=31)
 TASKS = [
     tasks.Raven(tasks.RavenConfig(n_features=2)),
     tasks.TableLookup(tasks.TableLookupConfig(n_compositions=101, **FEW)),
     tasks.Arithmetic(tasks.ArithmeticConfig(**SHALLOW)),
     tasks.ListOps(tasks.ListOpsConfig(**SHALLOW), cache=None),
     tasks.MathEquations(tasks.MathEquationsConfig(n_points=101, n_id=31, n_ood=31)),
+    tasks.SortOfClevr(tasks.SortOfClevrConfig(n_train=4, n_valid=2, n_test=2)),
+    tasks.Triangles(FEW_TRIANGLES),
+    tasks.ContextualRetrieval(tasks.ContextualRetrievalConfig()),
+    tasks.Scan(tasks.ScanConfig(split="length")),
+    tasks.ESBN(tasks.ESBNConfig(rule="rmts", n_withheld=50)),
+    tasks.Images(tasks.ImagesConfig(sources=("triangles",), triangles=FEW_TRIANGLES)),
+    tasks.Text(tasks.TextConfig(path=__file__, held_out=0.2, length=8), cache=None),
 ]
 
 

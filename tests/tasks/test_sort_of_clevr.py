@@ -1,0 +1,309 @@
+"""Sort-of-CLEVR against answers that are worked out from the pictures alone."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from tasks.sort_of_clevr import (
+    SORT_OF_CLEVR_ANSWERS,
+    SORT_OF_CLEVR_COLOURS,
+    SORT_OF_CLEVR_QUESTIONS,
+    SortOfClevr,
+    SortOfClevrConfig,
+)
+
+FEW = {"n_train": 40, "n_valid": 7, "n_test": 20}
+SHADES = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "orange": (255, 156, 0),
+    "grey": (128, 128, 128),
+    "yellow": (255, 255, 0),
+}
+
+
+def whole(task, split):
+    return task.batch(split, 0, task.size(split))
+
+
+def undrawn(task, split):
+    """The latents of a whole split, without the pictures, which take seconds and gigabytes."""
+    return {name: values.long() for name, values in task._examples(split).latents.items()}
+
+
+def objects_of(image):
+    """Find every colour's middle (x, y) and shape among the pixels."""
+    pixels = (image * 255).round().int().permute(1, 2, 0)
+    found, drawn = {}, 0
+    for colour, shade in SHADES.items():
+        rows, columns = (pixels == torch.tensor(shade)).all(-1).nonzero().double().T
+        drawn += len(rows)
+        # A square has 11 x 11 pixels, a circle as wide has about pi / 4 of them: 95.
+        shape = {121: "rectangle", 97: "circle"}[len(rows)]
+        found[colour] = (columns.mean().item(), rows.mean().item()), shape
+    assert (pixels == 255).all(-1).sum() == 75 * 75 - drawn
+    return found
+
+
+def question_of(vector):
+    """Read a question: type, subtype and the colours that it names."""
+    parts = [part.tolist() for part in vector.split([6, 6, 3, 3])]
+    assert [sum(part) for part in parts] in ([1, 0, 1, 1], [1, 1, 1, 1])
+    question_type = list(SORT_OF_CLEVR_QUESTIONS)[parts[2].index(1)]
+    subtype = SORT_OF_CLEVR_QUESTIONS[question_type][parts[3].index(1)]
+    colours = [list(SHADES)[part.index(1)] for part in parts[:2] if 1 in part]
+    assert len(colours) == (2 if question_type == "ternary" else 1)
+    return question_type, subtype, colours
+
+
+def angle(at, one, other):
+    """The angle at a corner in degrees, by the law of cosines."""
+    a, b, c = math.dist(at, one), math.dist(at, other), math.dist(one, other)
+    return math.degrees(math.acos(max(-1, min(1, (a**2 + b**2 - c**2) / (2 * a * b)))))
+
+
+def solve(objects, subtype, colours):
+    """Answer in words; return also the colours of the objects that were found or counted."""
+    middle, shape = objects[colours[0]]
+    others = {name: at for name, (at, _) in objects.items() if name not in colours}
+    if subtype == "shape":
+        return shape, []
+    if subtype in ("left", "above"):
+        return ("yes" if middle[subtype == "above"] < 37 else "no"), []
+    if subtype in ("closest", "furthest"):
+        ordered = sorted(others, key=lambda name: math.dist(others[name], middle))
+        one = ordered[0 if subtype == "closest" else -1]
+        return objects[one][1], [one]
+    if subtype == "same":
+        same = [name for name in objects if objects[name][1] == shape]
+        return str(len(same)), same
+
+    end = objects[colours[1]][0]
+    counted = []
+    for name, at in others.items():
+        angles = [angle(at, middle, end), angle(middle, at, end), angle(end, at, middle)]
+        # Twice the triangle's area over its base is how far the object is from the line.
+        height = math.dist(middle, at) * math.sin(math.radians(angles[1]))
+        if subtype == "between":
+            inside = all(sorted([a, b, x])[1] == x for a, b, x in zip(middle, end, at, strict=True))
+        elif subtype == "line":
+            inside = height <= 5 + 1e-6
+        else:
+            inside = max(angles) > 90 + 1e-6 and height > 1e-4
+        if inside:
+            counted.append(name)
+    return str(len(counted)) if counted else "no", counted
+
+
+@pytest.mark.parametrize("split", SortOfClevr.SPLITS)
+def test_answers_are_those_of_the_pictures(split):
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    batch = task.batch(split, 1, 200)
+    images, questions = batch.inputs
+    assert images.shape == (200, 3, 75, 75)
+    assert questions.shape == (200, 18)
+    assert images.dtype == questions.dtype == torch.float32
+    for i in range(200):
+        objects = objects_of(images[i])
+        question_type, subtype, colours = question_of(questions[i])
+        answer, found = solve(objects, subtype, colours)
+        assert SORT_OF_CLEVR_ANSWERS[batch.targets[i]] == answer, (subtype, colours, objects)
+
+        latents = {name: values[i].tolist() for name, values in batch.latents.items()}
+        named = list(SORT_OF_CLEVR_QUESTIONS)[latents["question_type"]]
+        assert named == question_type
+        assert SORT_OF_CLEVR_QUESTIONS[named][latents["subtype"]] == subtype
+        asked = [SORT_OF_CLEVR_COLOURS[one] for one in latents["colours"] if one >= 0]
+        assert asked == colours
+        concerned = [name in (*colours, *found) for name in SORT_OF_CLEVR_COLOURS]
+        assert latents["objects_concerned"] == concerned
+        for colour, at, shape in zip(
+            SORT_OF_CLEVR_COLOURS, latents["positions"], latents["shapes"], strict=True
+        ):
+            assert objects[colour] == (tuple(at), ("rectangle", "circle")[shape])
+
+
+def test_the_solver_by_hand():
+    objects = {
+        "red": ((10, 10), "circle"),
+        "green": ((40, 10), "rectangle"),
+        "blue": ((25, 14), "circle"),
+        "orange": ((25, 60), "rectangle"),
+        "grey": ((10, 50), "circle"),
+        "yellow": ((60, 10), "rectangle"),
+    }
+    expected = {
+        ("left", "red"): "yes",
+        ("above", "orange"): "no",
+        ("closest", "red"): "circle",
+        ("furthest", "red"): "rectangle",
+        ("same", "green"): "3",
+        ("between", "red", "green"): "no",
+        ("between", "grey", "green"): "2",
+        ("line", "red", "green"): "2",  # blue is 4 pixels away, yellow none
+        ("obtuse", "red", "green"): "1",  # blue; grey makes a right angle, yellow none
+    }
+    for (subtype, *colours), answer in expected.items():
+        assert solve(objects, subtype, colours)[0] == answer, subtype
+
+
+def test_each_picture_has_ten_different_questions_of_each_type():
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    assert [task.size(split) for split in task.splits] == [1200, 210, 600]
+    for split in task.splits:
+        batch = whole(task, split)
+        image, question_type = batch.latents["image"], batch.latents["question_type"]
+        pairs = Counter(zip(image.tolist(), question_type.tolist(), strict=True))
+        assert pairs == {(i, t): 10 for i in range(task.config.size(split)) for t in range(3)}
+        asked = {(i, str(q)) for i, q in zip(image.tolist(), batch.inputs[1].tolist(), strict=True)}
+        assert len(asked) == len(image)
+        if split != "train":
+            for prefix in (1, 5, 30, 100, len(image)):
+                counts = question_type[:prefix].bincount(minlength=3)
+                assert counts.max() - counts.min() <= 1
+    assert batch.mask.shape == batch.targets.shape == (600, 1)
+
+
+def test_objects_are_spread_and_questions_evenly_drawn():
+    latents = undrawn(SortOfClevr(SortOfClevrConfig(n_train=3_000)), "train")
+    layouts, shapes = latents["positions"][:30_000:10], latents["shapes"][:30_000:10]
+    assert latents["image"][:30_000:10].tolist() == list(range(3_000))
+    assert (layouts.amin(), layouts.amax()) == (5, 69)
+    apart = (layouts[:, :, None] - layouts[:, None]).abs().amax(-1)
+    assert apart[:, ~torch.eye(6, dtype=torch.bool)].min() == 11
+    squared = ((layouts[:, :, None] - layouts[:, None]) ** 2).sum(-1).sort(-1).values
+    assert (squared[..., 1] < squared[..., 2]).all()
+    assert (squared[..., 4] < squared[..., 5]).all()
+    # Neither colour nor shape is tied to a place, nor the colours' shapes to one another.
+    assert (layouts.float().mean(0) - 37).abs().max() < 5 * 22 / 3_000**0.5
+    spread = 5 * (0.25 / 3_000) ** 0.5
+    assert (shapes.float().mean(0) - 0.5).abs().max() < spread
+    same = (shapes[:, :, None] == shapes[:, None]).float().mean(0)
+    assert (same[~torch.eye(6, dtype=torch.bool)] - 0.5).abs().max() < spread
+
+    for question_type, n_questions in enumerate((18, 18, 90)):
+        chosen = latents["question_type"] == question_type
+        pairs = latents["colours"][chosen]
+        kinds = Counter(
+            map(tuple, torch.cat([latents["subtype"][chosen, None], pairs], 1).tolist())
+        )
+        assert len(kinds) == n_questions
+        mean = 30_000 / n_questions
+        assert all(abs(count - mean) < 5 * mean**0.5 for count in kinds.values())
+
+
+def test_yellow_can_be_left_out_of_ternary_questions():
+    every, public = (
+        whole(SortOfClevr(SortOfClevrConfig(**FEW, omit_yellow=omit)), "test")
+        for omit in (False, True)
+    )
+    yellow = SORT_OF_CLEVR_COLOURS.index("yellow")
+    for batch, expected in ((every, {0, 1, 2}), (public, {0, 1})):
+        named = (batch.latents["colours"] == yellow).any(1)
+        assert set(batch.latents["question_type"][named].tolist()) == expected
+    # The pictures stay as they are.
+    shown = {str(latents) for latents in every.latents["positions"].tolist()}
+    assert shown == {str(latents) for latents in public.latents["positions"].tolist()}
+
+
+def test_a_smaller_split_is_the_beginning_of_a_larger_one():
+    small, large = (
+        undrawn(SortOfClevr(SortOfClevrConfig(n_train=n)), "train") for n in (10, 4_000)
+    )
+
+    def seen(latents):
+        names = ("image", "positions", "shapes", "question_type", "subtype", "colours")
+        chosen = latents["image"] < 10
+        return {str([latents[name][i].tolist() for name in names]) for i in chosen.nonzero()}
+
+    assert seen(small) == seen(large)
+    assert len(seen(small)) == 300
+
+
+def test_splits_have_pictures_of_their_own():
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    layouts = [
+        {str(positions) for positions in whole(task, split).latents["positions"].tolist()}
+        for split in task.splits
+    ]
+    assert [len(one) for one in layouts] == [40, 7, 20]
+    assert len(set.union(*layouts)) == 67
+    changed = SortOfClevr(SortOfClevrConfig(**FEW, seed=1))
+    others = {str(p) for p in whole(changed, "train").latents["positions"].tolist()}
+    assert not others & set.union(*layouts)
+
+
+def test_train_is_a_stream_of_epochs():
+    task = SortOfClevr(SortOfClevrConfig(n_train=3, n_valid=1, n_test=1))
+    epochs = [
+        [str(question.nonzero().tolist()) for question in task.batch("train", index, 90).inputs[1]]
+        for index in (0, 1)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+    twice = task.batch("valid", 0, 60).inputs
+    assert all(torch.equal(part[:30], part[30:]) for part in twice)
+
+
+def test_chance_is_that_of_the_most_frequent_answers():
+    task = SortOfClevr(SortOfClevrConfig(n_train=50, n_valid=20, n_test=1))
+
+    def read(split):
+        batch = whole(task, split)
+        for vector, target in zip(batch.inputs[1], batch.targets[:, 0].tolist(), strict=True):
+            yield *question_of(vector)[:2], target
+
+    frequent = {}
+    for question_type, subtype, target in read("train"):
+        frequent.setdefault((question_type, subtype), Counter())[target] += 1
+    right = Counter()
+    for question_type, subtype, target in read("valid"):
+        best = frequent[question_type, subtype].most_common(1)[0][0]
+        right[question_type] += target == best
+    assert task.chance("valid") == {name: right[name] / 200 for name in SORT_OF_CLEVR_QUESTIONS}
+    with pytest.raises(ValueError, match=r"split='tests': allowed are .*; nearest: 'test'"):
+        task.chance("tests")
+
+
+def test_score():
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    batch = task.batch("test", 0, 5)
+    right = torch.nn.functional.one_hot(batch.targets[:, 0], 10).float()
+    assert task.score(right, batch)["correct"].tolist() == [1, 1, 1, 1, 1]
+    right[3] = -right[3]
+    assert task.score(right, batch)["correct"].tolist() == [1, 1, 1, 0, 1]
+    with pytest.raises(ValueError, match=r"output of shape \(5, 1, 10\): allowed is \(5, 10\)"):
+        task.score(right[:, None], batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_train": 0}, "n_train=0: allowed is a whole number from 1 to 100000"),
+        ({"n_valid": 10**6}, "n_valid=1000000: allowed"),
+        ({"n_test": True}, "n_test=True: allowed"),
+        ({"omit_yellow": 1}, "omit_yellow=1: allowed are True and False"),
+        ({"seed": -1}, "seed=-1: allowed"),
+    ],
+)
+def test_a_bad_config_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SortOfClevrConfig(**arguments)
+
+
+def test_pictures_can_be_looked_at(tmp_path):
+    from matplotlib.figure import Figure
+
+    batch = SortOfClevr(SortOfClevrConfig(**FEW)).batch("test", 0, 18)
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    for i, axes in enumerate(figure.subplots(3, 6).flat):
+        _, subtype, colours = question_of(batch.inputs[1][i])
+        axes.imshow(batch.inputs[0][i].permute(1, 2, 0).numpy())
+        answer = SORT_OF_CLEVR_ANSWERS[batch.targets[i]]
+        axes.set(title=f"{subtype} {' '.join(colours)}: {answer}", xticks=[], yticks=[])
+    path = tmp_path / "sort_of_clevr.png"
+    figure.savefig(path, dpi=70)
+    assert path.stat().st_size > 10_000
