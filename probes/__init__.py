@@ -11,6 +11,9 @@ the true dataflow, and `cut` asks whether they are what computes.
 and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
 a few labelled examples find it.
 
+`score_pairing` asks which retrieval serves which search, and `force_pairing` whether the right
+pairing would have mended the answer.
+
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
 
@@ -26,11 +29,13 @@ if TYPE_CHECKING:
     from probes.control_flow_scores import score_control_flow
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous
+    from probes.forcing import force_pairing
     from probes.hooking import HookedModel, resolve_hooks
     from probes.interchanging import interchange
     from probes.oracle_paths import PathModel
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
+    from probes.pairing import score_pairing
     from probes.projecting import project
     from probes.specialization import score_specialization
 
@@ -46,10 +51,12 @@ _HOME = {
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
     "extract_control_flow": "probes.control_flow_graphs",
+    "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
     "score_control_flow": "probes.control_flow_scores",
+    "score_pairing": "probes.pairing",
     "score_paths": "probes.oracle_scores",
     "score_specialization": "probes.specialization",
     "search_paths": "probes.oracle_search",
@@ -70,10 +77,12 @@ __all__ = [
     "decode",
     "decode_continuous",
     "extract_control_flow",
+    "force_pairing",
     "interchange",
     "project",
     "resolve_hooks",
     "score_control_flow",
+    "score_pairing",
     "score_paths",
     "score_specialization",
     "search_paths",
