@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mechanisms.attention import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
+    from mechanisms.compositional import CompositionalAttention, CompositionalAttentionConfig
     from mechanisms.copy_gate import CopyGateConfig
     from mechanisms.dnc import Dnc, DncConfig
+    from mechanisms.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
     from mechanisms.feed_forward import FeedForward, FeedForwardConfig
     from mechanisms.geometric_attention import (
         GeometricAttention,
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from mechanisms.module_pools import MlpPool, MlpPoolConfig, OperationPool, OperationPoolConfig
     from mechanisms.monolithic import Monolithic, MonolithicConfig
     from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
+    from mechanisms.patch_transformer import PatchTransformer, PatchTransformerConfig
     from mechanisms.path_objectives import all_paths_loss, sampled_path_loss
     from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
     from mechanisms.recurrent import Lstm, LstmConfig
+    from mechanisms.relation_classifier import RelationClassifier, RelationClassifierConfig
     from mechanisms.relative_attention import RelativeAttention, RelativeAttentionConfig
+    from mechanisms.retrieval_network import RetrievalNetwork, RetrievalNetworkConfig
     from mechanisms.routers import (
         ConcatenationRouter,
         ConcatenationRouterConfig,
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
+    "CompositionalAttention",
+    "CompositionalAttentionConfig",
     "ConcatenationRouter",
     "ConcatenationRouterConfig",
     "CopyGateConfig",
@@ -52,6 +59,8 @@ __all__ = [
     "CrossAttentionRouterConfig",
     "Dnc",
     "DncConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "EncoderRouter",
     "EncoderRouterConfig",
     "FeedForward",
@@ -75,9 +84,15 @@ __all__ = [
     "NeuralDataRouterConfig",
     "OperationPool",
     "OperationPoolConfig",
+    "PatchTransformer",
+    "PatchTransformerConfig",
+    "RelationClassifier",
+    "RelationClassifierConfig",
     "RelativeAttention",
     "RelativeAttentionConfig",
     "RelativePositionBias",
+    "RetrievalNetwork",
+    "RetrievalNetworkConfig",
     "RouterSizes",
     "StructuralOracleRouter",
     "StructuralOracleRouterConfig",
@@ -96,6 +111,8 @@ __all__ = [
 _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
+    "CompositionalAttention": "compositional",
+    "CompositionalAttentionConfig": "compositional",
     "ConcatenationRouter": "routers",
     "ConcatenationRouterConfig": "routers",
     "CopyGateConfig": "copy_gate",
@@ -103,6 +120,8 @@ _HOME = {
     "CrossAttentionRouterConfig": "routers",
     "Dnc": "dnc",
     "DncConfig": "dnc",
+    "EncoderDecoder": "encoder_decoder",
+    "EncoderDecoderConfig": "encoder_decoder",
     "EncoderRouter": "routers",
     "EncoderRouterConfig": "routers",
     "FeedForward": "feed_forward",
@@ -126,9 +145,15 @@ _HOME = {
     "NeuralDataRouterConfig": "neural_data_router",
     "OperationPool": "module_pools",
     "OperationPoolConfig": "module_pools",
+    "PatchTransformer": "patch_transformer",
+    "PatchTransformerConfig": "patch_transformer",
+    "RelationClassifier": "relation_classifier",
+    "RelationClassifierConfig": "relation_classifier",
     "RelativeAttention": "relative_attention",
     "RelativeAttentionConfig": "relative_attention",
     "RelativePositionBias": "positions",
+    "RetrievalNetwork": "retrieval_network",
+    "RetrievalNetworkConfig": "retrieval_network",
     "RouterSizes": "routers",
     "StructuralOracleRouter": "routers",
     "StructuralOracleRouterConfig": "routers",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.hooking import hook_tree, observed, remove_hook_points
+from mechanisms.depth import add_steps, stack_blocks
+from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import RelativePositionBias, sinusoidal_embedding
 
@@ -36,6 +37,25 @@ class HeadedConfig(ComponentConfig, Protocol):
     @property
     def n_heads(self) -> int:
         """Number of attention heads."""
+        ...
+
+
+class BlockConfig(Protocol):
+    """What a `Block` is made of; the configs of the models with such blocks have it all."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        ...
+
+    @property
+    def attention(self) -> ComponentConfig:
+        """For example `AttentionConfig`."""
+        ...
+
+    @property
+    def feed_forward(self) -> ComponentConfig:
+        """For example `FeedForwardConfig`."""
         ...
 
 
@@ -100,24 +120,25 @@ class Block(nn.Module):
 
     Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, `hook_resid_mid`,
     `hook_mlp_out`, `hook_resid_post`, and those of its `attn` and `mlp`.
+
+    Args:
+        dropout: on what each half adds to the stream, in training.
     """
 
-    def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ):
         super().__init__()
+        self.dropout = dropout
         self.ln1 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.attn = config.attention.build(config.d_model, generator=generator)
         self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
-        self.relative_bias = None
-        if config.positions == "relative":
-            assert config.max_distance is not None
-            self.relative_bias = RelativePositionBias(
-                n_heads=config.attention.n_heads,
-                n_buckets=config.max_distance,
-                max_distance=config.max_distance,
-                bidirectional=config.bidirectional,
-                generator=generator,
-            )
+        self.relative_bias: RelativePositionBias | None = None
         self.hook_resid_pre, self.hook_attn_out, self.hook_resid_mid = (
             HookPoint(),
             HookPoint(),
@@ -129,7 +150,7 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "batch pos d_model"],
         *,
-        mask: Bool[Tensor, "#batch 1 pos pos"] | None = None,
+        mask: Bool[Tensor, "#batch 1 #pos pos"] | None = None,
         n_queries: int | None = None,
         hooks: Block | None = None,
     ) -> Float[Tensor, "batch query_pos d_model"]:
@@ -147,10 +168,33 @@ class Block(nn.Module):
         if self.relative_bias is not None:
             bias = self.relative_bias(queries.shape[1], keys.shape[1])
         attended = self.attn(queries, keys, bias=bias, mask=mask, hooks=points.attn)
-        x = x + points.hook_attn_out(attended)
+        x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
         x = points.hook_resid_mid(x)
-        x = x + points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
-        return points.hook_resid_post(x)
+        written = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
+        return points.hook_resid_post(x + dropout(written, self.dropout, self.training))
+
+
+def run_blocks(
+    x: Float[Tensor, "batch pos d_model"],
+    core: Block | None,
+    blocks: nn.ModuleList,
+    n_steps: int,
+    *,
+    mask: Bool[Tensor, "#batch 1 #pos pos"] | None = None,
+    n_readout: int | None = None,
+) -> Float[Tensor, "batch readout_pos d_model"]:
+    """The last `n_readout` positions (None: all) of the stream after `n_steps` blocks.
+
+    The last block computes only these, unless someone listens to one of its hook points: then
+    all positions are there to be seen. `core` and `blocks` are those of `stack_blocks`.
+    """
+    for step in range(n_steps):
+        points = cast(Block, blocks[step])
+        block = points if core is None else core
+        last = step == n_steps - 1
+        n_queries = n_readout if last and not observed(block, points) else None
+        x = block(x, mask=mask, n_queries=n_queries, hooks=points)
+    return x if n_readout is None else x[:, -n_readout:]
 
 
 class Embed(nn.Module):
@@ -209,14 +253,9 @@ class Transformer(HookedRootModule):
         self.config = config
         self.embed = Embed(config, generator=generator)
         self.hook_embed = HookPoint()
-        if config.shared:
-            self.core = Block(config, generator=generator)
-            self.blocks = nn.ModuleList(hook_tree(self.core) for _ in range(config.n_layers))
-            remove_hook_points(self.core)
-        else:
-            self.blocks = nn.ModuleList(
-                Block(config, generator=generator) for _ in range(config.n_layers)
-            )
+        self.core, self.blocks = stack_blocks(
+            lambda: _block(config, generator), config.n_layers, shared=config.shared
+        )
         self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.unembed = Unembed(config, generator=generator)
         self.setup()
@@ -228,13 +267,8 @@ class Transformer(HookedRootModule):
             ValueError: if n_steps is less than 1, or the weights are not shared and it is not
                 their number of layers.
         """
-        if n_steps < 1 or (not self.config.shared and n_steps != self.config.n_layers):
-            allowed = "at least 1" if self.config.shared else f"{self.config.n_layers}"
-            raise ValueError(
-                f"n_steps must be {allowed} with shared={self.config.shared}, got {n_steps}"
-            )
-        if n_steps > len(self.blocks):
-            self.blocks.extend(hook_tree(self.blocks[0]) for _ in range(n_steps - len(self.blocks)))
+        config = self.config
+        if add_steps(self.blocks, n_steps, n_layers=config.n_layers, shared=config.shared):
             self.setup()
 
     def forward(
@@ -265,12 +299,21 @@ class Transformer(HookedRootModule):
             past = torch.ones(n_positions, n_positions, dtype=torch.bool, device=x.device).tril()
             attend = past[None, None] if attend is None else attend & past
 
-        for step in range(n_steps):
-            points = self.blocks[step]
-            block = self.core if self.config.shared else points
-            last = step == n_steps - 1
-            n_queries = self.config.n_readout if last and not observed(block, points) else None
-            x = block(x, mask=attend, n_queries=n_queries, hooks=points)
-        if self.config.n_readout is not None:
-            x = x[:, -self.config.n_readout :]
+        x = run_blocks(
+            x, self.core, self.blocks, n_steps, mask=attend, n_readout=self.config.n_readout
+        )
         return self.unembed(self.ln_final(x))
+
+
+def _block(config: TransformerConfig, generator: torch.Generator | None) -> Block:
+    block = Block(config, generator=generator)
+    if config.positions == "relative":
+        assert config.max_distance is not None
+        block.relative_bias = RelativePositionBias(
+            n_heads=config.attention.n_heads,
+            n_buckets=config.max_distance,
+            max_distance=config.max_distance,
+            bidirectional=config.bidirectional,
+            generator=generator,
+        )
+    return block

@@ -36,6 +36,9 @@ MODELS = {
     "relative": transformer(
         attention=mechanisms.RelativeAttentionConfig(n_heads=4, d_head=4, gated=True)
     ),
+    "compositional": transformer(
+        attention=mechanisms.CompositionalAttentionConfig(n_searches=4, n_retrievals=2, d_head=4)
+    ),
     "shared weights": transformer(shared=True, n_layers=3),
     "experts": transformer(
         feed_forward=mechanisms.MixtureOfExpertsConfig(n_experts=3, top_k=1, d_mlp=8)
@@ -146,6 +149,103 @@ def test_patching_the_embedding_gives_the_sources_answers(model):
         outcomes={"source": answers},
     )
     assert result["rate"].sel(site="embedding", outcome="source") == 1
+
+
+PARTS = {
+    "attention": mechanisms.AttentionConfig(n_heads=2, d_head=4),
+    "feed_forward": mechanisms.FeedForwardConfig(d_mlp=12),
+    "d_output": 7,
+    "d_model": 8,
+    "n_layers": 2,
+}
+PATCHES = {"image_size": 8, "patch_size": 4, "n_channels": 1}
+
+
+def drawn(*shape, below=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    if below is None:
+        return torch.rand(shape, generator=generator)
+    return torch.randint(below, shape, generator=generator)
+
+
+def seeded(model, **changes):
+    config = getattr(mechanisms, f"{model.__name__}Config")(**PARTS | changes)
+    return model(config, generator=torch.Generator().manual_seed(0)).eval()
+
+
+# With the inputs of 12 examples and where the stream is patched; what else the model is given
+# is the same for all.
+MODELS_OF_SEVERAL_INPUTS = {
+    "patches": (
+        seeded(mechanisms.PatchTransformer, **PATCHES),
+        (drawn(12, 1, 8, 8),),
+        "hook_embed",
+    ),
+    "patches and a vector": (
+        seeded(mechanisms.PatchTransformer, **PATCHES, d_condition=5),
+        (drawn(12, 1, 8, 8), drawn(12, 5)),
+        "hook_embed",
+    ),
+    "patches and tasks": (
+        seeded(mechanisms.PatchTransformer, **PATCHES | {"d_output": (3, 7)}),
+        (drawn(12, 1, 8, 8), torch.ones(12, dtype=torch.int64)),
+        "hook_embed",
+    ),
+    "images": (
+        seeded(mechanisms.RelationClassifier, image_size=8),
+        (drawn(12, 4, 1, 8, 8),),
+        "hook_embed",
+    ),
+    "encoder-decoder": (
+        seeded(mechanisms.EncoderDecoder, d_input=5, begin=5, end=6, padding=-1),
+        (drawn(12, 6, below=5), torch.tensor([[5, 1, 0]]).repeat(12, 1)),
+        "hook_encoded",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "_"), MODELS_OF_SEVERAL_INPUTS.values(), ids=MODELS_OF_SEVERAL_INPUTS
+)
+def test_capture_keeps_every_hook_of_a_model_of_several_inputs(model, inputs, _):
+    batch = tasks.Batch(
+        inputs=inputs,
+        targets=torch.zeros(12, 1, dtype=torch.int64),
+        mask=torch.ones(12, 1, dtype=torch.bool),
+        latents={"number": torch.arange(12)},
+    )
+    _, cache = model.run_with_cache(*inputs)
+    quantities = {
+        name: probes.Quantity(
+            name, dims=("example", *(f"{name}_{axis}" for axis in range(1, cache[name].ndim)))
+        )
+        for name in model.hook_dict
+    }
+    data = probes.capture(model, batch.parts(5), quantities)
+    assert len(model.hook_dict) > 20
+    for name in model.hook_dict:
+        assert np.allclose(data[name], cache[name].detach(), atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "site"), MODELS_OF_SEVERAL_INPUTS.values(), ids=MODELS_OF_SEVERAL_INPUTS
+)
+def test_patching_a_model_of_several_inputs_gives_the_sources_answers(model, inputs, site):
+    source = tuple(part.flip(0) for part in inputs)
+    with torch.no_grad():
+        # The order of the logits: an untrained model's best one may be the same for all.
+        answers = model(*source).argsort(-1).flatten(1)
+    result = probes.interchange(
+        model,
+        inputs,
+        source,
+        hooks={"stream": site},
+        where=torch.ones(1, 1, 1, dtype=torch.bool),
+        answer=lambda logits: logits.argsort(-1).flatten(1),
+        outcomes={"source": answers},
+    )
+    assert result["rate"].sel(site="stream", outcome="source") == 1
+    assert result["rate"].sel(site="none", outcome="source") < 1
 
 
 def test_a_compiled_transformer_is_refused():

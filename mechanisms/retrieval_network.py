@@ -1,0 +1,103 @@
+"""One layer of attention between the objects of a set, for contextual retrieval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.transformer import ComponentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalNetworkConfig:
+    """What a `RetrievalNetwork` is made of.
+
+    Args:
+        d_input: features of an object.
+        d_output: numbers that are answered for each object.
+        d_model: width of an object's vector.
+        d_mlp: hidden units of the encoder and of the read-out.
+        attention: for example `AttentionConfig` or `CompositionalAttentionConfig`.
+
+    Raises:
+        ValueError: for a width less than 1.
+    """
+
+    d_input: int
+    d_output: int
+    d_model: int
+    d_mlp: int
+    attention: ComponentConfig
+
+    def __post_init__(self):
+        for name in ("d_input", "d_output", "d_model", "d_mlp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Layer(nn.Module):
+    """What every object receives from the others: no residual, no LayerNorm.
+
+    Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, and those of its `attn`.
+    """
+
+    def __init__(self, config: RetrievalNetworkConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.attn = config.attention.build(config.d_model, generator=generator)
+        self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """What the objects receive, each from all but itself."""
+        x = self.hook_resid_pre(x)
+        others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        return self.hook_attn_out(self.attn(x, x, mask=others[None, None]))
+
+
+class RetrievalNetwork(HookedRootModule):
+    """Encoder, one layer of attention, read-out: the network of contextual retrieval.
+
+    After Mittal et al. 2021, "Compositional Attention", section 5.1. What an object prefers
+    reaches its answer through its queries alone: there is no residual past the attention. Encoder
+    and read-out have a hidden layer of relus (`W_in`, `W_E` and `W_hidden`, `W_U`); how near two
+    numbers are to each other is not a linear map of them.
+
+    Hook points: `hook_embed` [batch, pos, d_model], `blocks.0.hook_resid_pre`,
+    `blocks.0.hook_attn_out`, and those of `blocks.0.attn`.
+
+    Args:
+        config: what it is made of.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(self, config: RetrievalNetworkConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        d_input, d_model, d_mlp = config.d_input, config.d_model, config.d_mlp
+        self.W_in = lecun_normal(d_input, d_mlp, fan_in=d_input, generator=generator)
+        self.b_in = zeros(d_mlp)
+        self.W_E = lecun_normal(d_mlp, d_model, fan_in=d_mlp, generator=generator)
+        self.b_E = zeros(d_model)
+        self.hook_embed = HookPoint()
+        self.blocks = nn.ModuleList([Layer(config, generator=generator)])
+        self.W_hidden = lecun_normal(d_model, d_mlp, fan_in=d_model, generator=generator)
+        self.b_hidden = zeros(d_mlp)
+        self.W_U = lecun_normal(d_mlp, config.d_output, fan_in=d_mlp, generator=generator)
+        self.b_U = zeros(config.d_output)
+        self.setup()
+
+    def forward(
+        self, inputs: Float[Tensor, "batch pos d_input"]
+    ) -> Float[Tensor, "batch pos d_output"]:
+        """The answers of all objects; they have no order."""
+        hidden = linear(inputs, self.W_in.T, self.b_in).relu()
+        x = self.hook_embed(linear(hidden, self.W_E.T, self.b_E))
+        x = self.blocks[0](x)
+        hidden = linear(x, self.W_hidden.T, self.b_hidden).relu()
+        return linear(hidden, self.W_U.T, self.b_U)

@@ -1,0 +1,221 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mechanisms import (
+    AttentionConfig,
+    CompositionalAttentionConfig,
+    FeedForwardConfig,
+    GeometricAttentionConfig,
+    PatchTransformer,
+    PatchTransformerConfig,
+    load,
+    save,
+    sinusoidal_embedding,
+)
+from tests.mechanisms.torch_layers import encoder_layer, shake
+
+SMALL = PatchTransformerConfig(
+    image_size=6,
+    patch_size=2,
+    n_channels=3,
+    d_output=4,
+    d_model=8,
+    n_layers=2,
+    attention=AttentionConfig(n_heads=2, d_head=4),
+    feed_forward=FeedForwardConfig(d_mlp=12, activation="relu"),
+)
+KINDS = {
+    "plain": SMALL,
+    "question": replace(SMALL, d_condition=5),
+    "tasks": replace(SMALL, d_output=(4, 2, 3)),
+    "separate": replace(SMALL, shared=False),
+    "sinusoidal": replace(SMALL, positions="sinusoidal"),
+    "geometric": replace(SMALL, attention=GeometricAttentionConfig(n_heads=2, d_head=4)),
+    "hyla": replace(SMALL, attention=AttentionConfig.named("hyla", n_heads=2, d_head=4)),
+    "compositional": replace(
+        SMALL, attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=3, d_head=4)
+    ),
+}
+TASK_IDS = torch.tensor([0, 1, 2, 1, 0])
+
+
+def build(config, seed=0):
+    return shake(PatchTransformer(config, generator=torch.Generator().manual_seed(seed)))
+
+
+def inputs_for(config, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.rand(5, 3, 6, 6, generator=generator)
+    if config.d_condition is not None:
+        return image, torch.randn(5, config.d_condition, generator=generator)
+    return (image, TASK_IDS) if isinstance(config.d_output, tuple) else (image,)
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def model(request):
+    return build(request.param)
+
+
+@pytest.mark.parametrize("kind", ["plain", "question", "tasks", "separate", "sinusoidal"])
+def test_agrees_with_literal_patches_and_torchs_own_layers(kind):
+    config = KINDS[kind]
+    model = build(config)
+    inputs = inputs_for(config)
+    positions = sinusoidal_embedding(9, 8) if model.W_pos is None else model.W_pos
+    for example, image in enumerate(inputs[0]):
+        tokens = []
+        for row in range(3):
+            for column in range(3):
+                patch = image[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+                tokens.append(patch.flatten() @ model.W_E + model.b_E + positions[len(tokens)])
+        if kind == "question":
+            tokens.append(inputs[1][example] @ model.W_condition + model.b_condition)
+        x = torch.stack([*tokens, model.cls])[None]
+        for layer in range(2):
+            x = encoder_layer(model.core or model.blocks[layer])(x)
+        task = int(TASK_IDS[example]) if kind == "tasks" else 0
+        n_classes = config.n_classes[task]
+        logits = (model.ln_final(x[0, -1]) @ model.W_U[task] + model.b_U[task])[:n_classes]
+        ours = model(*inputs)[example, 0]
+        assert torch.allclose(ours[:n_classes], logits, atol=1e-5)
+        assert torch.equal(ours[n_classes:], torch.full((4 - n_classes,), -torch.inf))
+
+
+def test_observed_and_unobserved_outputs_agree(model):
+    inputs = inputs_for(model.config)
+    observed, cache = model.run_with_cache(*inputs)
+    assert torch.allclose(model(*inputs), observed, atol=1e-5)
+    assert set(cache) == set(model.hook_dict)
+    assert observed.shape == (5, 1, 4)
+    n_positions = 9 + 1 + (model.config.d_condition is not None)
+    for layer in range(2):
+        block = f"blocks.{layer}"
+        for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"):
+            assert cache[f"{block}.hook_{name}"].shape == (5, n_positions, 8)
+        assert cache[f"{block}.attn.hook_pattern"].shape == (5, 2, n_positions, n_positions)
+        assert cache[f"{block}.attn.hook_z"].shape == (5, n_positions, 2, 4)
+
+
+def test_every_intervention_reaches_the_output(model):
+    inputs = inputs_for(model.config)
+    plain = model(*inputs)
+    generator = torch.Generator().manual_seed(0)
+
+    def change(activation, hook):
+        return activation + torch.randn(activation.shape, generator=generator)
+
+    for name in model.hook_dict:
+        changed = model.run_with_hooks(*inputs, fwd_hooks=[(name, change)])
+        assert not torch.allclose(changed, plain, atol=1e-6), name
+
+
+def test_the_last_block_computes_the_class_token_alone():
+    model, (image,) = build(SMALL), inputs_for(SMALL)
+    seen, run = [], model.core.mlp.forward
+
+    def counting(x, *, hooks):
+        seen.append(x.shape[1])
+        return run(x, hooks=hooks)
+
+    # Not a hook: those are what makes the block compute all positions.
+    model.core.mlp.forward = counting
+    model(image)
+    model.run_with_cache(image)
+    assert seen == [10, 1, 10, 10]
+
+
+def test_shared_weights_equal_a_stack_of_copies():
+    shared = build(SMALL)
+    stack = build(KINDS["separate"])
+    weights = shared.state_dict()
+    stack.load_state_dict(
+        {
+            name: weights["core." + name.split(".", 2)[2]] if "blocks." in name else weights[name]
+            for name in stack.state_dict()
+        }
+    )
+    assert sum(w.numel() for w in weights.values()) < sum(
+        w.numel() for w in stack.state_dict().values()
+    )
+    assert torch.allclose(stack(*inputs_for(SMALL)), shared(*inputs_for(SMALL)), atol=1e-6)
+
+
+def test_shared_weights_take_more_or_fewer_steps_than_trained():
+    model, inputs = build(SMALL), inputs_for(SMALL)
+    longer = PatchTransformer(replace(SMALL, n_layers=4)).eval()
+    longer.load_state_dict(model.state_dict())
+    assert torch.allclose(model(*inputs, n_steps=4), longer(*inputs), atol=1e-6)
+    assert "blocks.3.attn.hook_pattern" in model.hook_dict
+    assert not torch.allclose(model(*inputs, n_steps=1), model(*inputs))
+    with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 3"):
+        build(KINDS["separate"])(*inputs, n_steps=3)
+
+
+def test_a_tasks_gradient_reaches_its_own_head_alone():
+    model = PatchTransformer(KINDS["tasks"]).train()
+    logits = model(inputs_for(KINDS["tasks"])[0], torch.full((5,), 1))
+    torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([0, 1, 0, 1, 1])).backward()
+    used = model.W_U.grad.abs().amax(1) > 0
+    assert used.tolist() == [[False] * 4, [True, True, False, False], [False] * 4]
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_dropout_acts_in_training_alone():
+    model = build(replace(SMALL, dropout=0.5))
+    inputs = inputs_for(SMALL)
+    assert torch.equal(model(*inputs), build(SMALL)(*inputs))
+    model.train()
+    assert not torch.equal(model(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_comes_back(kind, tmp_path):
+    model = build(KINDS[kind])
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, PatchTransformer)
+    assert loaded.config == model.config
+    inputs = inputs_for(model.config)
+    assert torch.allclose(loaded(*inputs), model(*inputs), atol=1e-6)
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    models = [
+        PatchTransformer(KINDS["question"], generator=torch.Generator().manual_seed(0))
+        for _ in range(2)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, *(model.parameters() for model in models)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patch_size": 4}, r"patch_size must divide image_size = 6, got 4"),
+        ({"n_layers": 0}, r"n_layers must be at least 1, got 0"),
+        ({"d_output": 0}, r"d_output must be at least 1 for every task, got 0"),
+        ({"d_output": ()}, r"d_output must be at least 1 for every task, got \(\)"),
+        ({"d_condition": 0}, r"d_condition must be None or at least 1, got 0"),
+        ({"d_condition": 3, "d_output": (2, 3)}, r"d_condition must be None with several tasks"),
+        ({"positions": "relative"}, r"positions must be one of learned, sinusoidal"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **settings)
+
+
+def test_wrong_inputs_are_refused():
+    image = torch.zeros(2, 3, 6, 6)
+    with pytest.raises(ValueError, match=r"image must be \[batch, \*\(3, 6, 6\)\], got \[2, 1"):
+        build(SMALL)(image[:, :1])
+    with pytest.raises(ValueError, match=r"condition must be given with d_condition = 5"):
+        build(KINDS["question"])(image)
+    with pytest.raises(ValueError, match=r"condition must be given .* d_output = \(4, 2, 3\)"):
+        build(KINDS["tasks"])(image)
+    with pytest.raises(ValueError, match=r"condition must be None"):
+        build(SMALL)(image, torch.zeros(2, 5))
