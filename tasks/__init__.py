@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tasks.arithmetic import Arithmetic, ArithmeticConfig
     from tasks.batch import Batch
+    from tasks.classification import Classification, ClassificationConfig
     from tasks.contextual_retrieval import ContextualRetrieval, ContextualRetrievalConfig
     from tasks.esbn import ESBN, ESBN_CHARACTERS, ESBN_RELATIONS, ESBNConfig
     from tasks.expressions import ExpressionTask, dataflow
+    from tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
     from tasks.images import Images, ImagesConfig
     from tasks.listops import LISTOPS_OPERATORS, ListOps, ListOpsConfig
     from tasks.math_equations import (
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
         MathEquationsConfig,
         apply_operation,
     )
+    from tasks.mlu import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLUConfig
+    from tasks.pairs import Pairs, PairsConfig, score_ranking
     from tasks.raven import RAVEN_RULES, Raven, RavenConfig
     from tasks.raven_observer import IdealObserver, Observation, RavenCeiling
     from tasks.scan import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS, Scan, ScanConfig
+    from tasks.sequences import Sequences, SequencesConfig
+    from tasks.signed_pairs import SignedPairs, SignedPairsConfig
     from tasks.sort_of_clevr import (
         SORT_OF_CLEVR_ANSWERS,
         SORT_OF_CLEVR_COLOURS,
@@ -40,6 +46,9 @@ __all__ = [
     "ESBN_RELATIONS",
     "LISTOPS_OPERATORS",
     "MATH_OPERATIONS",
+    "MLU",
+    "MLU_CHARACTERS",
+    "MLU_OPERATORS",
     "RAVEN_RULES",
     "SCAN_ACTIONS",
     "SCAN_LATENTS",
@@ -50,23 +59,34 @@ __all__ = [
     "Arithmetic",
     "ArithmeticConfig",
     "Batch",
+    "Classification",
+    "ClassificationConfig",
     "ContextualRetrieval",
     "ContextualRetrievalConfig",
     "ESBNConfig",
     "ExpressionTask",
+    "FuzzyLogic",
+    "FuzzyLogicConfig",
     "IdealObserver",
     "Images",
     "ImagesConfig",
     "ListOps",
     "ListOpsConfig",
+    "MLUConfig",
     "MathEquations",
     "MathEquationsConfig",
     "Observation",
+    "Pairs",
+    "PairsConfig",
     "Raven",
     "RavenCeiling",
     "RavenConfig",
     "Scan",
     "ScanConfig",
+    "Sequences",
+    "SequencesConfig",
+    "SignedPairs",
+    "SignedPairsConfig",
     "SortOfClevr",
     "SortOfClevrConfig",
     "TableLookup",
@@ -77,6 +97,7 @@ __all__ = [
     "TrianglesConfig",
     "apply_operation",
     "dataflow",
+    "score_ranking",
 ]
 
 _HOME = {
@@ -85,6 +106,9 @@ _HOME = {
     "ESBN_RELATIONS": "esbn",
     "LISTOPS_OPERATORS": "listops",
     "MATH_OPERATIONS": "math_equations",
+    "MLU": "mlu",
+    "MLU_CHARACTERS": "mlu",
+    "MLU_OPERATORS": "mlu",
     "RAVEN_RULES": "raven",
     "SCAN_ACTIONS": "scan",
     "SCAN_LATENTS": "scan",
@@ -95,23 +119,34 @@ _HOME = {
     "Arithmetic": "arithmetic",
     "ArithmeticConfig": "arithmetic",
     "Batch": "batch",
+    "Classification": "classification",
+    "ClassificationConfig": "classification",
     "ContextualRetrieval": "contextual_retrieval",
     "ContextualRetrievalConfig": "contextual_retrieval",
     "ESBNConfig": "esbn",
     "ExpressionTask": "expressions",
+    "FuzzyLogic": "fuzzy_logic",
+    "FuzzyLogicConfig": "fuzzy_logic",
     "IdealObserver": "raven_observer",
     "Images": "images",
     "ImagesConfig": "images",
     "ListOps": "listops",
     "ListOpsConfig": "listops",
+    "MLUConfig": "mlu",
     "MathEquations": "math_equations",
     "MathEquationsConfig": "math_equations",
     "Observation": "raven_observer",
+    "Pairs": "pairs",
+    "PairsConfig": "pairs",
     "Raven": "raven",
     "RavenCeiling": "raven_observer",
     "RavenConfig": "raven",
     "Scan": "scan",
     "ScanConfig": "scan",
+    "Sequences": "sequences",
+    "SequencesConfig": "sequences",
+    "SignedPairs": "signed_pairs",
+    "SignedPairsConfig": "signed_pairs",
     "SortOfClevr": "sort_of_clevr",
     "SortOfClevrConfig": "sort_of_clevr",
     "TableLookup": "table_lookup",
@@ -122,6 +157,7 @@ _HOME = {
     "TrianglesConfig": "triangles",
     "apply_operation": "math_equations",
     "dataflow": "expressions",
+    "score_ranking": "pairs",
 }
 
 

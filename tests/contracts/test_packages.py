@@ -87,6 +87,9 @@ TASKS = [
     tasks.ESBN(tasks.ESBNConfig(rule="rmts", n_withheld=50)),
     tasks.Images(tasks.ImagesConfig(sources=("triangles",), triangles=FEW_TRIANGLES)),
     tasks.Text(tasks.TextConfig(path=__file__, held_out=0.2, length=8), cache=None),
+    tasks.MLU(tasks.MLUConfig(low=-20, high=20)),
+    tasks.FuzzyLogic(tasks.FuzzyLogicConfig()),
+    tasks.SignedPairs(tasks.SignedPairsConfig()),
 ]
 
 

@@ -1,0 +1,210 @@
+"""Fuzzy logic against loops in plain Python and against the authors' data."""
+
+from itertools import combinations
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fuzzy_logic.npz")
+SIZES = [(4, 2), (5, 3), (3, 2)]
+
+
+def task_of(**changes):
+    return FuzzyLogic(FuzzyLogicConfig(**changes))
+
+
+def value(point, literals):
+    """Zadeh's logic: or is the maximum, and the minimum, not 1 - x."""
+    terms = []
+    for literal in literals:
+        term = 1.0
+        for x, stands in zip(point, literal, strict=True):
+            term = min(term, x if stands else 1 - x)
+        terms.append(term)
+    return max(terms)
+
+
+def numbers(literals):
+    """The terms' numbers: binary digits, the first variable's first."""
+    return tuple(int("".join(str(one) for one in literal), 2) for literal in literals)
+
+
+@pytest.mark.parametrize(("n_variables", "n_terms"), SIZES)
+@pytest.mark.parametrize("side", ["train", "ood"])
+def test_golden_targets_follow_from_inputs_and_terms(n_variables, n_terms, side):
+    name = f"{n_variables}var{n_terms}term"
+    task = task_of(n_variables=n_variables, n_terms=n_terms)
+    points, targets, literals = (
+        GOLDEN[f"{name}.{side}.{part}"] for part in ("inputs", "targets", "latents")
+    )
+    found = task.solve(torch.from_numpy(points), torch.from_numpy(literals))
+    np.testing.assert_array_equal(found, targets[..., 0])
+    # The authors' functions are of the terms that these splits have.
+    known = {numbers(row) for row in literals.tolist()}
+    seen = range(task.config.n_seen)
+    assert all(all((one in seen) == (side == "train") for one in row) for row in known)
+
+
+@pytest.mark.parametrize(("n_variables", "n_terms"), SIZES)
+def test_golden_batches_are_laid_out_alike(n_variables, n_terms):
+    name = f"{n_variables}var{n_terms}term.batch"
+    x, y, base, literals = (
+        torch.from_numpy(GOLDEN[f"{name}.{part}"]) for part in ("x", "y", "base_mse", "latents")
+    )
+    config = FuzzyLogicConfig(n_variables=n_variables, n_terms=n_terms, n_examples=16)
+    task = FuzzyLogic(config)
+    mine = task.batch("train", 0, 16)
+    assert mine.inputs.shape == x.shape
+    assert mine.targets.shape == y.shape
+    assert mine.latents["literals"].shape == literals.shape
+    values = task.solve(x[..., :-1], literals)
+    assert torch.equal(x[..., :-1, -1], values[:, :-1])
+    assert not x[:, -1, -1].any()
+    assert torch.equal(values[:, -1:], y)
+    np.testing.assert_allclose(values.var(1, correction=0), base[:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n_variables", "n_terms"), SIZES)
+def test_golden_splits(n_variables, n_terms):
+    name = f"{n_variables}var{n_terms}term"
+    task = task_of(n_variables=n_variables, n_terms=n_terms)
+    np.testing.assert_array_equal(task.conjunctions, GOLDEN[f"{name}.conjunctions_all"])
+    sides = {split: [tuple(row) for row in task.combinations(split)] for split in task.splits}
+    total, *counts = GOLDEN[f"{name}.counts_total_train_test_ood"]
+    assert [len(sides[split]) for split in ("train", "test", "ood")] == counts
+    assert sides["id"] == sides["train"]
+    assert not set(sides["train"]) & set(sides["test"])
+    n_seen = 2**n_variables * 3 // 4
+    assert sorted(sides["train"] + sides["test"]) == list(combinations(range(n_seen), n_terms))
+    assert comb(n_seen, n_terms) == total
+    golden = GOLDEN[f"{name}.terms_idx_out_dist_seed2024"]
+    np.testing.assert_array_equal(task.combinations("ood"), golden)
+    # What is held out of the same terms is drawn: by another generator than the authors'.
+    theirs = np.concatenate(
+        [GOLDEN[f"{name}.terms_idx_{one}_seed2024"] for one in ("train", "test")]
+    )
+    assert sorted(map(tuple, theirs.tolist())) == sorted(sides["train"] + sides["test"])
+
+
+@pytest.mark.parametrize("split", FuzzyLogic.SPLITS)
+@pytest.mark.parametrize(
+    "changes", [{}, {"n_variables": 5, "n_terms": 3, "n_examples": 7}, {"n_terms": 1}]
+)
+def test_batches_agree_with_loops(split, changes):
+    task = task_of(**changes)
+    for batch in (task.batch(split, 2, 30), task.fixed_query(split, 2, 30)):
+        assert batch.inputs.dtype == batch.targets.dtype == torch.float32
+        assert batch.inputs.shape == (30, task.config.n_examples, task.n_features)
+        assert batch.mask.shape == batch.targets.shape == (30, 1)
+        assert batch.mask.all()
+        latents = {name: one.tolist() for name, one in batch.latents.items()}
+        for i, sequence in enumerate(batch.inputs.double().tolist()):
+            literals = latents["literals"][i]
+            values = [value(point, literals) for *point, _ in sequence]
+            np.testing.assert_allclose(latents["values"][i], values, atol=1e-6)
+            np.testing.assert_allclose([row[-1] for row in sequence[:-1]], values[:-1], atol=1e-6)
+            assert sequence[-1][-1] == 0
+            assert batch.targets[i, 0] == pytest.approx(values[-1], abs=1e-6)
+            assert latents["variance"][i] == pytest.approx(np.var(values), rel=1e-4)
+            terms = latents["terms"][i]
+            assert tuple(terms) == numbers(literals) == tuple(sorted(set(terms)))
+            row = task.combinations(split)[latents["combination"][i]]
+            assert row.tolist() == terms
+
+
+def test_a_fixed_query_changes_the_query_alone():
+    task = task_of()
+    plain, fixed = (make("test", 4, 50) for make in (task.batch, task.fixed_query))
+    assert torch.equal(plain.inputs[:, :-1], fixed.inputs[:, :-1])
+    assert torch.equal(plain.latents["terms"], fixed.latents["terms"])
+    assert (fixed.inputs[:, -1, :-1] == torch.from_numpy(task.query)).all()
+    assert plain.inputs[:, -1, 0].unique().numel() == 50
+    # It is the same in every split and for every length, and differs between seeds.
+    long = task_of(n_examples=96)
+    assert torch.equal(long.fixed_query("ood", 0, 1).inputs[0, -1], fixed.inputs[0, -1])
+    assert not np.array_equal(task_of(seed=1).query, task.query)
+
+
+def test_points_are_uniform_and_combinations_equally_frequent():
+    task = task_of(n_examples=4)
+    batch = task.batch("train", 0, 33_000)
+    points = batch.inputs[..., :-1].double()
+    n = points[..., 0].numel()
+    assert (points.mean((0, 1)) - 0.5).abs().max() < 5 / (12 * n) ** 0.5
+    assert points.var((0, 1)).numpy() == pytest.approx(1 / 12, rel=0.02)
+    counts = batch.latents["combination"].bincount(minlength=33)
+    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+
+
+@pytest.mark.parametrize(("held_out", "n_test"), [(0.3, 19), (0.5, 33), (0.7, 46)])
+def test_the_share_that_is_held_out(held_out, n_test):
+    task = task_of(held_out=held_out)
+    assert len(task.combinations("test")) == n_test
+    assert len(task.combinations("train")) == 66 - n_test
+    # The length of sequences changes nothing, the seed does.
+    sides = [
+        task_of(held_out=held_out, **one).combinations("test").tolist()
+        for one in ({"n_examples": 96}, {"seed": 1})
+    ]
+    assert [side == task.combinations("test").tolist() for side in sides] == [True, False]
+
+
+def test_known_terms_are_all_in_train():
+    """With the default sizes, so that what is new in `test` are combinations alone."""
+    for seed in range(5):
+        for held_out in (0.3, 0.5):
+            task = task_of(held_out=held_out, seed=seed)
+            assert set(task.combinations("train").ravel()) == set(range(12))
+
+
+def test_score():
+    task = task_of()
+    batch = task.batch("id", 0, 2)
+    off = torch.tensor([[0.0], [0.1]])
+    for output in (batch.targets + off, (batch.targets + off)[:, 0]):
+        scores = task.score(output, batch)
+        np.testing.assert_allclose(scores["squared_error"], [0, 0.01], atol=1e-6)
+        spread = np.var(batch.latents["values"][1].double().numpy())
+        np.testing.assert_allclose(scores["r2"], [1, 1 - 0.01 / spread], atol=1e-4)
+    with pytest.raises(ValueError, match=r"output of shape \(2, 2\): allowed are \(2,\) and"):
+        task.score(torch.zeros(2, 2), batch)
+
+
+def test_r2_of_the_mean_is_zero_on_average():
+    """Answering each sequence's mean errs by its variance, on average over the points."""
+    task = task_of(n_examples=16)
+    batch = task.batch("id", 0, 20_000)
+    scores = task.score(batch.latents["values"].mean(1), batch)
+    error, variance = scores["squared_error"].mean(), batch.latents["variance"].mean()
+    assert 1 - error / variance == pytest.approx(0, abs=0.05)
+    # And the point asked for is one of them: the examples before it give an average that is off
+    # by (N + 1) / (N - 1) of the variance, as for any sample.
+    before = task.score(batch.latents["values"][:, :-1].mean(1), batch)["squared_error"].mean()
+    assert before / variance == pytest.approx((16 / 15) ** 2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_variables": 2}, r"n_variables=2: allowed is a whole number from 3 to 8"),
+        ({"n_terms": 5}, r"n_terms=5: allowed is a whole number from 1 to 4"),
+        ({"n_variables": 7, "n_terms": 6}, r"n_terms=6 with n_variables=7: allowed are at most"),
+        ({"n_examples": 1}, r"n_examples=1: allowed"),
+        ({"held_out": 0.01}, r"held_out=0.01: .* at least one of the 66 combinations"),
+        ({"held_out": 1}, r"held_out=1: allowed is a number between 0 and 1"),
+        ({"seed": 0.5}, r"seed=0.5"),
+    ],
+)
+def test_a_bad_config_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        FuzzyLogicConfig(**arguments)
+
+
+def test_an_unknown_split_is_an_error():
+    with pytest.raises(ValueError, match=r"split='valid': allowed are train, id, test, ood"):
+        task_of().batch("valid", 0, 1)

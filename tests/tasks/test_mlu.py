@@ -1,0 +1,208 @@
+"""MLU against Python's own reading of the lines."""
+
+import ast
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.mlu import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLUConfig
+
+SMALL = {"low": -5, "high": 4}
+LINE = re.compile(r"([xy])=(-?\d+),([xy])=(-?\d+),([xy][-+*][xy])")
+
+
+def evaluate(line):
+    """The answer to a line, and its variables: Python's grammar, on the tree of the expression."""
+    first, a, second, b, expression = LINE.fullmatch(line).groups()
+    assert {first, second} == {"x", "y"}
+    values = {first: int(a), second: int(b)}
+    node = ast.parse(expression, mode="eval").body
+    left, right = values[node.left.id], values[node.right.id]
+    if isinstance(node.op, ast.Mult):
+        return left * right, values
+    return left + (right if isinstance(node.op, ast.Add) else -right), values
+
+
+def lines(task, split, size):
+    batch = task.batch(split, 0, size)
+    return [task.text(batch, i) for i in range(size)]
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return MLU(MLUConfig())
+
+
+@pytest.fixture(scope="module")
+def small():
+    return MLU(MLUConfig(**SMALL))
+
+
+def test_the_papers_example():
+    assert evaluate("y=691,x=-999,y*x") == (-690309, {"y": 691, "x": -999})
+
+
+@pytest.mark.parametrize("split", MLU.SPLITS)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        SMALL,
+        {"low": 0, "high": 2, "ood_share": 0.5},
+        {"low": 95, "high": 105},
+        {"low": 9000, "high": 10_000},
+    ],
+)
+def test_lines_are_read_back_and_answered(split, numbers):
+    task = MLU(MLUConfig(**numbers))
+    batch = task.batch(split, 1, 400)
+    source, given = batch.inputs
+    assert (source.dtype, given.dtype, batch.targets.dtype) == (torch.int64,) * 3
+    names = {name: values.tolist() for name, values in batch.latents.items()}
+    for i in range(400):
+        line = task.text(batch, i)
+        result, values = evaluate(line)
+        assert all(task.config.low <= one < task.config.high for one in values.values())
+        answer = str(result)
+        n = len(answer)
+        assert [MLU_CHARACTERS[one] for one in source[i, : len(line)]] == list(line)
+        assert not source[i, len(line) :].any()
+        assert [MLU_CHARACTERS[one] for one in batch.targets[i, : n + 1]] == [*answer, "<eos>"]
+        assert not batch.targets[i, n + 1 :].any()
+        assert [MLU_CHARACTERS[one] for one in given[i, : n + 1]] == ["<bos>", *answer]
+        assert not given[i, n + 1 :].any()
+        assert batch.mask[i].tolist() == [True] * (n + 1) + [False] * (given.shape[1] - n - 1)
+        assert task.decode(batch.targets[i]) == answer
+        assert (names["x"][i], names["y"][i], names["result"][i]) == (
+            *(values[one] for one in "xy"),
+            result,
+        )
+        operands = "".join("xy"[names[side][i]] for side in ("left", "right"))
+        assert line[-3:] == operands[0] + MLU_OPERATORS[names["operator"][i]] + operands[1]
+        assert line[0] == "xy"[names["first"][i]]
+        assert names["length"][i] == n
+
+
+@pytest.mark.parametrize(
+    ("numbers", "widths"),
+    [
+        ({}, (len("x=-1000,y=-1000,x*y"), len("1000000") + 1)),
+        ({"low": -999}, (len("x=-999,y=-999,x*y"), len("-998001") + 1)),
+        ({"low": 0, "high": 2}, (len("x=1,y=1,x-y"), len("-1") + 1)),
+        (SMALL, (len("x=-5,y=-5,x*y"), len("-20") + 1)),
+    ],
+)
+def test_widths_are_those_of_the_longest(numbers, widths):
+    """By hand; and with few numbers, some line and some answer fill them."""
+    task = MLU(MLUConfig(**{"ood_share": 0.5, **numbers}))
+    batches = [task.batch(split, 0, 20_000) for split in task.splits]
+    assert {(one.inputs[0].shape[1], one.targets.shape[1]) for one in batches} == {widths}
+    if "high" in numbers:
+        assert any(one.inputs[0][:, -1].any() for one in batches)
+        assert any(one.mask[:, -1].any() for one in batches)
+
+
+def test_splits_are_disjoint_and_together_all_lines(small):
+    """9 numbers: 45 pairs, of which 4 are held out; 81 (x, y) in 24 forms."""
+    found = {split: set(lines(small, split, 60_000)) for split in small.splits}
+    every = {
+        f"{a}={m},{b}={n},{left}{sign}{right}"
+        for a, b in ("xy", "yx")
+        for m in range(-5, 4)
+        for n in range(-5, 4)
+        for sign in MLU_OPERATORS
+        for left in "xy"
+        for right in "xy"
+    }
+    assert len(every) == 81 * 24
+    assert sum(map(len, found.values())) == len(every)
+    assert set.union(*found.values()) == every
+
+    def pairs(split):
+        return {frozenset(evaluate(line)[1].values()) for line in found[split]}
+
+    assert len(pairs("ood")) == small.config.n_ood == 4
+    assert pairs("train") == pairs("id")
+    assert not pairs("train") & pairs("ood")
+    assert len(pairs("train")) == 41
+    assert len(found["train"]) == 23 * len(found["id"])
+
+
+@pytest.mark.parametrize("split", MLU.SPLITS)
+def test_everything_is_drawn_evenly_and_independently(paper, split):
+    batch = paper.batch(split, 0, 40_000)
+    form = torch.stack([batch.latents[name] for name in ("first", "left", "right")], 1)
+    number = 3 * (form * torch.tensor([4, 2, 1])).sum(1) + batch.latents["operator"]
+    counts = number.bincount(minlength=24)
+    assert ((counts - 40_000 / 24).abs() < 5 * (40_000 / 24) ** 0.5).all()
+    for name in "xy":
+        values = batch.latents[name].double()
+        assert abs(values.mean() + 0.5) < 5 * (2000 / 12**0.5) / 200
+        assert (values.min(), values.max()) == (-1000, 999)
+    products = torch.corrcoef(torch.stack([batch.latents[name].double() for name in "xy"]))
+    assert abs(products[0, 1]) < 5 / 200
+
+
+def test_the_papers_sizes_hold_out_a_tenth_of_pairs(paper):
+    assert paper.config.n_pairs == 2000 * 2001 // 2
+    assert paper.config.n_ood == 200_100
+    pairs = []
+    for split in ("train", "ood"):
+        latents = paper.batch(split, 0, 50_000).latents
+        places = torch.stack([latents["x"], latents["y"]], 1).sort(1).values
+        pairs.append(set(map(tuple, places.tolist())))
+    assert not pairs[0] & pairs[1]
+
+
+def test_batches_depend_on_the_config_and_their_number_alone(paper):
+    late = paper.batch("train", 2**40, 5)
+    again = MLU(MLUConfig()).batch("train", 2**40, 5)
+    other = MLU(MLUConfig(seed=1)).batch("train", 2**40, 5)
+    assert torch.equal(late.inputs[0], again.inputs[0])
+    assert not torch.equal(late.inputs[0], other.inputs[0])
+
+
+def test_score(small):
+    batch = small.batch("id", 0, 50)
+    ids = np.random.default_rng(0).integers(3, 13, batch.targets.shape)
+    wrong = torch.from_numpy(ids)
+    assert (small.score(batch.targets, batch)["correct"] == 1).all()
+    # What is behind the end is not read, whether it is there or not.
+    garbage = torch.where(batch.mask, batch.targets, wrong)
+    for output in (garbage, torch.cat([garbage, wrong], 1)):
+        assert (small.score(output, batch)["token_correct"] == 1).all()
+    scores = small.score(wrong, batch)
+    for i in range(50):
+        n = int(batch.mask[i].sum())
+        same = [a == b for a, b in zip(wrong[i, :n], batch.targets[i, :n], strict=True)]
+        assert scores["token_correct"][i] == pytest.approx(sum(same) / n)
+        assert scores["correct"][i] == all(same)
+    # A short answer lacks what it does not say, the end too.
+    short = small.score(batch.targets[:, :1], batch)
+    assert (short["correct"] == 0).all()
+    with pytest.raises(ValueError, match=r"allowed are whole numbers, \(50, any\)"):
+        small.score(torch.zeros(50, 3), batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low": -10_000}, r"low=-10000: allowed is a whole number from -9999 to 9998"),
+        ({"low": 5, "high": 6}, r"high=6: allowed is a whole number from 7 to 4005"),
+        ({"low": -4000, "high": 4000}, r"high=4000: allowed is a whole number from -3998 to 0"),
+        ({"ood_share": 0}, r"ood_share=0: allowed is a number between 0 and 1"),
+        ({"low": 0, "high": 2, "ood_share": 0.1}, r"some of the 3 pairs"),
+        ({"ood_share": True}, r"ood_share=True"),
+        ({"seed": -1}, r"seed=-1"),
+    ],
+)
+def test_a_bad_config_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MLUConfig(**arguments)
+
+
+def test_an_unknown_split_is_an_error(small):
+    with pytest.raises(ValueError, match=r"split='test': allowed are train, id, ood"):
+        small.batch("test", 0, 1)
