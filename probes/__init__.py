@@ -14,6 +14,9 @@ a few labelled examples find it.
 `score_pairing` asks which retrieval serves which search, and `force_pairing` whether the right
 pairing would have mended the answer.
 
+`score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
+much of what decides it lies where a function is flat.
+
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from probes.oracle_search import search_paths
     from probes.pairing import score_pairing
     from probes.projecting import project
+    from probes.signedness import score_saturation, score_signedness
     from probes.specialization import score_specialization
 
 _HOME = {
@@ -58,6 +62,8 @@ _HOME = {
     "score_control_flow": "probes.control_flow_scores",
     "score_pairing": "probes.pairing",
     "score_paths": "probes.oracle_scores",
+    "score_saturation": "probes.signedness",
+    "score_signedness": "probes.signedness",
     "score_specialization": "probes.specialization",
     "search_paths": "probes.oracle_search",
     "to_networkx": "probes.control_flow_export",
@@ -84,6 +90,8 @@ __all__ = [
     "score_control_flow",
     "score_pairing",
     "score_paths",
+    "score_saturation",
+    "score_signedness",
     "score_specialization",
     "search_paths",
     "to_networkx",

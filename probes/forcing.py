@@ -17,6 +17,7 @@ from probes._inputs import count_examples, parts, take_examples
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
 
 CONDITIONS = ("none", "true", "random", "hardened")
+FAMILIAR = "familiar"
 
 _PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
 _BOUNDS = (0.025, 0.975)
@@ -30,6 +31,7 @@ def force_pairing(
     hook: str | Sequence[str],
     *,
     error: Callable[[Any, slice], Float[Tensor, " part"]],
+    activation: xr.DataArray | None = None,
     batch_size: int = 256,
     resamples: int = 1000,
     seed: int = 0,
@@ -48,6 +50,10 @@ def force_pairing(
       error as "true" only if the pairing does not matter.
     - "hardened": the model's own argmax, one-hot. What this removes already is due to soft scores,
       not to wrong ones.
+    - "familiar", if `activation` is given: the mean value scores that the model itself has, for the
+      same truth, in another group. Where one retrieval serves several purposes, or a purpose takes
+      several, no one-hot pairing is right; this removes what is due to pairing otherwise than
+      there.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
@@ -61,6 +67,8 @@ def force_pairing(
             together.
         error: from the model's output and the slice of examples that it is for to their errors,
             [example of the slice], at least 0.
+        activation: [search, true_retrieval, model_retrieval], as `score_pairing` has it, of one
+            group; what is NaN there is not forced.
         batch_size: examples per forward pass.
         resamples: of the bootstrap.
         seed: of random pairings and the bootstrap.
@@ -76,7 +84,8 @@ def force_pairing(
         Attribute `forced`: in how many searches and positions the pairing is set.
 
     Raises:
-        KeyError: an unknown hook; `assignment` without its variables.
+        KeyError: an unknown hook; `assignment` without its variables, `activation` without its
+            searches.
         TypeError: a model that cannot be hooked, `truth` that is not whole numbers.
         ValueError: a compiled model, shapes or numbers of examples that do not fit, errors that are
             not finite and at least 0, nothing to force.
@@ -92,20 +101,23 @@ def force_pairing(
             f"{hook!r}, {batch_size} and {resamples}"
         )
     searches, wanted = _counterparts(truth, assignment, examples)
+    usual = None if activation is None else _usual_scores(truth, assignment, activation)
+    conditions = CONDITIONS if usual is None else (*CONDITIONS, FAMILIAR)
     # Drawn for all examples at once, so that the size of a batch does not matter.
     generator = derive_generator(seed, "random pairing")
     anything = torch.rand(wanted.shape, generator=generator, dtype=torch.double)
-    errors: dict[str, list[Tensor]] = {condition: [] for condition in CONDITIONS}
+    errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
     with evaluating(model):
         for part in parts(examples, batch_size):
             some = take_examples(inputs, part)
-            pairing = _Pairing(searches, wanted[part], anything[part])
-            choices = (None, pairing.true, pairing.random, pairing.hardened)
-            for condition, choose in zip(CONDITIONS, choices, strict=True):
+            own = None if usual is None else usual[part]
+            pairing = _Pairing(searches, wanted[part], anything[part], own)
+            choices = (None, pairing.true, pairing.random, pairing.hardened, pairing.familiar)
+            for condition, choose in zip(conditions, choices, strict=False):
                 output = _run(model, some, names, pairing, choose)
                 errors[condition].append(_check_error(error(output, part), part))
     values = torch.stack([torch.cat(chunks) for chunks in errors.values()])
-    return _dataset(values, int((wanted >= 0).sum()), resamples, seed)
+    return _dataset(values, conditions, int((wanted >= 0).sum()), resamples, seed)
 
 
 @dataclass(frozen=True)
@@ -116,23 +128,35 @@ class _Pairing:
         searches: the searches of the model in which it is.
         wanted: the retrieval that the truth wants, -1 for nothing to force.
         anything: random numbers in [0, 1).
+        usual: value scores that are usual, NaN where that is not known.
     """
 
     searches: Int[Tensor, " assigned"]
     wanted: Int[Tensor, "part pos assigned"]
     anything: Float[Tensor, "part pos assigned"]
+    usual: Float[Tensor, "part pos assigned retrieval"] | None
 
     def true(self, scores: Float[Tensor, "part pos assigned retrieval"]) -> Tensor:
-        return self.wanted.clamp(min=0).to(scores.device)
+        return one_hot(self.wanted.clamp(min=0), scores.shape[3]).to(scores)
 
     def random(self, scores: Float[Tensor, "part pos assigned retrieval"]) -> Tensor:
-        return (self.anything * scores.shape[3]).long().to(scores.device)
+        return one_hot((self.anything * scores.shape[3]).long(), scores.shape[3]).to(scores)
 
     def hardened(self, scores: Float[Tensor, "part pos assigned retrieval"]) -> Tensor:
-        return scores.argmax(3)
+        return one_hot(scores.argmax(3), scores.shape[3]).to(scores)
+
+    def familiar(self, scores: Float[Tensor, "part pos assigned retrieval"]) -> Tensor:
+        assert self.usual is not None
+        if self.usual.shape[3] != scores.shape[3]:
+            raise ValueError(
+                f"activation must have {scores.shape[3]} model retrievals, as the hook has, got "
+                f"{self.usual.shape[3]}"
+            )
+        usual = self.usual.to(scores)
+        return torch.where(usual.isnan(), scores, usual)
 
     def force(self, name: str, activation: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """The value scores with the chosen retrieval, one-hot, where something is wanted."""
+        """The value scores with the chosen ones where something is wanted."""
         shape, expected = tuple(activation.shape), tuple(self.wanted.shape[:2])
         least = int(self.searches.max()) + 1, int(self.wanted.max()) + 1
         if len(shape) != 4 or shape[:2] != expected or shape[2] < least[0] or shape[3] < least[1]:
@@ -143,9 +167,8 @@ class _Pairing:
             )
         searches = self.searches.to(activation.device)
         own = activation[:, :, searches]
-        hard = one_hot(choose(own), shape[3]).to(own.dtype)
         known = (self.wanted >= 0).to(activation.device)[..., None]
-        return activation.index_copy(2, searches, torch.where(known, hard, own))
+        return activation.index_copy(2, searches, torch.where(known, choose(own), own))
 
 
 def _counterparts(
@@ -186,6 +209,27 @@ def _counterparts(
     return searches[assigned], wanted
 
 
+def _usual_scores(
+    truth: Tensor, assignment: xr.Dataset, activation: xr.DataArray
+) -> Float[Tensor, "example pos assigned retrieval"]:
+    """The mean value scores that each truth has in `activation`."""
+    dims = ("search", "true_retrieval", "model_retrieval")
+    if activation.dims != dims:
+        raise ValueError(f"activation must have the dims {dims}, got {activation.dims}")
+    assigned = assignment["search_assignment"].to_numpy() >= 0
+    names = assignment["true_search"].to_numpy()[assigned].astype(str)
+    if unknown := set(names) - set(activation["search"].to_numpy()):
+        raise KeyError(f"activation has no search {', '.join(sorted(unknown))}")
+    usual = torch.from_numpy(activation.sel(search=names).to_numpy())
+    if len(usual[0]) != assignment.sizes["true_retrieval"]:
+        raise ValueError(
+            f"activation must have {assignment.sizes['true_retrieval']} true retrievals, as "
+            f"assignment has, got {len(usual[0])}"
+        )
+    labels = truth.cpu()[..., torch.from_numpy(assigned)].long()
+    return usual[torch.arange(len(names)), labels.clamp(min=0)]
+
+
 def _run(
     model: HookedModel,
     inputs: Inputs,
@@ -220,7 +264,11 @@ def _check_error(errors: Tensor, part: slice) -> Float[Tensor, " part"]:
 
 
 def _dataset(
-    errors: Float[Tensor, "condition example"], forced: int, resamples: int, seed: int
+    errors: Float[Tensor, "condition example"],
+    conditions: Sequence[str],
+    forced: int,
+    resamples: int,
+    seed: int,
 ) -> xr.Dataset:
     examples = errors.shape[1]
     drawn = bootstrap_weights(examples, resamples, seed, "forcing").double()
@@ -230,7 +278,7 @@ def _dataset(
     removed = torch.where(before > 0, 1 - means / before, torch.nan)
     result = xr.Dataset(
         {"error": (("condition", "example"), errors.numpy(), {"long_name": "error"})},
-        coords={"condition": list(CONDITIONS)},
+        coords={"condition": list(conditions)},
         attrs={
             "forced": forced,
             "seed": seed,

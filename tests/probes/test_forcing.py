@@ -143,6 +143,44 @@ def test_soft_scores_are_mended_by_hardening_too():
     assert result["removed"].sel(condition="random") < 0
 
 
+def familiar(fault):
+    found = pairing_of(ByHand(fault), ("id", "ood")).sel(fitted="id")
+    activation = found["activation"].sel(group="id")
+    return force(fault, assignment=found, activation=activation)
+
+
+def test_the_familiar_pairing_mends_what_is_paired_otherwise_than_there():
+    result = familiar("pairing")
+    assert result["condition"].to_numpy().tolist()[-1] == "familiar"
+    assert result["removed"].sel(condition="familiar") == pytest.approx(1, abs=1e-5)
+    # Soft scores are as soft there, and wrong retrievals as wrong.
+    for fault in ("soft", "retrieval"):
+        assert familiar(fault)["removed"].sel(condition="familiar") == pytest.approx(0, abs=1e-4)
+
+
+def test_what_is_not_known_of_the_familiar_pairing_is_left():
+    found = pairing_of(ByHand("pairing")).sel(fitted="id")
+    activation = found["activation"].sel(group="id")
+    nothing = force("pairing", assignment=found, activation=activation * np.nan)
+    assert nothing["removed"].sel(condition="familiar") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda a: a.T, ValueError, "activation must have the dims"),
+        (lambda a: a.isel(search=[0]), KeyError, "activation has no search 1"),
+        (lambda a: a.isel(true_retrieval=[0]), ValueError, "4 true retrievals"),
+        (lambda a: a.isel(model_retrieval=[0]), ValueError, "4 model retrievals"),
+    ],
+)
+def test_activations_that_do_not_fit_are_told(change, error, message):
+    found = pairing_of(ByHand("pairing")).sel(fitted="id")
+    activation = change(found["activation"].sel(group="id"))
+    with pytest.raises(error, match=message):
+        force("pairing", assignment=found, activation=activation)
+
+
 def test_without_error_there_is_nothing_to_remove():
     result = force("none", error=lambda output, part: torch.zeros(len(output)))
     assert result["removed"].isnull().all()

@@ -1,0 +1,394 @@
+"""Are tokens added, subtracted or deleted? The signs of attention weights, with controls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from transformer_lens.utilities.statistics import derive_generator
+
+from probes._cells import bootstrap_weights
+
+SHARES = ("subtracted", "partly_subtracted", "deleted", "partly_added", "added")
+SIGNS = (-1, 0, 1)
+
+_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
+_BOUNDS = (0.025, 0.975)
+_PAIRS = ("example", "query_pos", "key_pos")
+
+
+def score_signedness(
+    pattern: xr.DataArray,
+    *,
+    valid: xr.DataArray | None = None,
+    sign: xr.DataArray | None = None,
+    near_zero: float = 0.1,
+    near_one: float = 0.9,
+    limit: float = 1.0,
+    bins: int = 40,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Tell how signed a pattern is, and whether its signs are those that were planted.
+
+    Tay et al. 2019, "Compositional De-Attention Networks": M = tanh(E) * sigmoid(N) is to be near
+    1 for a token that is added, -1 for one that is subtracted, 0 for one that is deleted. Any
+    `hook_pattern` will do. A softmax has no negative weights and its weights sum to 1, so that
+    only the numbers of added tokens mean something; linear attention and HYLA have signs, but no
+    limit, so that what is near 1 means nothing and `near_zero` wants a choice of its own.
+
+    A head's sign is a convention: with -q and -v for q and v it computes the same from -M, as
+    tanh is odd. Agreement with planted signs is therefore scored with each cell's pattern as it
+    is, or turned round, whichever agrees better (balanced accuracy) on the even examples; scored
+    are the odd ones. The control "shuffled" has the planted signs dealt out anew among all pairs
+    before that.
+
+    Args:
+        pattern: [example, query_pos, key_pos], in any order: what multiplies the values. Every
+            further dim (`layer`, `head`, `train_step`, ...) makes cells, scored one by one.
+        valid: bool, with some of these three dims: the pairs that are looked at, such as those
+            that a mask leaves; None: all.
+        sign: like `valid`, but -1, 0 or 1: the planted signs.
+        near_zero: a token with |weight| up to here counts as deleted, at least 0.
+        near_one: from here on a weight counts as added or subtracted in full, above `near_zero`.
+        limit: the distribution is over -limit..limit, what is beyond in the last bins; above 0.
+        bins: of the distribution.
+        resamples: of the bootstrap.
+        seed: of shuffling and bootstrap.
+
+    Returns:
+        The dims of cells stand for all but the three of pairs; `_low` and `_high` are 95%
+        percentile bootstrap bounds over examples.
+
+        - `share`, with bounds [*cells, kind]: of the pairs, those with a weight up to -near_one
+          ("subtracted"), between ("partly_subtracted"), within near_zero of 0 ("deleted"),
+          ("partly_added"), and from near_one ("added"); their sum is 1.
+        - `distribution` [*cells, bin]: share of the pairs with a weight in each bin, named by its
+          middle.
+        - `added`, `subtracted`, with bounds [*cells]: mean number of a query's tokens with weight
+          above near_zero, or below -near_zero.
+        - `effective_added`, `effective_subtracted`, with bounds [*cells]: mean over queries of
+          (sum w)² / sum w² over a query's positive (negative) weights: their number if they are
+          equal, 1 if one outweighs the others; 0 if there are none.
+
+        With `sign`, over odd examples, signs of the pattern being those outside of near_zero:
+
+        - `confusion` [control, *cells, sign, found]: of the pairs with each planted sign, the share
+          with each sign of the pattern; NaN for a sign that does not occur.
+        - `accuracy`, `balanced_accuracy`, with bounds [control, *cells]: share of pairs whose sign
+          is the planted one, and the mean of that over the planted signs that occur.
+        - `chance`, `balanced_chance` [control, *cells]: both, if signs were independent of the
+          planted ones, each as frequent as they are.
+        - `turned` [control, *cells]: 1 where the pattern was turned round, else 0.
+
+    Raises:
+        TypeError: `valid` that is not bool, or `sign` that is not whole numbers.
+        ValueError: dims or sizes that do not fit, no valid pairs, weights that are not finite,
+            signs or numbers out of range; with `sign`, halves of examples without any valid pair.
+    """
+    if not 0 <= near_zero < near_one:
+        raise ValueError(
+            f"near_zero must be in [0, near_one = {near_one}), got near_zero = {near_zero}"
+        )
+    if not limit > 0:
+        raise ValueError(f"limit must be above 0, got {limit}")
+    table = _read("pattern", pattern, valid, bins, resamples)
+    weights, seen = table.values, table.valid
+    beyond = np.abs(weights) > near_zero
+    found = np.where(beyond, np.sign(weights), 0).astype(np.int8)
+    # -2 and 2 where in full.
+    share = found * np.where(np.abs(weights) >= near_one, 2, 1)
+    counts = np.stack([((share == kind) & seen).sum((2, 3)) for kind in range(-2, 3)], -1)
+
+    draws = bootstrap_weights(table.examples, resamples, seed, "signedness").double().numpy()
+    result = table.dataset("signs of a pattern", seed, resamples)
+    result.coords["kind"] = list(SHARES)
+    pairs = seen.sum((2, 3))[..., None]
+    about = "share of the pairs of query and key"
+    table.put(result, "share", _bounds(counts, pairs, draws), about, "kind")
+    _put_distribution(result, table, -limit, limit, bins)
+
+    asked = seen.any(3)
+    queries = asked.sum(2)[..., None]
+    for name, way in (("added", 1), ("subtracted", -1)):
+        part = np.where(seen, np.maximum(way * weights, 0), 0)
+        number = ((found == way) & seen).sum((2, 3))[..., None]
+        about = f"tokens {name} per query"
+        table.put(result, name, _bounds(number, queries, draws)[..., 0], about)
+        square = np.square(part).sum(3)
+        effective = np.divide(
+            np.square(part.sum(3)), square, out=np.zeros_like(square), where=square > 0
+        )
+        bounds = _bounds(effective.sum(2)[..., None], queries, draws)[..., 0]
+        table.put(result, f"effective_{name}", bounds, f"effective number of {about}")
+    if sign is not None:
+        _put_agreement(result, table, found, _planted(sign, table), resamples, seed)
+    return result
+
+
+def score_saturation(
+    values: xr.DataArray,
+    *,
+    low: float,
+    high: float,
+    valid: xr.DataArray | None = None,
+    bins: int = 40,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Tell how much of a quantity lies in the flat parts of a function.
+
+    Of `hook_affinity` with low = -2 and high = 2: where tanh is within 0.04 of -1 or 1 and passes
+    on less than 8% of a gradient. Of `hook_gate` with low = 0.05 and high = 0.95: closed and open
+    gates. With a dim `train_step`: over training.
+
+    Args:
+        values: [example, query_pos, key_pos], in any order; every further dim makes cells.
+        low: values up to here are saturated below.
+        high: values from here on are saturated above; above `low`.
+        valid: as in `score_signedness`.
+        bins: of the distribution.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    Returns:
+        - `saturated`, with `_low` and `_high`, its 95% percentile bootstrap bounds over examples
+          [*cells, side]: share of the pairs at each side ("low", "high").
+        - `distribution` [*cells, bin]: share of the pairs in each bin, named by its middle; over
+          the range of all valid values, and at least low..high.
+
+    Raises:
+        TypeError: `valid` that is not bool.
+        ValueError: dims or sizes that do not fit, no valid pairs, values that are not finite,
+            numbers out of range.
+    """
+    if not low < high:
+        raise ValueError(f"low must be below high = {high}, got {low}")
+    table = _read("values", values, valid, bins, resamples)
+    sides = np.stack([table.values <= low, table.values >= high], -1) & table.valid[..., None]
+    pairs = table.valid.sum((2, 3))[..., None]
+    draws = bootstrap_weights(table.examples, resamples, seed, "signedness").double().numpy()
+    result = table.dataset("saturation", seed, resamples)
+    result.coords["side"] = ["low", "high"]
+    bounds = _bounds(sides.sum((2, 3)), pairs, draws)
+    table.put(result, "saturated", bounds, "share of the pairs that are saturated", "side")
+    known = table.values[np.broadcast_to(table.valid, table.values.shape)]
+    start = min(low, known.min(initial=low))
+    _put_distribution(result, table, start, max(high, known.max(initial=high)), bins)
+    return result
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A quantity of pairs, its cells flattened to one axis.
+
+    Attributes:
+        values: 0 where they are not valid.
+        valid: which are looked at.
+        cells: sizes of the dims that make cells.
+        coords: their coordinates.
+    """
+
+    values: Float[np.ndarray, "example cell query_pos key_pos"]
+    valid: Bool[np.ndarray, "example 1 query_pos key_pos"]
+    cells: dict[str, int]
+    coords: dict[str, xr.DataArray]
+
+    @property
+    def examples(self) -> int:
+        return len(self.values)
+
+    def dataset(self, about: str, seed: int, resamples: int) -> xr.Dataset:
+        interval = f"percentile bootstrap over examples, 95%, {resamples} resamples"
+        return xr.Dataset(
+            coords=self.coords, attrs={"long_name": about, "seed": seed, "interval": interval}
+        )
+
+    def variable(
+        self, values: Float[np.ndarray, "..."], about: str, before: Sequence[str], *after: str
+    ) -> xr.Variable:
+        """Values [*before, cell, *after], with the cells' own dims."""
+        start = len(before)
+        shape = (*values.shape[:start], *self.cells.values(), *values.shape[start + 1 :])
+        dims = (*before, *self.cells, *after)
+        return xr.Variable(dims, values.reshape(shape), {"long_name": about})
+
+    def put(
+        self,
+        result: xr.Dataset,
+        name: str,
+        bounds: Float[np.ndarray, "bound ..."],
+        about: str,
+        *after: str,
+        before: Sequence[str] = (),
+    ) -> None:
+        """A score with its bounds."""
+        for number, (suffix, bound) in enumerate(_PARTS.items()):
+            made = self.variable(bounds[number], f"{about}{bound}", before, *after)
+            result[f"{name}{suffix}"] = made
+
+
+def _put_distribution(
+    result: xr.Dataset, table: _Table, start: float, stop: float, bins: int
+) -> None:
+    edges = np.linspace(start, stop, bins + 1)
+    found = np.zeros((table.values.shape[1], bins))
+    for cell in range(len(found)):
+        known = table.values[:, cell][table.valid[:, 0]]
+        found[cell] = np.histogram(known.clip(start, stop), edges)[0]
+    found /= found.sum(1, keepdims=True)
+    result.coords["bin"] = (edges[1:] + edges[:-1]) / 2
+    result["distribution"] = table.variable(found, "share of the pairs in a bin", (), "bin")
+
+
+def _put_agreement(
+    result: xr.Dataset,
+    table: _Table,
+    found: Int[np.ndarray, "example cell query_pos key_pos"],
+    planted: Int[np.ndarray, "example 1 query_pos key_pos"],
+    resamples: int,
+    seed: int,
+) -> None:
+    halves = [slice(0, None, 2), slice(1, None, 2)]
+    if not all(table.valid[half].any() for half in halves):
+        raise ValueError(
+            "sign needs valid pairs among the even examples (to find which way round a cell is) "
+            "and among the odd ones (to score)"
+        )
+    dealt = planted.copy()
+    known = planted[table.valid]
+    order = torch.randperm(len(known), generator=derive_generator(seed, "signs"))
+    dealt[table.valid] = known[order.numpy()]
+    scored = table.examples // 2
+    draws = bootstrap_weights(scored, resamples, seed, "signs").double().numpy()
+    parts: dict[str, list[np.ndarray]] = {}
+    for truth in (planted, dealt):
+        counts = _confusion(found, truth, table.valid)
+        fitted = counts[halves[0]].sum(0)
+        turned = _balanced(fitted[..., ::-1]) > _balanced(fitted)
+        tested = np.where(turned[:, None, None], counts[..., ::-1], counts)[halves[1]]
+        total = tested.sum(0)
+        drawn = np.einsum("re,ecsf->rcsf", draws, tested.astype(float))
+        one = {"turned": turned.astype(np.int8)}
+        with np.errstate(invalid="ignore"):
+            one["confusion"] = total / total.sum(2, keepdims=True)
+            for name, score in (("accuracy", _accuracy), ("balanced_accuracy", _balanced)):
+                bounds = np.nanquantile(score(drawn), _BOUNDS, axis=0)
+                one[name] = np.stack([score(total), *bounds])
+            every = total.sum((1, 2))
+            one["chance"] = (total.sum(1) * total.sum(2)).sum(1) / every**2
+        one["balanced_chance"] = 1 / (total.sum(2) > 0).sum(1)
+        for name, value in one.items():
+            parts.setdefault(name, []).append(value)
+    result.coords["control"] = ["observed", "shuffled"]
+    result.coords["sign"] = list(SIGNS)
+    result.coords["found"] = list(SIGNS)
+    both = {name: np.stack(values) for name, values in parts.items()}
+    about = "share of the pairs with a planted sign that have the found one"
+    result["confusion"] = table.variable(both["confusion"], about, ("control",), "sign", "found")
+    for name, about in (
+        ("accuracy", "share of the pairs with the planted sign"),
+        ("balanced_accuracy", "mean over planted signs of the share with that sign"),
+    ):
+        bounds = both[name].transpose(1, 0, 2)
+        table.put(result, name, bounds, about, before=("control",))
+    for name, about in (
+        ("chance", "accuracy of independent signs"),
+        ("balanced_chance", "balanced accuracy of independent signs"),
+        ("turned", "whether the pattern was turned round"),
+    ):
+        result[name] = table.variable(both[name], about, ("control",))
+
+
+def _confusion(
+    found: Int[np.ndarray, "example cell query_pos key_pos"],
+    planted: Int[np.ndarray, "example 1 query_pos key_pos"],
+    valid: Bool[np.ndarray, "example 1 query_pos key_pos"],
+) -> Int[np.ndarray, "example cell sign found"]:
+    counts = np.zeros((*found.shape[:2], 3, 3), dtype=int)
+    for row, sign in enumerate(SIGNS):
+        here = valid & (planted == sign)
+        for column, other in enumerate(SIGNS):
+            counts[..., row, column] = (here & (found == other)).sum((2, 3))
+    return counts
+
+
+def _accuracy(counts: Float[np.ndarray, "... sign found"]) -> Float[np.ndarray, "..."]:
+    return np.trace(counts, axis1=-2, axis2=-1) / counts.sum((-2, -1))
+
+
+def _balanced(counts: Float[np.ndarray, "... sign found"]) -> Float[np.ndarray, "..."]:
+    planted = counts.sum(-1)
+    right = np.diagonal(counts, axis1=-2, axis2=-1)
+    rates = np.divide(right, planted, out=np.zeros(planted.shape), where=planted > 0)
+    return rates.sum(-1) / np.maximum((planted > 0).sum(-1), 1)
+
+
+def _bounds(
+    part: Float[np.ndarray, "example cell score"],
+    whole: Float[np.ndarray, "example 1 1"],
+    draws: Float[np.ndarray, "resample example"],
+) -> Float[np.ndarray, "bound cell score"]:
+    """The ratio of the sums, and its 95% interval over examples."""
+    # A resample in which nothing is valid says nothing.
+    with np.errstate(invalid="ignore"):
+        drawn = np.tensordot(draws, part, 1) / np.tensordot(draws, whole, 1)
+    return np.stack([part.sum(0) / whole.sum(0), *np.nanquantile(drawn, _BOUNDS, axis=0)])
+
+
+def _read(
+    name: str, array: xr.DataArray, valid: xr.DataArray | None, bins: int, resamples: int
+) -> _Table:
+    for argument, number in (("bins", bins), ("resamples", resamples)):
+        if number < 1:
+            raise ValueError(f"{argument} must be at least 1, got {number}")
+    if not set(_PAIRS) <= set(array.dims) or 0 in array.shape:
+        raise ValueError(
+            f"{name} must have the dims {_PAIRS}, none of them empty, got {dict(array.sizes)}"
+        )
+    cells = [dim for dim in array.dims if dim not in _PAIRS]
+    ordered = array.transpose("example", *cells, "query_pos", "key_pos").to_numpy()
+    shape = ordered.shape
+    flat = ordered.reshape(shape[0], -1, *shape[-2:]).astype(np.float64)
+    seen = np.ones((shape[0], 1, *shape[-2:]), dtype=bool)
+    if valid is not None:
+        if valid.dtype != bool:
+            raise TypeError(f"valid must hold bool, got {valid.dtype}")
+        seen = _spread("valid", valid, seen.shape)
+    if not seen.any():
+        raise ValueError("valid must leave pairs of query and key, got none")
+    if not np.isfinite(flat).all(where=np.broadcast_to(seen, flat.shape)):
+        raise ValueError(f"{name} must be finite where valid, got NaN or infinite values")
+    return _Table(
+        values=np.where(seen, flat, 0.0),
+        valid=seen,
+        cells={str(dim): array.sizes[dim] for dim in cells},
+        coords={str(dim): array[dim] for dim in cells if dim in array.coords},
+    )
+
+
+def _planted(sign: xr.DataArray, table: _Table) -> Int[np.ndarray, "example 1 query_pos key_pos"]:
+    if sign.dtype.kind not in "iu":
+        raise TypeError(f"sign must hold whole numbers, got {sign.dtype}")
+    planted = _spread("sign", sign, table.valid.shape).astype(int)
+    if not np.isin(planted, SIGNS)[table.valid].all():
+        raise ValueError(
+            f"sign must be -1, 0 or 1 where valid, got values in {planted.min()}..{planted.max()}"
+        )
+    return planted
+
+
+def _spread(name: str, array: xr.DataArray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array with some of the dims of pairs, for all pairs [example, 1, query_pos, key_pos]."""
+    sizes: dict[str, int] = dict(zip(_PAIRS, (shape[0], *shape[2:]), strict=True))
+    wrong = [dim for dim in array.dims if array.sizes[dim] != sizes.get(str(dim))]
+    if wrong:
+        raise ValueError(
+            f"{name} must have only dims of {sizes}, of these sizes, got {dict(array.sizes)}"
+        )
+    spread = array.drop_vars(list(array.coords)).expand_dims(
+        {dim: size for dim, size in sizes.items() if dim not in array.dims}
+    )
+    return spread.transpose(*_PAIRS).to_numpy()[:, None]
