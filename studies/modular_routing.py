@@ -47,6 +47,7 @@ from studies.running import (
     Resources,
     command,
     describe_coordinates,
+    join_cells,
     load_model_config,
     run_models,
 )
@@ -673,26 +674,11 @@ def run(study: ModularStudy, *, resources: Resources, checkpoints: tuple[Path, .
 
 def assemble(cells: list[ModularModel], trees: list[xr.DataTree]) -> xr.DataTree:
     """The networks' analyses as one result: along `cell`, whose coordinates tell the condition."""
-    groups = {}
-    for name in dict.fromkeys(name for tree in trees for name in tree.children):
-        present = [(c, t) for c, t in zip(cells, trees, strict=True) if name in t.children]
-        parts = [
-            tree[name].to_dataset().expand_dims(cell=[cell.folder_name]) for cell, tree in present
-        ]
-        # Operations that only some of the networks had to perform are missing in the others.
-        joined = xr.concat(parts, "cell", join="outer", combine_attrs="drop_conflicts")
-        for dim in ("operation", "layer"):
-            if dim in joined.dims:
-                order = dict.fromkeys(one for part in parts for one in part[dim].to_numpy())
-                joined = joined.reindex({dim: list(order)})
-        told = [cell.condition for cell, _ in present]
-        joined = joined.assign_coords(
-            {key: ("cell", [values[key] for values in told]) for key in told[0]}
-        )
-        groups[name] = joined.drop_encoding()
-    counted = selected_cells(cells_of(xr.DataTree.from_dict(groups)))
-    groups |= {"claims": as_dataset(check_claims(counted)), "summary": summary(counted)}
-    result = xr.DataTree.from_dict(groups)
+    # Operations that only some of the networks had to perform are missing in the others.
+    result = join_cells(trees, cells)
+    counted = selected_cells(cells_of(result))
+    result["claims"] = xr.DataTree(as_dataset(check_claims(counted)))
+    result["summary"] = xr.DataTree(summary(counted))
     describe_coordinates(result, COORDINATES)
     return result
 

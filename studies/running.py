@@ -51,6 +51,15 @@ class ModelConfig(Protocol):
         ...
 
 
+class Cell(ModelConfig, Protocol):
+    """One model of a grid that is not full."""
+
+    @property
+    def condition(self) -> Mapping[str, Any]:
+        """The settings that tell it from others: a string or a number each."""
+        ...
+
+
 Model = TypeVar("Model", bound=ModelConfig)
 
 Train = Callable[..., Path]
@@ -208,6 +217,36 @@ def merge(trees: Sequence[xr.DataTree], places: Sequence[Mapping[str, str | int]
     return xr.DataTree.from_dict(merged)
 
 
+def join_cells(trees: Sequence[xr.DataTree], cells: Sequence[Cell]) -> xr.DataTree:
+    """One tree of all models' analyses along `cell`, with a coordinate for each of its settings.
+
+    For grids that are not full, and groups that only some of the models have.
+
+    Args:
+        trees: the analyses.
+        cells: the models, in the same order; all conditions have the same names.
+    """
+    groups = {}
+    for name in dict.fromkeys(name for tree in trees for name in tree.children):
+        present = [(c, t) for c, t in zip(cells, trees, strict=True) if name in t.children]
+        parts = [
+            tree[name].to_dataset().expand_dims(cell=[cell.folder_name]) for cell, tree in present
+        ]
+        joined = xr.concat(parts, "cell", join="outer", combine_attrs="drop_conflicts")
+        # Strings are sorted by an outer join; their first occurrence tells more.
+        for dim in joined.dims:
+            if dim in joined.coords and joined[dim].dtype.kind in "OUT":
+                order = dict.fromkeys(one for part in parts for one in part[dim].to_numpy())
+                joined = joined.reindex({dim: list(order)})
+        told = [cell.condition for cell, _ in present]
+        joined = joined.assign_coords(
+            {key: ("cell", [values[key] for values in told]) for key in told[0]}
+        )
+        # Whole numbers from a file would be written as such again, also where they are missing.
+        groups[name] = joined.drop_encoding()
+    return xr.DataTree.from_dict(groups)
+
+
 def run_side_by_side(
     jobs: Sequence[Callable[[], Path]],
     workers: int,
@@ -293,17 +332,20 @@ def percent(data: xr.Dataset, name: str) -> str:
 def command(
     *,
     question: str,
-    presets: Callable[[], dict[str, Study]],
+    presets: Callable[..., dict[str, Study]],
     run: Callable[..., Path],
     table: Callable[[xr.DataTree], RenderableType],
+    tasks: Sequence[str] = (),
 ) -> None:
     """The command line of a study: settings and resources in, the closing table out.
 
     Args:
         question: what `--help` says first.
-        presets: the settings by name; `laptop` is the default.
+        presets: the settings by name; `laptop` is the default. Where there are `tasks` it is
+            called with the one that `--task` names.
         run: (study, resources=, checkpoints=) -> the study's folder.
         table: the result -> the table that answers the question.
+        tasks: what `--task` can be, first the default; a study without them has no such option.
     """
 
     def main(
@@ -329,15 +371,23 @@ def command(
             typer.Option(help="address of a dask scheduler with workers that see the same OUT"),
         ] = None,
         fresh: Annotated[bool, typer.Option(help="start over; set earlier results aside")] = False,
+        # Its help follows from the study, which an annotation, read as text, cannot name.
+        task: str = typer.Option(
+            tasks[0] if tasks else "", help=f"one of {', '.join(tasks)}", hidden=not tasks
+        ),
     ) -> None:
         from rich.console import Console
 
         console = Console()
         try:
-            if preset not in presets():
-                raise ValueError(f"preset must be one of {', '.join(presets())}, got {preset!r}")
+            if task and task not in tasks:
+                allowed = f"one of {', '.join(tasks)}" if tasks else "left out: there is one"
+                raise ValueError(f"--task must be {allowed}, got {task!r}")
+            named = presets(task) if task else presets()
+            if preset not in named:
+                raise ValueError(f"preset must be one of {', '.join(named)}, got {preset!r}")
             folder = run(
-                override(presets()[preset], settings or []),
+                override(named[preset], settings or []),
                 resources=Resources(
                     root=out,
                     device=device,
