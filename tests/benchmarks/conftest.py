@@ -24,20 +24,32 @@ class Row:
 
 @pytest.fixture(scope="session")
 def rows():
-    """Benchmarks append their rows; the table is written when all have run."""
-    collected: list[Row] = []
+    """Benchmarks append their rows; those of a file replace its section of the table at the end."""
+    collected: dict[str, list[Row]] = {}
     yield collected
-    head = f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, {platform.machine()}, "
-    head += f"{torch.get_num_threads()} threads. Written by `make bench`."
-    lines = [head, "", "| what | measured | wanted |", "|---|---|---|"]
-    lines += [f"| {row.what} | {row.measured} | {row.wanted} |" for row in collected]
-    TABLE.write_text("\n".join(lines) + "\n")
+    sections = read_sections(TABLE.read_text()) if TABLE.exists() else {}
+    about = f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, {platform.machine()}, "
+    about += f"{torch.get_num_threads()} threads."
+    for name, measured in collected.items():
+        lines = [about, "", "| what | measured | wanted |", "|---|---|---|"]
+        lines += [f"| {row.what} | {row.measured} | {row.wanted} |" for row in measured]
+        sections[name] = "\n".join(lines)
+    parts = [f"## {name}\n\n{sections[name]}\n" for name in sorted(sections)]
+    TABLE.write_text("\n".join(["Written by `make bench`.\n", *parts]))
+
+
+def read_sections(text: str) -> dict[str, str]:
+    """The table's sections, by the names of the files that they are of."""
+    parts = (part.partition("\n") for part in text.split("## ")[1:])
+    return {name: body.strip() for name, _, body in parts}
 
 
 @pytest.fixture
-def record(rows):
+def record(rows, request):
+    mine = rows.setdefault(request.path.stem, [])
+
     def record(what: str, measured: str, wanted: str = ""):
-        rows.append(Row(what, measured, wanted))
+        mine.append(Row(what, measured, wanted))
         print(f"{what}: {measured} ({wanted})")
 
     return record
