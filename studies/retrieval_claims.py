@@ -66,8 +66,9 @@ def rows_of(result: xr.DataTree) -> list[Row]:
         name: figure.reindex(cell=errors["cell"]).to_numpy() for name, figure in figures.items()
     }
     told = {name: errors[name].to_numpy() for name in (*CONDITION, "seed")}
+    unknown = dict.fromkeys(FIGURES, np.nan)
     return [
-        {name: column[cell].item() for name, column in (told | values).items()}
+        unknown | {name: column[cell].item() for name, column in (told | values).items()}
         for cell in range(errors.sizes["cell"])
     ]
 
@@ -82,7 +83,7 @@ def summary(rows: list[Row]) -> xr.Dataset:
     for row in rows:
         grouped.setdefault(key(row), []).append(row)
     order = list(grouped)
-    names = [name for name in FIGURES if name in rows[0]]
+    names = list(FIGURES)
     # Conditions may have been run with different numbers of seeds.
     values = [np.array([[row[name] for name in names] for row in grouped[one]]) for one in order]
     mean, lowest, highest = (
