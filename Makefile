@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: raven ndr routing test lint bench
+.PHONY: raven ndr routing retrieval test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py
@@ -11,6 +11,9 @@ ndr: .venv/installed
 
 routing: .venv/installed
 	$(BIN)/python studies/modular_routing.py
+
+retrieval: .venv/installed
+	$(BIN)/python studies/contextual_retrieval.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto

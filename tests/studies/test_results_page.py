@@ -7,12 +7,13 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from studies import modular_routing, ndr_control_flow, raven_latent_code
+from studies import contextual_retrieval, modular_routing, ndr_control_flow, raven_latent_code
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
 RAVEN, NDR = RESULTS / "raven_latent_code", RESULTS / "ndr_control_flow"
 ROUTING = RESULTS / "modular_routing"
+RETRIEVAL = RESULTS / "contextual_retrieval"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ ROUTING = RESULTS / "modular_routing"
         (ROOT / "README.md", ROUTING / "result.nc", modular_routing),
         (RESULTS / "modular_routing.md", ROUTING / "result.nc", modular_routing),
         (RESULTS / "modular_routing.md", ROUTING / "learning_rate.nc", modular_routing),
+        (ROOT / "README.md", RETRIEVAL / "result.nc", contextual_retrieval),
+        (RESULTS / "contextual_retrieval.md", RETRIEVAL / "result.nc", contextual_retrieval),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
