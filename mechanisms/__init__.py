@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mechanisms.attention import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
+    from mechanisms.coda import CodaAttention, CodaAttentionConfig
     from mechanisms.compositional import CompositionalAttention, CompositionalAttentionConfig
     from mechanisms.copy_gate import CopyGateConfig
+    from mechanisms.decomposable_attention import (
+        DecomposableAttention,
+        DecomposableAttentionConfig,
+    )
     from mechanisms.dnc import Dnc, DncConfig
     from mechanisms.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
     from mechanisms.feed_forward import FeedForward, FeedForwardConfig
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from mechanisms.patch_transformer import PatchTransformer, PatchTransformerConfig
     from mechanisms.path_objectives import all_paths_loss, sampled_path_loss
     from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
+    from mechanisms.quasi_attention import QuasiAttentionConfig
     from mechanisms.recurrent import Lstm, LstmConfig
     from mechanisms.relation_classifier import RelationClassifier, RelationClassifierConfig
     from mechanisms.relative_attention import RelativeAttention, RelativeAttentionConfig
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
+    "CodaAttention",
+    "CodaAttentionConfig",
     "CompositionalAttention",
     "CompositionalAttentionConfig",
     "ConcatenationRouter",
@@ -57,6 +65,8 @@ __all__ = [
     "CopyGateConfig",
     "CrossAttentionRouter",
     "CrossAttentionRouterConfig",
+    "DecomposableAttention",
+    "DecomposableAttentionConfig",
     "Dnc",
     "DncConfig",
     "EncoderDecoder",
@@ -86,6 +96,7 @@ __all__ = [
     "OperationPoolConfig",
     "PatchTransformer",
     "PatchTransformerConfig",
+    "QuasiAttentionConfig",
     "RelationClassifier",
     "RelationClassifierConfig",
     "RelativeAttention",
@@ -111,6 +122,8 @@ __all__ = [
 _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
+    "CodaAttention": "coda",
+    "CodaAttentionConfig": "coda",
     "CompositionalAttention": "compositional",
     "CompositionalAttentionConfig": "compositional",
     "ConcatenationRouter": "routers",
@@ -118,6 +131,8 @@ _HOME = {
     "CopyGateConfig": "copy_gate",
     "CrossAttentionRouter": "routers",
     "CrossAttentionRouterConfig": "routers",
+    "DecomposableAttention": "decomposable_attention",
+    "DecomposableAttentionConfig": "decomposable_attention",
     "Dnc": "dnc",
     "DncConfig": "dnc",
     "EncoderDecoder": "encoder_decoder",
@@ -147,6 +162,7 @@ _HOME = {
     "OperationPoolConfig": "module_pools",
     "PatchTransformer": "patch_transformer",
     "PatchTransformerConfig": "patch_transformer",
+    "QuasiAttentionConfig": "quasi_attention",
     "RelationClassifier": "relation_classifier",
     "RelationClassifierConfig": "relation_classifier",
     "RelativeAttention": "relative_attention",

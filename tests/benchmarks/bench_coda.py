@@ -1,7 +1,7 @@
 """What quasi-attention costs beside softmax attention: time and peak memory, forward and backward.
 
-Ratios of two things measured in turns in one run, as in bench_raven; for memory, in processes of
-their own.
+Ratios of two things measured in turns in one run, as in bench_raven, on one thread, as a worker of
+a study has; for memory, in processes of their own.
 """
 
 import subprocess
@@ -19,6 +19,16 @@ from tests.benchmarks.timing import in_turns
 keep_freed_memory()  # as `train` does
 
 TOKENS = 1024
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 KINDS = {"softmax": AttentionConfig, "coda": CodaAttentionConfig}
 
 
@@ -66,16 +76,22 @@ def test_distances_beside_cdist(d, record):
 
 
 def peak(kind, length, causal):
-    """What a step needs beyond what was there before, in MB; in a process of its own."""
+    """What a step needs beyond what was there before, in MB; in a process of its own (Linux)."""
     script = (
-        "import resource, torch\n"
+        "import re, torch\n"
+        "from pathlib import Path\n"
         "from tests.benchmarks.bench_coda import step_of\n"
         "torch.set_num_threads(1)\n"
         f"step_of({kind!r}, 64, batch=1, causal={causal})()\n"
         f"step = step_of({kind!r}, {length}, batch=2, causal={causal})\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "def memory(name):\n"
+        "    status = Path('/proc/self/status').read_text()\n"
+        "    return int(re.search(name + r':\\s+(\\d+) kB', status)[1])\n"
+        # From here on the peak counts: importing needs more than what stays.
+        "Path('/proc/self/clear_refs').write_text('5')\n"
+        "before = memory('VmRSS')\n"
         "step()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+        "print(memory('VmHWM') - before)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
