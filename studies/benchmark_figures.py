@@ -240,18 +240,19 @@ def value_score_maps(values: xr.Dataset, n_retrievals: int) -> Figure:
     layers = one["layer"].to_numpy().tolist()
     rows = [*((layer, "all") for layer in layers), (layers[-1], "last")]
     figure, axes = _grid(len(rows), len(groups), width=1.5, height=1.5)
-    image = None
+    highest, image = float(one.max()), None
     for row, (layer, token) in enumerate(rows):
         for group, axis in zip(groups, axes[row], strict=True):
             shares = one.sel(layer=layer, token=token, group=group).to_numpy()
-            image = axis.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-            for search, retrieval in product(*map(range, shares.shape)):
+            image = axis.imshow(shares, vmin=0, vmax=highest, cmap="viridis", aspect="auto")
+            # Beyond these the numbers would touch one another.
+            shown = product(*map(range, shares.shape)) if shares.shape[1] <= 6 else ()
+            for search, retrieval in shown:
                 share = shares[search, retrieval]
-                colour = "white" if share < 0.6 else "black"
-                axis.text(
-                    retrieval, search, f"{share:.2f}", color=colour, fontsize=6, ha="center",
-                    va="center",
-                )  # fmt: skip
+                colour = "white" if share < 0.6 * highest else "black"
+                told = f"{share:.2f}".removeprefix("0")
+                look = {"color": colour, "fontsize": 6, "ha": "center", "va": "center"}
+                axis.text(retrieval, search, told, **look)
             axis.set_xticks(range(shares.shape[1]))
             axis.set_yticks(range(shares.shape[0]))
             if row == 0:
