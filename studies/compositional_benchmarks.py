@@ -54,8 +54,7 @@ from studies.running import (
     command,
     describe_coordinates,
     join_cells,
-    load_model_config,
-    run_models,
+    run_grid,
 )
 from studies.runs import RunError, config_hash
 from studies.training import TrainingConfig, answer, load_weights, train
@@ -744,23 +743,20 @@ def run(study: BenchmarkStudy, *, resources: Resources, checkpoints: tuple[Path,
             or images or a text are not there: it says what to put where.
         TrainingError: a loss is not finite.
     """
-    loaded = [load_model_config(place, BenchmarkModel, study.tasks()) for place in checkpoints]
-    cells = loaded or study.trained_models()
     try:
         # Before there are workers: what they all read is missed, or made, once.
-        for cell in {cell.task: cell for cell in cells}.values():
+        for cell in {cell.task: cell for cell in study.trained_models()}.values():
             cell.build()
     except FileNotFoundError as error:
         raise RunError(str(error)) from error
-    return run_models(
+    return run_grid(
         "compositional_benchmarks",
-        identity={"study": study, "checkpoints": loaded},
-        models=cells,
+        study,
+        kind=BenchmarkModel,
         train=train_model,
-        analyse=functools.partial(analyse, study),
-        assemble=functools.partial(assemble, cells),
+        analyse=analyse,
+        assemble=assemble,
         figures=draw_figures,
-        seed=study.seeds,
         resources=resources,
         checkpoints=checkpoints,
     )

@@ -36,8 +36,7 @@ from studies.running import (
     command,
     describe_coordinates,
     join_cells,
-    load_model_config,
-    run_models,
+    run_grid,
 )
 from studies.runs import config_hash
 from studies.training import TrainingConfig, load_weights, train
@@ -510,17 +509,14 @@ def run(study: FuzzyStudy, *, resources: Resources, checkpoints: tuple[Path, ...
         RunError: a folder cannot be used, or a checkpoint is missing, damaged or of another task.
         TrainingError: a loss is not finite.
     """
-    loaded = [load_model_config(place, FuzzyModel, study.tasks()) for place in checkpoints]
-    cells = loaded or study.trained_models()
-    return run_models(
+    return run_grid(
         "fuzzy_logic_latent_code",
-        identity={"study": study, "checkpoints": loaded},
-        models=cells,
+        study,
+        kind=FuzzyModel,
         train=train_model,
-        analyse=functools.partial(analyse, study),
-        assemble=functools.partial(assemble, cells),
+        analyse=analyse,
+        assemble=assemble,
         figures=draw_figures,
-        seed=study.seeds,
         resources=resources,
         checkpoints=checkpoints,
     )

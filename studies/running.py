@@ -60,6 +60,23 @@ class Cell(ModelConfig, Protocol):
         ...
 
 
+class GridStudy(Protocol):
+    """The settings of a study that trains a model for each cell of a grid."""
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Every model is trained once for each."""
+        ...
+
+    def tasks(self) -> Sequence[object]:
+        """The configs of what models are trained on."""
+        ...
+
+    def trained_models(self) -> Sequence[Cell]:
+        """The cells."""
+        ...
+
+
 Model = TypeVar("Model", bound=ModelConfig)
 
 Train = Callable[..., Path]
@@ -172,6 +189,48 @@ def run_models(
     draw(result, folder, figures)
     write_atomically(folder / "result.nc", functools.partial(write_compressed, result))
     return folder
+
+
+def run_grid(
+    name: str,
+    study: GridStudy,
+    *,
+    kind: type,
+    train: Train,
+    analyse: Callable[[Any, Any, Path, str], xr.DataTree],
+    assemble: Callable[[Any, list[xr.DataTree]], xr.DataTree],
+    figures: Callable[[xr.DataTree], dict[str, Figure]],
+    resources: Resources,
+    checkpoints: Sequence[Path] = (),
+) -> Path:
+    """`run_models` for the cells of a study's grid, or for trained ones; gives the study's folder.
+
+    Args:
+        study: names the cells; all its settings make the result what it is.
+        kind: class of the cells' configs.
+        train: see `Train`.
+        analyse: (study, cell, run folder, device) -> everything that is looked at in it.
+        assemble: (cells, their analyses) -> the result.
+        name, figures, resources, checkpoints: see `run_models`.
+
+    Raises:
+        RunError: also if a checkpoint is none of a `kind`, or was trained on none of the tasks.
+        TrainingError: see `run_models`.
+    """
+    loaded = [load_model_config(place, kind, study.tasks()) for place in checkpoints]
+    cells = loaded or study.trained_models()
+    return run_models(
+        name,
+        identity={"study": study, "checkpoints": loaded},
+        models=cells,
+        train=train,
+        analyse=functools.partial(analyse, study),
+        assemble=functools.partial(assemble, cells),
+        figures=figures,
+        seed=study.seeds,
+        resources=resources,
+        checkpoints=checkpoints,
+    )
 
 
 def load_model_config(folder: Path, kind: type[Model], tasks: Sequence[object]) -> Model:
