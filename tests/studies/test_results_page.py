@@ -7,13 +7,20 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from studies import contextual_retrieval, modular_routing, ndr_control_flow, raven_latent_code
+from studies import (
+    compositional_benchmarks,
+    contextual_retrieval,
+    modular_routing,
+    ndr_control_flow,
+    raven_latent_code,
+)
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
 RAVEN, NDR = RESULTS / "raven_latent_code", RESULTS / "ndr_control_flow"
 ROUTING = RESULTS / "modular_routing"
 RETRIEVAL = RESULTS / "contextual_retrieval"
+BENCHMARKS = RESULTS / "compositional_benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,20 @@ def test_the_table_is_that_of_the_result(page, result, study):
     text = page.read_text()
     for row in rows:
         assert row in text
+
+
+@pytest.mark.parametrize("result", sorted(BENCHMARKS.glob("*.nc")), ids=lambda path: path.stem)
+def test_tables_of_benchmarks_are_those_of_their_results(result):
+    stream = StringIO()
+    with xr.open_datatree(result, engine="h5netcdf") as tree:
+        table = compositional_benchmarks.closing_table(tree)
+        # The page tells once what the caption says under every table.
+        table.caption = None
+        Console(width=80, file=stream).print(table)
+    rows = [line.rstrip() for line in stream.getvalue().splitlines() if any(map(str.isdigit, line))]
+    assert len(rows) > 1
+    for row in rows:
+        assert row in BENCHMARKS.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize(
