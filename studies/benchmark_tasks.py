@@ -31,7 +31,6 @@ from tasks import (
     TextConfig,
     TrianglesConfig,
 )
-from tasks.listops import DEFAULT_CACHE
 
 if TYPE_CHECKING:
     from transformer_lens import HookedRootModule
@@ -61,10 +60,11 @@ Paper = Mapping[int, Mapping[str, float]]
 ALL = "all"
 """The group of all examples."""
 
-PYTHON_HELP = str(DEFAULT_CACHE / "python_help.txt")
+# With ~, so that the settings, and with them the names of run folders, are the same everywhere.
+PYTHON_HELP = "~/.cache/modscope/python_help.txt"
 """A text that comes with Python; written when it is first asked for."""
 
-BUNDLED_IMAGES = str(DEFAULT_CACHE / "images")
+BUNDLED_IMAGES = "~/.cache/modscope/images"
 """Where `digits`, which come with scikit-learn, are written when they are first asked for."""
 
 _LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
@@ -526,7 +526,7 @@ class ImagesBenchmark(Benchmark):
 
     def __init__(self, config: ImagesConfig):
         if config.folder == BUNDLED_IMAGES:
-            _write_digits(Path(BUNDLED_IMAGES) / "digits")
+            _write_digits(Path(BUNDLED_IMAGES).expanduser() / "digits")
         self._task = tasks.Images(config)
 
     @property
@@ -592,7 +592,7 @@ class TextBenchmark(Benchmark):
     def __init__(self, config: TextConfig):
         self._config = config
         if config.path == PYTHON_HELP:
-            write_python_help(Path(PYTHON_HELP))
+            write_python_help(Path(PYTHON_HELP).expanduser())
         self._task = tasks.Text(config)
 
     @property

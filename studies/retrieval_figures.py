@@ -269,8 +269,10 @@ def errors_under_forcing(result: xr.DataTree) -> Figure:
         places = np.arange(here.sizes["cell"])
         for number, (condition, (name, colour)) in enumerate(FORCED.items()):
             one = here.sel(condition=condition)
-            x, bars = places + 0.2 * (number - 1.5), _bars(one, "mean_error")
-            axis.bar(x, one["mean_error"], 0.2, yerr=bars, color=colour, label=name)
+            width = 0.8 / len(FORCED)
+            x = places + width * (number - (len(FORCED) - 1) / 2)
+            bars = _bars(one, "mean_error")
+            axis.bar(x, one["mean_error"], width, yerr=bars, color=colour, label=name)
         zeros = constant.sel(cell=here["cell"])
         axis.hlines(zeros, places - 0.45, places + 0.45, ls="--", **CONSTANT)
         axis.set_xticks(places, [f"seed {seed}" for seed in here["seed"].to_numpy()])
