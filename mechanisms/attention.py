@@ -178,9 +178,8 @@ class MultiHeadAttention(nn.Module):
             scores = scores.masked_fill(~mask, fill)
         scores = points.hook_attn_scores(scores)
         pattern = normalize_scores(scores, self.config.normalization, mask)
-        if self.training and self.config.dropout:
-            kept = torch.rand(pattern.shape[2:], device=pattern.device) >= self.config.dropout
-            pattern = pattern * (kept / (1 - self.config.dropout))
+        if self.training:
+            pattern = drop_pairs(pattern, self.config.dropout)
         pattern = points.hook_pattern(pattern)
 
         if self.config.value_network == "single":
@@ -239,6 +238,16 @@ def normalize_scores(
     # A softmax over -inf alone is NaN, in the gradient too: such rows pass through as zeros.
     dead = ~mask.any(-1, keepdim=True)
     return scores.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0)
+
+
+def drop_pairs(
+    pattern: Float[Tensor, "batch head query_pos key_pos"], share: float
+) -> Float[Tensor, "batch head query_pos key_pos"]:
+    """Dropout of query-key pairs, the same ones for all examples and heads."""
+    if not share:
+        return pattern
+    kept = torch.rand(pattern.shape[2:], device=pattern.device) >= share
+    return pattern * (kept / (1 - share))
 
 
 def value_hidden(

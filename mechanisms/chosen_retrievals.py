@@ -37,7 +37,7 @@ class _ChosenRetrievals(torch.autograd.Function):
         ctx.save_for_backward(pattern, v, direction, offset)
         z = torch.empty(*pattern.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
         for part in _parts(pattern, v):
-            retrieval = _retrievals(pattern[part], v[part])
+            retrieval = retrievals(pattern[part], v[part])
             scores = (retrieval * direction[part, :, :, None]).sum(-1).softmax(-1)
             torch.sum(retrieval.mul_(scores[..., None]), dim=-2, out=z[part])
         return z
@@ -52,7 +52,7 @@ class _ChosenRetrievals(torch.autograd.Function):
         of_pattern, of_v = torch.empty_like(pattern), torch.empty_like(v)
         of_direction = torch.empty(gradient.shape, dtype=v.dtype, device=v.device)
         for part in _parts(pattern, v):
-            retrieval = _retrievals(pattern[part], v[part])
+            retrieval = retrievals(pattern[part], v[part])
             along, wanted = direction[part, :, :, None], gradient[part, :, :, None]
             scores = (retrieval * along).sum(-1).softmax(-1)
             gain = (retrieval * wanted).sum(-1)
@@ -70,7 +70,7 @@ class _ChosenRetrievals(torch.autograd.Function):
         return of_pattern, of_v, of_direction, torch.zeros_like(offset)
 
 
-def _retrievals(
+def retrievals(
     pattern: Float[Tensor, "batch query_pos search key_pos"],
     v: Float[Tensor, "batch key_pos retrieval d_value"],
 ) -> Float[Tensor, "batch query_pos search retrieval d_value"]:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, linear, one_hot
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention import attention_scores, normalize_scores, project_heads
-from mechanisms.chosen_retrievals import chosen_retrievals
+from mechanisms.attention import attention_scores, drop_pairs, normalize_scores, project_heads
+from mechanisms.chosen_retrievals import chosen_retrievals, retrievals
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 
@@ -219,9 +219,8 @@ class CompositionalAttention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         pattern = normalize_scores(points.hook_attn_scores(scores), "softmax", mask)
-        if self.training and self.config.dropout:
-            kept = torch.rand(pattern.shape[2:], device=pattern.device) >= self.config.dropout
-            pattern = pattern * (kept / (1 - self.config.dropout))
+        if self.training:
+            pattern = drop_pairs(pattern, self.config.dropout)
         pattern = points.hook_search(points.hook_pattern(pattern))
 
         z = self._choose(pattern.transpose(1, 2), v, value_query, points)
@@ -250,10 +249,7 @@ class CompositionalAttention(nn.Module):
         if config.selection == "softmax" and direction.ndim == 4 and not observed(*between):
             return chosen_retrievals(pattern, v, direction, offset)
 
-        # One product for all searches: they share the values.
-        retrieval = pattern.flatten(1, 2) @ v.flatten(2)
-        retrieval = retrieval.unflatten(1, pattern.shape[1:3]).unflatten(-1, v.shape[2:])
-        retrieval = points.hook_retrieval(retrieval)
+        retrieval = points.hook_retrieval(retrievals(pattern, v))
         if config.scorer == "dot" and observed(points.hook_value_key):
             keys = self._value_keys(retrieval)
             logits = (points.hook_value_key(keys) * self._scaled(value_query)[..., None, :]).sum(-1)

@@ -48,7 +48,7 @@ from studies.benchmark_tasks import (
     batches,
     benchmark_of,
 )
-from studies.costs import count_operations, count_parameters
+from studies.costs import costs_of
 from studies.running import (
     Resources,
     command,
@@ -674,19 +674,10 @@ def analyse(study: BenchmarkStudy, cell: BenchmarkModel, folder: Path, device: s
     load_weights(model, folder / "best.safetensors", device=device)
     model.eval()
     inputs = next(batches(benchmark, benchmark.splits[-1], 2, device)).inputs
-    costs = {
-        "parameters": (count_parameters(model), "trained parameters"),
-        "operations": (
-            count_operations(model, inputs),
-            "floating-point operations of a forward pass, for one example",
-        ),
-    }
     found = {
         "scores": scores_of(benchmark, model, cell, study.n_test, device),
         "training": training_curves(benchmark, folder),
-        "costs": xr.Dataset(
-            {name: ((), value, {"long_name": about}) for name, (value, about) in costs.items()}
-        ),
+        "costs": costs_of(model, inputs),
     }
     if cell.mechanism == "compositional" and benchmark.value_scores is not None:
         found["value_scores"] = value_scores_of(benchmark, model, study.n_test, device)

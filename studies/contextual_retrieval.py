@@ -31,7 +31,7 @@ from torch import Tensor
 import mechanisms
 import probes
 import tasks
-from studies.costs import count_operations, count_parameters
+from studies.costs import costs_of
 from studies.retrieval_claims import NOT_RUN, PAPER, check_claims, rows_of, summary
 from studies.running import (
     Resources,
@@ -315,7 +315,7 @@ def analyse(study: RetrievalStudy, cell: RetrievalModel, folder: Path, device: s
     found = {
         "errors": mean_errors(cell, errors),
         "training": training_curves(folder),
-        "costs": costs_of(model, batches["id"]),
+        "costs": costs_of(model, batches["id"][:1].inputs),
     }
     if cell.task.n_combinations <= MOST_COMBINATIONS:
         found["combinations"] = errors_by_combination(cell, batches, errors)
@@ -408,20 +408,6 @@ def errors_by_combination(
             ),
         },
         coords={"combination": np.arange(n_combinations)},
-    )
-
-
-def costs_of(model: torch.nn.Module, batch: Batch) -> xr.Dataset:
-    """What a model costs."""
-    return xr.Dataset(
-        {
-            "parameters": ((), count_parameters(model), {"long_name": "trained parameters"}),
-            "operations": (
-                (),
-                count_operations(model, batch[:1].inputs),
-                {"long_name": "floating-point operations of a forward pass, one example"},
-            ),
-        }
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import xarray as xr
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,3 +26,17 @@ def count_operations(model: nn.Module, inputs: Tensor | tuple[Tensor, ...]) -> f
         model(*arguments)
     model.train(training)
     return counter.get_total_flops() / len(arguments[0])
+
+
+def costs_of(model: nn.Module, inputs: Tensor | tuple[Tensor, ...]) -> xr.Dataset:
+    """`parameters` and `operations` of a model, for a result file; `inputs` as above."""
+    return xr.Dataset(
+        {
+            "parameters": ((), count_parameters(model), {"long_name": "trained parameters"}),
+            "operations": (
+                (),
+                count_operations(model, inputs),
+                {"long_name": "floating-point operations of a forward pass, for one example"},
+            ),
+        }
+    )

@@ -30,7 +30,7 @@ from torch import Tensor
 import mechanisms
 import probes
 import tasks
-from studies.costs import count_operations, count_parameters
+from studies.costs import costs_of
 from studies.running import (
     Resources,
     command,
@@ -328,7 +328,7 @@ def analyse(study: FuzzyStudy, cell: FuzzyModel, folder: Path, device: str) -> x
                 task, model, untrained, study.n_decode, seed=cell.seed, device=device
             ),
             "training": training_curves(folder),
-            "costs": costs_of(model, task.batch("id", 0, 1, device)),
+            "costs": costs_of(model, task.batch("id", 0, 1, device).inputs),
         }
     )
 
@@ -458,20 +458,6 @@ def decode_terms(
 
 def _varies(data: xr.Dataset, label: str) -> bool:
     return float(np.ptp(data["target"].sel(label=label).to_numpy())) > 0
-
-
-def costs_of(model: torch.nn.Module, batch: Batch) -> xr.Dataset:
-    """What a model costs."""
-    return xr.Dataset(
-        {
-            "parameters": ((), count_parameters(model), {"long_name": "trained parameters"}),
-            "operations": (
-                (),
-                count_operations(model, batch.inputs),
-                {"long_name": "floating-point operations of a forward pass, one sequence"},
-            ),
-        }
-    )
 
 
 def training_curves(folder: Path) -> xr.Dataset:

@@ -14,13 +14,13 @@ from studies.contextual_retrieval import (
     MOST_COMBINATIONS,
     RetrievalModel,
     assemble,
-    costs_of,
     errors_by_combination,
     errors_of_objects,
     mean_errors,
     presets,
     run,
 )
+from studies.costs import costs_of
 from studies.running import Resources, load_model_config
 from studies.runs import RunError
 from studies.settings import override
@@ -141,7 +141,7 @@ def test_sizes_can_differ_in_what_is_kept_of_them():
         errors = errors_of_objects(cell, model, batches)
         found = {
             "errors": mean_errors(cell, errors),
-            "costs": costs_of(model, batches["id"]),
+            "costs": costs_of(model, batches["id"].inputs),
         }
         if cell.task.n_combinations <= MOST_COMBINATIONS:
             found["combinations"] = errors_by_combination(cell, batches, errors)
