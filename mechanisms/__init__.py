@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
     from mechanisms.patch_transformer import PatchTransformer, PatchTransformerConfig
     from mechanisms.path_objectives import all_paths_loss, sampled_path_loss
-    from mechanisms.positions import RelativePositionBias, relative_buckets, sinusoidal_embedding
+    from mechanisms.positions import (
+        RelativePositionBias,
+        relative_buckets,
+        rotate,
+        sinusoidal_embedding,
+    )
     from mechanisms.quasi_attention import QuasiAttentionConfig
     from mechanisms.recurrent import Lstm, LstmConfig
     from mechanisms.relation_classifier import RelationClassifier, RelationClassifierConfig
@@ -114,6 +119,7 @@ __all__ = [
     "geometric_weights",
     "load",
     "relative_buckets",
+    "rotate",
     "sampled_path_loss",
     "save",
     "sinusoidal_embedding",
@@ -180,6 +186,7 @@ _HOME = {
     "geometric_weights": "geometric_attention",
     "load": "serialization",
     "relative_buckets": "positions",
+    "rotate": "positions",
     "sampled_path_loss": "path_objectives",
     "save": "serialization",
     "sinusoidal_embedding": "positions",

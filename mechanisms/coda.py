@@ -17,6 +17,7 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.attention import project_heads
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.positions import rotate
 from mechanisms.quasi_attention import (
     Part,
     QuasiAttentionConfig,
@@ -38,9 +39,10 @@ class CodaAttentionConfig:
         scaled: whether both are divided by sqrt(d_head).
         shared: whether both are of the same queries and keys.
         dropout: as in `AttentionConfig`.
+        rotary: whether queries and keys of the affinity are turned as in `AttentionConfig`.
 
     Raises:
-        ValueError: for a value outside of these ranges.
+        ValueError: for a value outside of these ranges, or an odd d_head with `rotary`.
     """
 
     n_heads: int
@@ -50,6 +52,7 @@ class CodaAttentionConfig:
     scaled: bool = True
     shared: bool = True
     dropout: float = 0.0
+    rotary: bool = False
 
     def __post_init__(self):
         for name in ("n_heads", "d_head", "d_value"):
@@ -58,6 +61,8 @@ class CodaAttentionConfig:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.rotary and self.d_head % 2:
+            raise ValueError(f"d_head must be even with rotary=True, got {self.d_head}")
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
@@ -79,13 +84,18 @@ class CodaAttention(nn.Module):
     are read out), that would leak or depend on who is asked, and is refused. Padding counts
     neither as key nor as query.
 
+    With `rotary`, q and k are turned by their positions for E alone. A turn of both keeps their
+    product but not their L1 distance: N of turned ones would depend on where in the text a pair
+    is, beside how far apart.
+
     Where nobody listens between q, k, v and z, only the distances are kept for the gradient.
 
     Parameters as in `MultiHeadAttention`; with `shared=False` also `W_Q_apart`, `W_K_apart`
     [head, d_model, d_head] and their `b_`: queries and keys of N.
 
     Hook points: `hook_q`, `hook_k` (`hook_q_apart`, `hook_k_apart`) [batch, pos, head, d_head];
-    `hook_v`, `hook_z` [batch, pos, head, d_value]; [batch, head, query_pos, key_pos]:
+    with `rotary` also `hook_rot_q`, `hook_rot_k` [batch, pos, head, d_head]; `hook_v`, `hook_z`
+    [batch, pos, head, d_value]; [batch, head, query_pos, key_pos]:
     `hook_attn_scores` (E with its bias), `hook_affinity` (E, centred), `hook_dissimilarity` (N,
     centred), `hook_gate` (sigmoid(N)), none of them masked, and `hook_pattern` (M).
     """
@@ -112,6 +122,8 @@ class CodaAttention(nn.Module):
         self.b_Q, self.b_K = zeros(n_heads, d_head), zeros(n_heads, d_head)
         self.b_V, self.b_O = zeros(n_heads, d_value), zeros(d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        if config.rotary:
+            self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         if not config.shared:
             self.W_Q_apart, self.W_K_apart = weight(d_head), weight(d_head)
             self.b_Q_apart, self.b_K_apart = zeros(n_heads, d_head), zeros(n_heads, d_head)
@@ -157,6 +169,9 @@ class CodaAttention(nn.Module):
         x, y = q, k
         if not config.shared:
             x, y = points.hook_q_apart(queries[1]), points.hook_k_apart(keys[2])
+        if config.rotary:
+            q = points.hook_rot_q(rotate(q, first=k.shape[1] - q.shape[1]))
+            k = points.hook_rot_k(rotate(k))
 
         scale = config.d_head**-0.5 if config.scaled else 1.0
         of_affinity, of_distance = scale * config.composition.alpha, scale * config.composition.beta

@@ -12,8 +12,11 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention import normalize_scores
+from mechanisms.crossing import require_no_distances
+from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.quasi_attention import QuasiAttentionConfig, l1_distances
+from mechanisms.transformer import ComponentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class DecomposableAttentionConfig:
         d_model: width of all layers.
         composition: how CoDA aligns the tokens; None for softmax attention.
         shared: whether CoDA's F_E and F_N are the same network.
+        attention: how each sequence asks the other one instead, with several heads: for example
+            `AttentionConfig`. One that measures distances between positions is refused.
         padding: what fills up shorter sequences; any number, also one that is no id, such as -1.
         dropout: on the input of every layer, in training.
 
@@ -39,6 +44,7 @@ class DecomposableAttentionConfig:
     d_model: int = 200
     composition: QuasiAttentionConfig | None = None
     shared: bool = True
+    attention: ComponentConfig | None = None
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -47,6 +53,9 @@ class DecomposableAttentionConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.composition is None and not self.shared:
             raise ValueError("shared must be True without a composition: softmax has no F_N")
+        if self.attention is not None and self.composition is not None:
+            raise ValueError("attention must be None with a composition: one of them aligns")
+        require_no_distances("attention", self.attention)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
@@ -86,7 +95,8 @@ class DecomposableAttention(HookedRootModule):
 
     - attend: E_ij = alpha F_E(a_i) · F_E(b_j), N_ij = -beta ||F_N(a_i) - F_N(b_j)||_1,
       M = tanh(E) * sigmoid(N), a' = M b and b' = M^T a. Or with softmax, of E = F_E(a) · F_E(b):
-      a' = softmax_j(E) b and b' = softmax_i(E)^T a;
+      a' = softmax_j(E) b and b' = softmax_i(E)^T a. Or with an `attention`, of one module that both
+      ask the other one with: a' = attention(a, b), b' = attention(b, a);
     - compare: G([a_i; a'_i]) and G([b_j; b'_j]), for each token;
     - aggregate: their sums over a and over b, then H of both, and a linear map.
 
@@ -97,10 +107,12 @@ class DecomposableAttention(HookedRootModule):
     [batch, head, query_pos, key_pos] with one head, the tokens of a as queries, those of b as
     keys: `hook_attn_scores` (E) and `hook_pattern`. With a composition these also are
     `hook_affinity` and `hook_dissimilarity` (E and N, centred), `hook_gate` (sigmoid(N)), and M is
-    the pattern of both sides; with softmax b' has a `hook_pattern_b`, in which b asks a.
+    the pattern of both sides; with softmax b' has a `hook_pattern_b`, in which b asks a. With an
+    `attention` its own, `align_a.*` where a asks b and `align_b.*` where b asks a, are instead.
 
     Parameters: `W_E` [d_input, d_model]; `attend`, `attend_apart` (F_N, with `shared=False`),
-    `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`.
+    `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`; with an
+    `attention` those of `align`, and no `attend`.
 
     Args:
         config: what it is made of.
@@ -118,19 +130,24 @@ class DecomposableAttention(HookedRootModule):
             return TwoLayers(d_in, d_model, dropout=config.dropout, generator=generator)
 
         self.W_E = lecun_normal(config.d_input, d_model, fan_in=d_model, generator=generator)
-        self.attend = layers(d_model)
-        if not config.shared:
-            self.attend_apart = layers(d_model)
+        if config.attention is not None:
+            self.align = config.attention.build(d_model, generator=generator)
+            self.align_a, self.align_b = hook_tree(self.align), hook_tree(self.align)
+            remove_hook_points(self.align)
+        else:
+            self.attend = layers(d_model)
+            if not config.shared:
+                self.attend_apart = layers(d_model)
+            self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+            if config.composition is None:
+                self.hook_pattern_b = HookPoint()
+            else:
+                self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
+                self.hook_gate = HookPoint()
         self.compare, self.aggregate = layers(2 * d_model), layers(2 * d_model)
         self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
         self.b_U = zeros(config.d_output)
         self.hook_embed_a, self.hook_embed_b = HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
-        if config.composition is None:
-            self.hook_pattern_b = HookPoint()
-        else:
-            self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
-            self.hook_gate = HookPoint()
         self.hook_aligned_a, self.hook_aligned_b = HookPoint(), HookPoint()
         self.hook_compared_a, self.hook_compared_b = HookPoint(), HookPoint()
         self.hook_aggregated = HookPoint()
@@ -143,8 +160,8 @@ class DecomposableAttention(HookedRootModule):
         real_a, real_b = a != self.config.padding, b != self.config.padding
         x_a = self.hook_embed_a(self._embed(a, real_a))
         x_b = self.hook_embed_b(self._embed(b, real_b))
-        of_a, of_b = self._patterns(x_a, x_b, real_a, real_b)
-        aligned_a, aligned_b = self.hook_aligned_a(of_a @ x_b), self.hook_aligned_b(of_b @ x_a)
+        aligned_a, aligned_b = self._align(x_a, x_b, real_a, real_b)
+        aligned_a, aligned_b = self.hook_aligned_a(aligned_a), self.hook_aligned_b(aligned_b)
         compared_a = self.hook_compared_a(self.compare(torch.cat([x_a, aligned_a], -1)))
         compared_b = self.hook_compared_b(self.compare(torch.cat([x_b, aligned_b], -1)))
         sums = [
@@ -153,6 +170,22 @@ class DecomposableAttention(HookedRootModule):
         ]
         aggregated = self.hook_aggregated(torch.cat(sums, -1)[:, None])
         return linear(self.aggregate(aggregated), self.W_U.T, self.b_U)
+
+    def _align(
+        self,
+        x_a: Float[Tensor, "batch a_pos d_model"],
+        x_b: Float[Tensor, "batch b_pos d_model"],
+        real_a: Bool[Tensor, "batch a_pos"],
+        real_b: Bool[Tensor, "batch b_pos"],
+    ) -> tuple[Float[Tensor, "batch a_pos d_model"], Float[Tensor, "batch b_pos d_model"]]:
+        """What each token of a receives from b, and each of b from a."""
+        if self.config.attention is None:
+            of_a, of_b = self._patterns(x_a, x_b, real_a, real_b)
+            return of_a @ x_b, of_b @ x_a
+        return (
+            self.align(x_a, x_b, mask=real_b[:, None, None], hooks=self.align_a),
+            self.align(x_b, x_a, mask=real_a[:, None, None], hooks=self.align_b),
+        )
 
     def _patterns(
         self,

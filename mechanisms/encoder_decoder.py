@@ -12,11 +12,10 @@ from torch.nn.functional import dropout, linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.crossing import require_no_distances
 from mechanisms.depth import add_steps, stack_blocks
-from mechanisms.geometric_attention import GeometricAttentionConfig
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import sinusoidal_embedding
-from mechanisms.relative_attention import RelativeAttentionConfig
 from mechanisms.transformer import LAYER_NORM_EPSILON, Block, ComponentConfig, run_blocks
 
 
@@ -36,7 +35,8 @@ class EncoderDecoderConfig:
         padding: what fills up shorter sequences, source and target; any number, also one that is
             no id, such as -1.
         cross_attention: from the target to the source; None for the kind of `attention`. One that
-            measures distances between query and key is refused: there are none.
+            measures distances between query and key, or turns them by their positions, is refused:
+            two sequences have none in common.
         shared: whether all blocks of the encoder have the same weights, and all of the decoder.
         dropout: on the embeddings and on what each part of a block adds to the stream, in
             training.
@@ -69,11 +69,7 @@ class EncoderDecoderConfig:
                 )
             if getattr(self, name) == self.padding:
                 raise ValueError(f"padding must not be {name} = {self.padding}")
-        if isinstance(self.between, GeometricAttentionConfig | RelativeAttentionConfig):
-            raise ValueError(
-                "cross_attention must not measure distances, which two sequences do not have, "
-                f"got {self.between}"
-            )
+        require_no_distances("cross_attention", self.between)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 

@@ -1,8 +1,9 @@
-"""Where a token is: relative position bias and sinusoidal embeddings."""
+"""Where a token is: relative position bias, sinusoidal embeddings, rotations."""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -101,3 +102,42 @@ def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d
     embedding[:, :half] = angle.sin()
     embedding[:, half : 2 * half] = angle.cos()
     return embedding
+
+
+def rotate(
+    x: Float[Tensor, "batch pos head d_head"], *, first: int = 0
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Queries or keys, turned by where they are: their products then see distances alone.
+
+    Su et al. 2021 (RoFormer), section 3.2. Channels c and c + d_head / 2 (halves, as in GPT-NeoX;
+    not neighbours) are a point in the plane, which position p turns by p 10,000^(-2c / d_head).
+
+    Args:
+        x: what stands at the positions `first`, `first` + 1, ...
+        first: for queries at the last of the keys' positions, number of keys - number of queries.
+
+    Raises:
+        ValueError: d_head is odd.
+    """
+    n_positions, d_head = x.shape[1], x.shape[3]
+    if d_head % 2:
+        raise ValueError(f"d_head must be even for rotary positions, got {d_head}")
+    # Half precision would lose the small turns far from the start.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cosine, sine = _turns(first, n_positions, d_head, dtype, x.device)
+    left, right = x.chunk(2, -1)
+    turned = [left * cosine - right * sine, right * cosine + left * sine]
+    return torch.cat(turned, -1).to(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _turns(
+    first: int, n_positions: int, d_head: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Float[Tensor, "pos 1 pair"], Float[Tensor, "pos 1 pair"]]:
+    """Cosine and sine of the angles by which positions turn each pair of channels."""
+    # Kept for later calls, which may want gradients.
+    with torch.inference_mode(False):
+        pair = torch.arange(d_head // 2, dtype=torch.float64)
+        position = torch.arange(first, first + n_positions, dtype=torch.float64)
+        angle = position[:, None, None] * 1e4 ** (-2 * pair / d_head)
+        return angle.cos().to(dtype).to(device), angle.sin().to(dtype).to(device)

@@ -146,9 +146,12 @@ def test_a_query_that_sees_nothing_gets_the_output_bias_and_finite_gradients(var
     assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
-def test_each_hook_point_changes_the_output(variant):
-    attention, x_query, x_key = small(variant)
+def test_each_hook_point_changes_the_output(variant, rotary):
+    attention, x_query, x_key = small(variant, rotary=rotary)
+    rotated = {"hook_rot_q", "hook_rot_k"} & dict(attention.named_children()).keys()
+    assert len(rotated) == (2 if rotary else 0)
     plain = attention(x_query, x_key)
     for name, point in attention.named_children():
         point.add_hook(lambda x, hook: x * 1.5 + 0.1 * torch.arange(x.shape[1]).view(1, -1, 1, 1))
@@ -156,6 +159,39 @@ def test_each_hook_point_changes_the_output(variant):
         point.remove_hooks()
         assert not torch.allclose(changed, plain), name
     assert torch.equal(attention(x_query, x_key), plain)
+
+
+@pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
+def test_rotary_scores_are_those_of_rotated_queries_and_keys(variant):
+    attention, _, x = small(variant, rotary=True)
+    seen = listen(attention)
+    attention(x, x)
+    turn = torch.exp(1j * torch.arange(6))[:, None]  # one pair of channels
+    turned = {}
+    for name in ("q", "k"):
+        plain = torch.view_as_complex(seen[f"hook_{name}"])
+        turned[name] = torch.view_as_real(plain * turn)
+        assert torch.allclose(seen[f"hook_rot_{name}"], turned[name], atol=1e-6)
+    scores = torch.einsum("bqhd,bkhd->bhqk", seen["hook_rot_q"], seen["hook_rot_k"]) / 2**0.5
+    assert torch.allclose(seen["hook_attn_scores"], scores, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
+def test_rotary_attention_depends_on_distances_and_not_on_the_place(variant):
+    attention, _, x = small(variant, rotary=True)
+    near = torch.ones(6, 6, dtype=torch.bool).tril() & ~torch.ones(6, 6, dtype=torch.bool).tril(-3)
+    moved = x.roll(2, dims=1)
+    here, there = attention(x, x, mask=near), attention(moved, moved, mask=near)
+    # From the third token on, all that is seen has moved along.
+    assert torch.allclose(here[:, 2:4], there[:, 4:], atol=1e-12)
+    turned = x[:, [1, 0, 2, 3, 4, 5]]
+    assert not torch.allclose(attention(turned, turned)[:, 5], attention(x, x)[:, 5], atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
+def test_rotary_queries_are_the_last_of_the_keys_positions(variant):
+    attention, _, x = small(variant, rotary=True)
+    assert torch.allclose(attention(x[:, -2:], x), attention(x, x)[:, -2:], atol=1e-12)
 
 
 def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
@@ -179,6 +215,10 @@ def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
         ({"n_heads": 1, "d_head": 2, "value_network": "tanh"}, "value_network must be one of"),
         ({"n_heads": 1, "d_head": 2, "d_value": 0}, "d_value"),
         ({"n_heads": 1, "d_head": 2, "dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+        (
+            {"n_heads": 1, "d_head": 3, "rotary": True},
+            "d_head must be even with rotary=True, got 3",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

@@ -1,3 +1,4 @@
+import cmath
 import math
 
 import pytest
@@ -47,6 +48,16 @@ def counted(i, j, n, mask, centring):
     return [(s, t) for s in real for t in real]
 
 
+def turned(vector, place):
+    """A query or key of the affinity where positions are rotary: complex numbers, turned."""
+    half = len(vector) // 2
+    numbers = [
+        complex(vector[c], vector[c + half]) * cmath.exp(1j * place * 10_000 ** (-c / half))
+        for c in range(half)
+    ]
+    return [number.real for number in numbers] + [number.imag for number in numbers]
+
+
 def literal(attention, x, mask, bias):
     """One head, query, key and feature at a time."""
     config = attention.config
@@ -67,6 +78,8 @@ def literal(attention, x, mask, bias):
                 [project(name, h, token) for token in x[b]]
                 for name in ("Q", "K", "V", f"Q{apart}", f"K{apart}")
             )
+            if config.rotary:
+                q, k = ([turned(one, place) for place, one in enumerate(part)] for part in (q, k))
             E = [[0.0] * n for _ in range(n)]
             N = [[0.0] * n for _ in range(n)]
             for i in range(n):
@@ -106,6 +119,12 @@ VARIANTS = {
     "arctan, algebraic": {"composition": {"affinity": "arctan", "gate": "algebraic"}},
     "sigmoid, tanh": {"composition": {"affinity": "sigmoid", "gate": "tanh"}},
     "scaled arctan": {"composition": {"affinity": "arctan_scaled", "gate": "arctan_scaled"}},
+    "rotary": {"rotary": True},
+    "rotary, apart, rows": {
+        "rotary": True,
+        "shared": False,
+        "composition": {"affinity_centring": "row", "gate_centring": "row"},
+    },
 }
 MASKS = {
     "all": torch.ones(4, 4, dtype=torch.bool),
@@ -253,12 +272,38 @@ def test_a_mean_over_the_matrix_is_refused_where_it_would_leak():
         assert attention(x, x, mask=MASKS["padding"]).isfinite().all()
 
 
-@pytest.mark.parametrize("changes", [{}, {"shared": False}], ids=["shared", "apart"])
+def test_rotary_queries_are_the_last_of_the_keys_positions():
+    attention, x = build(rotary=True), tokens()
+    torch.testing.assert_close(attention(x[:, -2:], x), attention(x, x)[:, -2:])
+
+
+def test_rotary_patterns_depend_on_distances_alone():
+    """The same token everywhere: a pair's weight is that of another pair as far apart."""
+    attention, x = build(rotary=True), tokens(n=1).expand(-1, 5, -1)
+    kept = {}
+    for name in ("hook_pattern", "hook_dissimilarity"):
+        getattr(attention, name).add_hook(
+            lambda value, hook, name=name: kept.__setitem__(name, value.detach())
+        )
+    attention(x, x)
+    pattern = kept["hook_pattern"]
+    torch.testing.assert_close(pattern[..., 1:, 1:], pattern[..., :-1, :-1])
+    assert not torch.allclose(pattern[..., 4, 3], pattern[..., 4, 2], atol=1e-3)
+    gates = kept["hook_dissimilarity"]
+    torch.testing.assert_close(gates, gates[..., :1, :1].expand_as(gates))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"shared": False}, {"rotary": True}],
+    ids=["shared", "apart", "rotary"],
+)
 def test_what_a_hook_point_shows_can_be_changed_there(changes):
     attention, x = build(**changes), tokens()
     before = attention(x, x)
     names = [name for name, _ in attention.named_children() if name.startswith("hook_")]
     assert set(PAIRWISE) < set(names)
+    assert ({"hook_rot_q", "hook_rot_k"} <= set(names)) == attention.config.rotary
     for name in names:
         point = getattr(attention, name)
         point.add_hook(lambda value, hook: value.flip(-1) * 1.5 + value.roll(1, dims=0))
@@ -358,6 +403,7 @@ def test_parameters_are_those_of_multi_head_attention():
         ({"n_heads": 0}, r"n_heads must be at least 1, got 0"),
         ({"d_value": 0}, r"d_value must be at least 1, got 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1\.0"),
+        ({"d_head": 3, "rotary": True}, r"d_head must be even with rotary=True, got 3"),
     ],
 )
 def test_wrong_configs_are_told(changes, message):

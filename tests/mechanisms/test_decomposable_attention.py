@@ -3,8 +3,11 @@ import math
 import pytest
 import torch
 
+from mechanisms.attention import AttentionConfig
+from mechanisms.coda import CodaAttentionConfig
 from mechanisms.decomposable_attention import DecomposableAttention, DecomposableAttentionConfig
 from mechanisms.quasi_attention import QuasiAttentionConfig
+from mechanisms.relative_attention import RelativeAttentionConfig
 from mechanisms.serialization import load, save
 
 PAD = -1
@@ -17,6 +20,16 @@ VARIANTS = {
             beta=0.4, affinity_centring="matrix", gate_centring="row", doubled=True
         )
     },
+}
+HEADED = {
+    name: {"attention": AttentionConfig.named(name, n_heads=2, d_head=3)}
+    for name in ("softmax", "linear", "hyla")
+} | {
+    "coda heads": {
+        "attention": CodaAttentionConfig(
+            n_heads=2, d_head=3, composition=QuasiAttentionConfig(gate_centring="row")
+        )
+    }
 }
 
 
@@ -45,9 +58,26 @@ def two_layers(layers, x):
 
 def literal(model, a, b):
     """Equations 1 to 10 for one pair: one token of a, one of b and one feature at a time."""
-    c, n = model.config, model.config.d_model
+    c = model.config
     a, b = [int(t) for t in a if t != PAD], [int(t) for t in b if t != PAD]
     x_a, x_b = [model.W_E[t] for t in a], [model.W_E[t] for t in b]
+    if c.attention is not None:
+        asking, told = torch.stack(x_a)[None], torch.stack(x_b)[None]
+        with_weights = c.attention.build(c.d_model).double()
+        with_weights.load_state_dict(model.align.state_dict())
+        aligned_a, aligned_b = with_weights(asking, told)[0], with_weights(told, asking)[0]
+    else:
+        aligned_a, aligned_b = literal_alignment(model, x_a, x_b)
+    sums = []
+    for x, aligned in ((x_a, aligned_a), (x_b, aligned_b)):
+        both = [torch.cat([token, found]) for token, found in zip(x, aligned, strict=True)]
+        sums.append(sum(two_layers(model.compare, one) for one in both))
+    return two_layers(model.aggregate, torch.cat(sums)) @ model.W_U + model.b_U
+
+
+def literal_alignment(model, x_a, x_b):
+    c, n = model.config, model.config.d_model
+    a, b = x_a, x_b
     F_E, F_N = model.attend, model.attend if c.shared else model.attend_apart
     E, N = ([[0.0] * len(b) for _ in a] for _ in range(2))
     for i in range(len(a)):
@@ -75,17 +105,16 @@ def literal(model, a, b):
             M_a[i][j] = math.tanh(affinity) / (1 + math.exp(-apart))
             M_a[i][j] *= 2 if c.composition.doubled else 1
             M_b[j][i] = M_a[i][j]
-    sums = []
-    for x, other, M in ((x_a, x_b, M_a), (x_b, x_a, M_b)):
-        compared = torch.zeros(n, dtype=torch.float64)
-        for token, weights in zip(x, M, strict=True):
-            aligned = sum(w * o for w, o in zip(weights, other, strict=True))
-            compared = compared + two_layers(model.compare, torch.cat([token, aligned]))
-        sums.append(compared)
-    return two_layers(model.aggregate, torch.cat(sums)) @ model.W_U + model.b_U
+    return tuple(
+        [sum(w * token for w, token in zip(row, x, strict=True)) for row in M]
+        for M, x in ((M_a, x_b), (M_b, x_a))
+    )
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+EVERY = VARIANTS | HEADED
+
+
+@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
 def test_every_variant_is_the_literal_formula(changes):
     model, (a, b) = build(**changes), pairs()
     with torch.no_grad():
@@ -118,7 +147,21 @@ def test_hooks_show_the_alignment_and_change_it(changes):
         assert not torch.allclose(changed, logits, atol=1e-4), name
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", HEADED.values(), ids=HEADED)
+def test_heads_have_hooks_for_each_side(changes):
+    model, (a, b) = build(**changes), pairs()
+    logits, cache = model.run_with_cache(a, b)
+    assert cache["align_a.hook_pattern"].shape == (4, 2, 5, 4)
+    assert cache["align_b.hook_pattern"].shape == (4, 2, 4, 5)
+    assert not cache["align_a.hook_pattern"][0, :, :, 2:].any()
+    assert "align.hook_pattern" not in cache
+    for name in model.hook_dict:
+        hooks = [(name, lambda value, hook: 0.5 * value.roll(1, dims=0) + value.roll(1, dims=-1))]
+        changed = model.run_with_hooks(a, b, fwd_hooks=hooks)
+        assert not torch.allclose(changed, logits, atol=1e-5), name
+
+
+@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
 def test_padding_changes_nothing_and_an_empty_sequence_is_no_error(changes):
     model, (a, b) = build(**changes), pairs()
     longer = torch.cat([a, torch.full((4, 2), PAD)], 1)
@@ -142,7 +185,7 @@ def test_dropout_is_of_training_alone():
     assert torch.equal(model(a, b), model(a, b))
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
 def test_a_saved_model_is_the_same(changes, tmp_path):
     model, (a, b) = build(**changes).float(), pairs()
     save(model, tmp_path / "model.safetensors")
@@ -156,6 +199,14 @@ def test_a_saved_model_is_the_same(changes, tmp_path):
     [
         ({"d_model": 0}, r"d_model must be at least 1, got 0"),
         ({"shared": False}, r"shared must be True without a composition"),
+        (
+            {**HEADED["hyla"], "composition": QuasiAttentionConfig()},
+            r"attention must be None with a composition",
+        ),
+        (
+            {"attention": RelativeAttentionConfig(n_heads=2, d_head=4)},
+            r"attention must not measure distances",
+        ),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0\.1"),
     ],
 )

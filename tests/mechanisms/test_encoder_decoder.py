@@ -5,6 +5,7 @@ import torch
 
 from mechanisms import (
     AttentionConfig,
+    CodaAttentionConfig,
     CompositionalAttentionConfig,
     EncoderDecoder,
     EncoderDecoderConfig,
@@ -38,6 +39,11 @@ KINDS = {
         SMALL,
         attention=GeometricAttentionConfig(n_heads=2, d_head=4),
         cross_attention=AttentionConfig.named("hyla", n_heads=2, d_head=4),
+    ),
+    "rotary": replace(
+        SMALL,
+        attention=replace(SOFTMAX, rotary=True),
+        cross_attention=SOFTMAX,
     ),
     "compositional": replace(
         SMALL, attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=3, d_head=4)
@@ -272,6 +278,14 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         (
             {"attention": RelativeAttentionConfig(n_heads=2, d_head=4)},
             r"cross_attention must not measure distances",
+        ),
+        (
+            {"attention": replace(SOFTMAX, rotary=True)},
+            r"cross_attention must not measure distances, .*rotary=True",
+        ),
+        (
+            {"cross_attention": CodaAttentionConfig(n_heads=2, d_head=4, rotary=True)},
+            r"cross_attention must not measure distances, .*rotary=True",
         ),
     ],
 )
