@@ -21,7 +21,13 @@ from torch import Tensor
 
 import mechanisms
 import tasks
-from studies.language_models import language_model, windows_scored, write_python_help
+from studies.language_models import (
+    PYTHON_HELP,
+    language_model,
+    text_of,
+    unigram_scores,
+    windows_scored,
+)
 from tasks import (
     Batch,
     ESBNConfig,
@@ -61,9 +67,6 @@ ALL = "all"
 """The group of all examples."""
 
 # With ~, so that the settings, and with them the names of run folders, are the same everywhere.
-PYTHON_HELP = "~/.cache/modscope/python_help.txt"
-"""A text that comes with Python; written when it is first asked for."""
-
 BUNDLED_IMAGES = "~/.cache/modscope/images"
 """Where `digits`, which come with scikit-learn, are written when they are first asked for."""
 
@@ -591,9 +594,7 @@ class TextBenchmark(Benchmark):
 
     def __init__(self, config: TextConfig):
         self._config = config
-        if config.path == PYTHON_HELP:
-            write_python_help(Path(PYTHON_HELP).expanduser())
-        self._task = tasks.Text(config)
+        self._task = text_of(config)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -639,9 +640,7 @@ class TextBenchmark(Benchmark):
 
     def chance(self, split: str) -> dict[str, float]:
         """The perplexity of how often each token occurs in training."""
-        n_words = self._task.n_words(split) + self._task.n_lines(split)
-        loss = self._task.baseline(split) * self._task.n_tokens(split)
-        return {ALL: float(np.exp(loss / n_words))}
+        return {ALL: unigram_scores(self._task, split)["perplexity"]}
 
     def paper(self) -> Paper:
         """Perplexity of WikiText-103."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,19 @@ from tasks import Batch, Text, TextConfig
 
 if TYPE_CHECKING:
     from mechanisms.transformer import HeadedConfig
+
+Positions = Literal["relative", "rotary"]
+
+# With ~, so that the settings, and with them the names of run folders, are the same everywhere.
+PYTHON_HELP = "~/.cache/modscope/python_help.txt"
+"""A text that comes with Python; written when it is first asked for."""
+
+
+def text_of(config: TextConfig) -> Text:
+    """The text; raises as `tasks.Text` does."""
+    if config.path == PYTHON_HELP:
+        write_python_help(Path(PYTHON_HELP).expanduser())
+    return Text(config)
 
 
 def write_python_help(path: Path) -> None:
@@ -37,19 +51,37 @@ def language_model(
     d_model: int,
     d_mlp: int,
     n_layers: int,
+    positions: Positions = "relative",
     shared: bool = True,
     dropout: float = 0.0,
 ) -> mechanisms.TransformerConfig:
-    """A causal transformer over the tokens of a text, with T5's relative positions.
+    """A causal transformer over the tokens of a text.
 
     Args:
         config: of the text, whose `length` bounds the distances that are told apart, up to 64.
         vocabulary_size: of the text.
         attention: for example `mechanisms.AttentionConfig`.
         d_model, d_mlp, n_layers: sizes.
+        positions: `relative`, T5's bias, or what `mechanisms.RelativeAttentionConfig` has of its
+            own; `rotary`, those of an attention with `rotary=True`.
         shared: whether all blocks have the same weights.
         dropout: of the hidden activations of feed-forward layers.
+
+    Raises:
+        ValueError: `positions` is unknown, or is not `rotary` just where the attention is.
     """
+    if positions not in get_args(Positions):
+        raise ValueError(
+            f"positions must be one of {', '.join(get_args(Positions))}, got {positions!r}"
+        )
+    can_rotate = isinstance(attention, mechanisms.AttentionConfig | mechanisms.CodaAttentionConfig)
+    rotates = can_rotate and attention.rotary
+    if rotates != (positions == "rotary"):
+        raise ValueError(
+            f"positions must be {'rotary' if rotates else 'relative'} with {attention}, "
+            f"got {positions!r}"
+        )
+    biased = not rotates and not isinstance(attention, mechanisms.RelativeAttentionConfig)
     return mechanisms.TransformerConfig(
         d_input=vocabulary_size,
         d_output=vocabulary_size,
@@ -58,8 +90,8 @@ def language_model(
         attention=attention,
         feed_forward=mechanisms.FeedForwardConfig(d_mlp=d_mlp, dropout=dropout),
         inputs="tokens",
-        positions="relative",
-        max_distance=max(2, min(64, config.length)),
+        positions="relative" if biased else "none",
+        max_distance=max(2, min(64, config.length)) if biased else None,
         causal=True,
         shared=shared,
     )
@@ -80,10 +112,30 @@ def windows_scored(
     loss, right = found["loss"].sum(1), found["correct"].sum(1)
     tokens = batch.mask.sum(1).float()
     n_bytes = (batch.latents["n_bytes"] * batch.mask).sum(1).float()
-    words = (task.n_words(split) + task.n_lines(split)) / task.n_bytes(split)
+    words = _n_words(task, split) / task.n_bytes(split)
     return {
         "accuracy": (right, tokens),
         "log_likelihood": (-loss, tokens),
         "bits_per_byte": (loss / torch.tensor(2.0).log(), n_bytes),
         "perplexity": (loss, n_bytes * words),
     }
+
+
+def unigram_scores(task: Text, split: str) -> dict[str, float]:
+    """How a split is predicted by how often each token occurs in training.
+
+    Returns:
+        `log_likelihood`, `bits_per_byte` and `perplexity`, as `windows_scored` has them.
+    """
+    mean = task.baseline(split)
+    total = mean * task.n_tokens(split)
+    return {
+        "log_likelihood": -mean,
+        "bits_per_byte": total / math.log(2) / task.n_bytes(split),
+        "perplexity": math.exp(total / _n_words(task, split)),
+    }
+
+
+def _n_words(task: Text, split: str) -> int:
+    """Words, the ends of lines included."""
+    return task.n_words(split) + task.n_lines(split)
