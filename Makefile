@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: raven ndr routing retrieval test lint bench
+.PHONY: raven ndr routing retrieval coda fuzzy language test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py
@@ -14,6 +14,16 @@ routing: .venv/installed
 
 retrieval: .venv/installed
 	$(BIN)/python studies/contextual_retrieval.py
+
+coda: .venv/installed
+	$(BIN)/python studies/coda_composition.py
+	$(BIN)/python studies/coda_composition.py --task signed_pairs
+
+fuzzy: .venv/installed
+	$(BIN)/python studies/fuzzy_logic_latent_code.py
+
+language: .venv/installed
+	$(BIN)/python studies/language_modelling.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto

@@ -148,7 +148,8 @@ class FuzzyStudy:
         task: the functions; `n_examples`, `held_out` and `seed` come from the grid.
         mechanisms: the attention variants to compare, names of `mechanisms.ATTENTION_VARIANTS`.
         n_examples, held_out: points of a sequence, and the share of combinations held out.
-        learning_rates, weight_decays: of which each condition's are chosen by R^2 on `id`.
+        learning_rates, weight_decays: of which each condition's are chosen by R^2 on `id`; none:
+            those of `training`.
         seeds: every model is trained once for each, with other combinations held out.
         n_test: sequences of each split for the closing R^2.
         n_decode: sequences that decoders are fitted to, and as many that they are scored on.
@@ -160,9 +161,9 @@ class FuzzyStudy:
     mechanisms: tuple[str, ...] = ("softmax", "linear", "hyla", "linear_relu", "rms_head_linear")
     n_examples: tuple[int, ...] = (32,)
     held_out: tuple[float, ...] = (0.7,)
-    learning_rates: tuple[float, ...] = (1e-3,)
-    weight_decays: tuple[float, ...] = (0.1,)
-    seeds: tuple[int, ...] = (0, 1)
+    learning_rates: tuple[float, ...] = ()
+    weight_decays: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = (0,)
     n_layers: int = 2
     d_model: int = 128
     n_heads: int = 8
@@ -177,7 +178,8 @@ class FuzzyStudy:
         grid = ("mechanisms", "n_examples", "held_out", "learning_rates", "weight_decays", "seeds")
         for name in grid:
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            optional = name in ("learning_rates", "weight_decays")
+            if len(set(values)) < len(values) or not (values or optional):
                 raise ValueError(f"{name} must be different from one another, got {values}")
         unknown = set(self.mechanisms) - set(mechanisms.ATTENTION_VARIANTS)
         if unknown:
@@ -198,7 +200,9 @@ class FuzzyStudy:
 
     def trained_models(self) -> list[FuzzyModel]:
         """The cells of the grid."""
-        grid = product(self.mechanisms, self.learning_rates, self.weight_decays, self.tasks())
+        rates = self.learning_rates or (self.training.learning_rate,)
+        decays = self.weight_decays or (self.training.weight_decay,)
+        grid = product(self.mechanisms, rates, decays, self.tasks())
         return [
             FuzzyModel(
                 task=task,
@@ -232,7 +236,6 @@ def presets() -> dict[str, FuzzyStudy]:
             warmup_steps=200,
             evaluate_every=400,
         ),
-        learning_rates=(3e-3,),
     )
     smoke = replace(
         laptop,

@@ -231,7 +231,8 @@ class LanguageStudy:
             `mechanisms.ATTENTION_VARIANTS`, `coda`, `compositional`, and `transformer_xl`, which
             has relative positions of its own.
         rotary: mechanisms that are trained with rotary positions: the same but for the last two.
-        learning_rates: of which each condition's is chosen by the loss on `valid`.
+        learning_rates: of which each condition's is chosen by the loss on `valid`; none: that of
+            `training`.
         seeds: every model is trained once for each.
 
     The rest: see `LanguageModel`.
@@ -243,7 +244,7 @@ class LanguageStudy:
     task: TextConfig
     relative: tuple[str, ...] = ("softmax", "linear", "hyla", "coda", "compositional")
     rotary: tuple[str, ...] = ("softmax", "hyla")
-    learning_rates: tuple[float, ...] = (1e-3,)
+    learning_rates: tuple[float, ...] = ()
     seeds: tuple[int, ...] = (0,)
     n_layers: int = 2
     d_model: int = 128
@@ -258,9 +259,8 @@ class LanguageStudy:
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must be different from one another, got {values}")
-        for name in ("learning_rates", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
+        if not self.seeds:
+            raise ValueError("seeds must not be empty")
         if not self.relative + self.rotary:
             raise ValueError("relative and rotary must not both be empty")
         for positions in POSITIONS:
@@ -296,7 +296,7 @@ class LanguageStudy:
             )
             for positions in POSITIONS
             for mechanism in getattr(self, positions)
-            for rate in self.learning_rates
+            for rate in self.learning_rates or (self.training.learning_rate,)
             for task in self.tasks()
         ]
 
@@ -318,7 +318,6 @@ def presets() -> dict[str, LanguageStudy]:
             evaluate_every=100,
             clip=1.0,
         ),
-        learning_rates=(3e-3,),
     )
     smoke = replace(
         laptop,

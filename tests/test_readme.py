@@ -12,7 +12,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
     study = override(presets()["smoke"], ["mechanisms=hyla", "training.n_steps=10", "n_decode=60"])
     run(study, resources=Resources(root=Path("runs")))
@@ -26,6 +26,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert "DiGraph with" in printed
     assert len(names["graphs"]["edge"]) > 100
     assert (names["forced"]["removed"].sel(condition=["true", "random"]) < 1).all()
+    assert names["signs"].sizes["kind"] == 5
     assert (names["best"]["best_loss"] < names["best"]["routed_loss"]).any()
 
 
