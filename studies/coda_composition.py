@@ -46,7 +46,14 @@ from studies.coda_tasks import (
     task_name,
 )
 from studies.costs import costs_of
-from studies.running import Resources, command, describe_coordinates, join_cells, run_grid
+from studies.running import (
+    Resources,
+    command,
+    describe_coordinates,
+    join_cells,
+    over_seeds,
+    run_grid,
+)
 from studies.runs import config_hash
 from studies.training import TrainingConfig, answer, load_weights, train
 from tasks import Batch, MLUConfig, SignedPairsConfig
@@ -784,25 +791,11 @@ def summary(result: xr.DataTree) -> xr.Dataset:
             figures[f"{name}{suffix}"] = one.sel(split="ood").isel(where=best)
     groups = conditions_of(errors)
     values = {name: figure.to_numpy() for name, figure in figures.items()}
-    reductions = {
-        "mean": (np.mean, "mean over seeds"),
-        "lowest": (np.min, "least of all seeds"),
-        "highest": (np.max, "greatest of all seeds"),
-    }
-    return xr.Dataset(
+    return over_seeds(values, list(groups.values())).assign_coords(
         {
-            name: (
-                ("condition", "figure"),
-                [[reduce(one[cells]) for one in values.values()] for cells in groups.values()],
-                {"long_name": about},
-            )
-            for name, (reduce, about) in reductions.items()
-        },
-        coords={"figure": list(values)}
-        | {
             name: ("condition", [setting[place] for setting in groups])
             for place, name in enumerate(CONDITION)
-        },
+        }
     )
 
 

@@ -36,6 +36,7 @@ from studies.running import (
     command,
     describe_coordinates,
     join_cells,
+    over_seeds,
     run_grid,
 )
 from studies.runs import config_hash
@@ -549,26 +550,11 @@ def summary(result: xr.DataTree) -> xr.Dataset:
         max(rates.values(), key=lambda cells: on_id[cells].mean()) for rates in groups.values()
     ]
     values = {name: figure.to_numpy() for name, figure in figures.items()}
-    dims = ("condition", "figure")
-    reductions = {
-        "mean": (np.mean, "mean over seeds"),
-        "lowest": (np.min, "least of all seeds"),
-        "highest": (np.max, "greatest of all seeds"),
-    }
-    return xr.Dataset(
+    return over_seeds(values, chosen).assign_coords(
         {
-            name: (
-                dims,
-                [[reduce(one[cells]) for one in values.values()] for cells in chosen],
-                {"long_name": about},
-            )
-            for name, (reduce, about) in reductions.items()
-        },
-        coords={"figure": list(values)}
-        | {
             name: ("condition", [setting[place] for setting in groups])
             for place, name in enumerate(SETTING)
-        },
+        }
     )
 
 

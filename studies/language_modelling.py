@@ -42,6 +42,7 @@ from studies.running import (
     command,
     describe_coordinates,
     join_cells,
+    over_seeds,
     run_grid,
 )
 from studies.runs import RunError, config_hash
@@ -642,11 +643,6 @@ def summary(result: xr.DataTree) -> xr.Dataset:
         kind: min(rates.items(), key=lambda of_rate: on_valid[of_rate[1]].mean())
         for kind, rates in groups.items()
     }
-    reductions = {
-        "mean": (np.mean, "mean over seeds"),
-        "lowest": (np.min, "least of all seeds"),
-        "highest": (np.max, "greatest of all seeds"),
-    }
     seeds = errors["seed"].to_numpy()
     scored = result["windows"].to_dataset()
     differences = []
@@ -657,30 +653,24 @@ def summary(result: xr.DataTree) -> xr.Dataset:
         differences.append(paired_difference(scored, pairs))
     abouts = ("", ", lower 95% bound", ", upper 95% bound")
     about = "test loss of a token less that of softmax attention with the same positions"
-    return xr.Dataset(
-        {
-            name: (
-                ("condition", "figure"),
-                [[reduce(one[cells]) for one in figures.values()] for _, cells in chosen.values()],
-                {"long_name": about_it},
-            )
-            for name, (reduce, about_it) in reductions.items()
-        }
-        | {
-            name: (
-                "condition",
-                [one[place] for one in differences],
-                {"long_name": about + abouts[place], "units": "nats"},
-            )
-            for place, name in enumerate(("difference", "difference_low", "difference_high"))
-        },
-        coords={
-            "figure": list(figures),
-            "model": ("condition", [model for model, _ in chosen]),
-            "positions": ("condition", [positions for _, positions in chosen]),
-            "learning_rate": ("condition", [rate for rate, _ in chosen.values()]),
-        },
-        attrs={"interval": f"paired bootstrap over windows, 95%, {RESAMPLES} resamples"},
+    means = over_seeds(figures, [cells for _, cells in chosen.values()])
+    return (
+        means.assign(
+            {
+                name: (
+                    "condition",
+                    [one[place] for one in differences],
+                    {"long_name": about + abouts[place], "units": "nats"},
+                )
+                for place, name in enumerate(("difference", "difference_low", "difference_high"))
+            }
+        )
+        .assign_coords(
+            model=("condition", [model for model, _ in chosen]),
+            positions=("condition", [positions for _, positions in chosen]),
+            learning_rate=("condition", [rate for rate, _ in chosen.values()]),
+        )
+        .assign_attrs(interval=f"paired bootstrap over windows, 95%, {RESAMPLES} resamples")
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from studies.running import over_seeds
+
 CONDITION = ("model", "n_searches", "n_retrievals", "d_model")
 HOLDS, HOLDS_NOT, NOT_RUN = "holds", "does not hold", "not run"
 
@@ -75,35 +77,15 @@ def rows_of(result: xr.DataTree) -> list[Row]:
 
 def summary(rows: list[Row]) -> xr.Dataset:
     """`mean`, `lowest` and `highest` over seeds [condition, figure]."""
-
-    def key(row: Row) -> tuple[Any, ...]:
-        return tuple(row[name] for name in CONDITION)
-
-    grouped: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(key(row), []).append(row)
-    order = list(grouped)
-    names = list(FIGURES)
-    # Conditions may have been run with different numbers of seeds.
-    values = [np.array([[row[name] for name in names] for row in grouped[one]]) for one in order]
-    mean, lowest, highest = (
-        np.array([reduce(one, axis=0) for one in values]) for reduce in (np.mean, np.min, np.max)
-    )
-    return xr.Dataset(
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(tuple(row[name] for name in CONDITION), []).append(number)
+    values = {name: np.array([row[name] for row in rows]) for name in FIGURES}
+    return over_seeds(values, list(groups.values())).assign_coords(
         {
-            "mean": (("condition", "figure"), mean, {"long_name": "mean over seeds"}),
-            "lowest": (("condition", "figure"), lowest, {"long_name": "least of all seeds"}),
-            "highest": (
-                ("condition", "figure"),
-                highest,
-                {"long_name": "greatest of all seeds"},
-            ),
-        },
-        coords={"figure": names}
-        | {
-            name: ("condition", [one[place] for one in order])
+            name: ("condition", [one[place] for one in groups])
             for place, name in enumerate(CONDITION)
-        },
+        }
     )
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 import typer
 import xarray as xr
+from jaxtyping import Float
 
 from studies.runs import (
     RunError,
@@ -284,6 +286,9 @@ def join_cells(trees: Sequence[xr.DataTree], cells: Sequence[Cell]) -> xr.DataTr
     Args:
         trees: the analyses.
         cells: the models, in the same order; all conditions have the same names.
+
+    Raises:
+        ValueError: a setting has the name of a variable.
     """
     groups = {}
     for name in dict.fromkeys(name for tree in trees for name in tree.children):
@@ -298,6 +303,10 @@ def join_cells(trees: Sequence[xr.DataTree], cells: Sequence[Cell]) -> xr.DataTr
                 order = dict.fromkeys(one for part in parts for one in part[dim].to_numpy())
                 joined = joined.reindex({dim: list(order)})
         told = [cell.condition for cell, _ in present]
+        if clash := sorted(told[0].keys() & set(joined.data_vars)):
+            raise ValueError(
+                f"conditions must not have names of variables of {name}: {', '.join(clash)}"
+            )
         joined = joined.assign_coords(
             {key: ("cell", [values[key] for values in told]) for key in told[0]}
         )
@@ -367,6 +376,33 @@ def draw(
                 folder / f"{name}.{kind}",
                 functools.partial(figure.savefig, dpi=150, bbox_inches="tight"),
             )
+
+
+def over_seeds(
+    figures: Mapping[str, Float[np.ndarray, " cell"]], groups: Sequence[Sequence[int]]
+) -> xr.Dataset:
+    """`mean`, `lowest` and `highest` [condition, figure] of cells that differ in their seed alone.
+
+    Args:
+        figures: by name, a number for each cell.
+        groups: the numbers of the cells of each condition.
+    """
+    reductions = {
+        "mean": (np.mean, "mean over seeds"),
+        "lowest": (np.min, "least of all seeds"),
+        "highest": (np.max, "greatest of all seeds"),
+    }
+    return xr.Dataset(
+        {
+            name: (
+                ("condition", "figure"),
+                [[reduce(values[list(cells)]) for values in figures.values()] for cells in groups],
+                {"long_name": about},
+            )
+            for name, (reduce, about) in reductions.items()
+        },
+        coords={"figure": list(figures)},
+    )
 
 
 def describe_coordinates(result: xr.DataTree, long_names: dict[str, str]) -> None:

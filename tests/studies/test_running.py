@@ -17,7 +17,9 @@ from studies.running import (
     Resources,
     _one_model,
     describe_coordinates,
+    join_cells,
     merge,
+    over_seeds,
     percent,
     run_models,
     run_side_by_side,
@@ -381,3 +383,25 @@ assert not {{"transformer_lens", "dask", "distributed"}} & set(sys.modules)
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
     )
     assert "--preset" in done.stdout
+
+
+def test_over_seeds_is_the_mean_and_the_ends_of_each_condition():
+    figures = {"right": np.array([0.1, 0.5, 0.3, 0.9]), "loss": np.array([4.0, 1.0, 2.0, 3.0])}
+    found = over_seeds(figures, [[0, 2], [1], [3]])
+    assert found["figure"].to_numpy().tolist() == ["right", "loss"]
+    np.testing.assert_allclose(found["mean"], [[0.2, 3.0], [0.5, 1.0], [0.9, 3.0]])
+    np.testing.assert_allclose(found["lowest"], [[0.1, 2.0], [0.5, 1.0], [0.9, 3.0]])
+    np.testing.assert_allclose(found["highest"], [[0.3, 4.0], [0.5, 1.0], [0.9, 3.0]])
+
+
+def test_a_setting_with_the_name_of_a_variable_is_told():
+    @dataclass
+    class Cell:
+        task: str = "task"
+        folder_name: str = "cell"
+        condition: tuple = ()
+
+    tree = analysis(0.5)
+    with pytest.raises(ValueError, match=r"names of variables of training: accuracy"):
+        join_cells([tree], [Cell(condition={"accuracy": 1, "seed": 0})])
+    assert join_cells([tree], [Cell(condition={"seed": 3})])["training"]["seed"].item() == 3
