@@ -117,10 +117,7 @@ def figures(result: xr.DataTree) -> dict[str, Figure]:
 
 
 def accuracy(result: xr.DataTree) -> Figure:
-    """Share of right answers, a row for each model and a point for each seed; by operator too.
-
-    Chance is that of all examples together: the panels of groups have none.
-    """
+    """Share of right answers, a row for each model and a point for each seed; by operator too."""
     errors = _compared(_chosen(result, "errors"))
     models, task = conditions_of(errors), _task(errors)
     # From nothing, or from chance where all are better.
@@ -148,8 +145,8 @@ def accuracy(result: xr.DataTree) -> Figure:
                     mfc=colour if split == "id" else "white", elinewidth=0.9,
                 )  # fmt: skip
             axis.axhline(row + 0.5, color="#dddddd", lw=0.6)
-        if group == ALL:
-            axis.axvline(float(errors["chance"].sel(group=ALL).mean()), color="black", ls=":", lw=1)
+        chance = errors["chance"].isel(cell=0).sel(group=group).item()
+        axis.axvline(chance, color="black", ls=":", lw=1)
         axis.set_title("all examples" if group == ALL else group.replace("*", "×"), fontsize=9)
         axis.xaxis.set_major_formatter(PercentFormatter(1))
         axis.set_xlim(least - 0.03 * (1 - least), 1 + 0.03 * (1 - least))
@@ -159,8 +156,8 @@ def accuracy(result: xr.DataTree) -> Figure:
         Line2D([], [], color="#555555", ls="", marker=marker, ms=5, mfc=face, label=name)
         for (name, marker, _), face in zip(SPLITS.values(), ("#555555", "white"), strict=True)
     ]
-    chance = Line2D([], [], color="black", ls=":", lw=1, label="the most frequent answer")
-    _legend(figure, [*marks, chance])
+    marks.append(Line2D([], [], color="black", ls=":", lw=1, label="the most frequent answer"))
+    _legend(figure, marks)
     figure.suptitle(
         f"{task.replace('_', ' ')}: right answers, of each seed with its 95% interval", fontsize=10
     )
@@ -208,7 +205,7 @@ def matrices(result: xr.DataTree) -> Figure:
 
     Of the model with the highest accuracy on `id`, the head whose M is largest; where signs are
     planted, of all models within a percent of it the head whose M correlates most with them, in all
-    examples that are kept.
+    examples that are kept. Shown is the one with the most queries.
     """
     data = _chosen(result, "matrices")
     right = result["errors"]["accuracy"].sel(split="id", group=ALL, cell=data["cell"])
@@ -223,7 +220,9 @@ def matrices(result: xr.DataTree) -> Figure:
     stacked = allowed.stack(place=["cell", "layer", "head"])
     cell, layer, head = stacked.isel(place=int(stacked.to_numpy().argmax()))["place"].item()
     where = {"cell": cell, "layer": layer, "head": head}
-    one = data.sel(where).isel(example=0)
+    some = data.sel(where)
+    asked = (some["query"] != "").sum("query_pos").to_numpy()
+    one = some.isel(example=int(asked.argmax()))
     one = one.isel(
         query_pos=np.flatnonzero(one["query"] != ""), key_pos=np.flatnonzero(one["key"] != "")
     ).transpose("query_pos", "key_pos")

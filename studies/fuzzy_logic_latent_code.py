@@ -230,12 +230,12 @@ def presets() -> dict[str, FuzzyStudy]:
     laptop = FuzzyStudy(
         task=FuzzyLogicConfig(),
         training=TrainingConfig(
-            n_steps=4000,
-            batch_size=128,
+            n_steps=5000,
+            batch_size=64,
             learning_rate=3e-3,
             weight_decay=0.1,
             warmup_steps=200,
-            evaluate_every=400,
+            evaluate_every=500,
         ),
     )
     smoke = replace(
@@ -261,7 +261,13 @@ def presets() -> dict[str, FuzzyStudy]:
         learning_rates=(1e-3, 3e-3),
         weight_decays=(0.1, 0.03),
         seeds=(0, 1, 2),
-        training=replace(laptop.training, n_steps=50_000, warmup_steps=1000, evaluate_every=2000),
+        training=replace(
+            laptop.training,
+            n_steps=50_000,
+            batch_size=128,
+            warmup_steps=1000,
+            evaluate_every=2000,
+        ),
     )
     return {
         "smoke": smoke,
