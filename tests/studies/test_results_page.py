@@ -8,8 +8,11 @@ import xarray as xr
 from rich.console import Console
 
 from studies import (
+    coda_composition,
     compositional_benchmarks,
     contextual_retrieval,
+    fuzzy_logic_latent_code,
+    language_modelling,
     modular_routing,
     ndr_control_flow,
     raven_latent_code,
@@ -20,7 +23,14 @@ RESULTS = ROOT / "studies" / "results"
 RAVEN, NDR = RESULTS / "raven_latent_code", RESULTS / "ndr_control_flow"
 ROUTING = RESULTS / "modular_routing"
 RETRIEVAL = RESULTS / "contextual_retrieval"
-BENCHMARKS = RESULTS / "compositional_benchmarks"
+
+# The pages of these tell once what the caption says under every table.
+WITHOUT_CAPTION = (
+    coda_composition,
+    compositional_benchmarks,
+    fuzzy_logic_latent_code,
+    language_modelling,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +63,24 @@ def test_the_table_is_that_of_the_result(page, result, study):
         assert row in text
 
 
-@pytest.mark.parametrize("result", sorted(BENCHMARKS.glob("*.nc")), ids=lambda path: path.stem)
-def test_tables_of_benchmarks_are_those_of_their_results(result):
+def results_without_caption():
+    for study in WITHOUT_CAPTION:
+        name = study.__name__.removeprefix("studies.")
+        for result in sorted((RESULTS / name).glob("*.nc")):
+            yield pytest.param(result, study, id=f"{name}/{result.stem}")
+
+
+@pytest.mark.parametrize(("result", "study"), results_without_caption())
+def test_all_tables_of_a_page_are_those_of_its_results(result, study):
     stream = StringIO()
     with xr.open_datatree(result, engine="h5netcdf") as tree:
-        table = compositional_benchmarks.closing_table(tree)
-        # The page tells once what the caption says under every table.
+        table = study.closing_table(tree)
         table.caption = None
         Console(width=80, file=stream).print(table)
     rows = [line.rstrip() for line in stream.getvalue().splitlines() if any(map(str.isdigit, line))]
     assert len(rows) > 1
     for row in rows:
-        assert row in BENCHMARKS.with_suffix(".md").read_text()
+        assert row in result.parent.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize(
