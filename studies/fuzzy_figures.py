@@ -80,7 +80,7 @@ def training(result: xr.DataTree) -> Figure:
         axis.set_xlabel("training step")
         axis.set_ylim(-0.2, 1.02)
     axes[0].set_ylabel("R² of the answer")
-    axes[-1].legend(fontsize=7, loc="lower right")
+    axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
     figure.suptitle("While training: mean of the networks (thick) and each of them (thin)")
     return figure
 
@@ -117,7 +117,10 @@ def decoding(result: xr.DataTree) -> Figure:
         axis.set_title(title, fontsize=9)
         axis.axhline(0, color="black", lw=0.8)
     axes[0].set_ylabel("R² of decoding, mean over labels")
-    axes[0].legend(fontsize=7, title="codes", title_fontsize=7)
+    axes[-1].legend(
+        fontsize=7, title="codes", title_fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+    )  # fmt: skip
     figure.suptitle("What ridge regression reads from the code of the token that is asked for")
     return figure
 

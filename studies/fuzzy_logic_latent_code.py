@@ -77,7 +77,7 @@ PAPER = {
     "linear_relu": 81.3,
     "rms_head_linear": 84.5,
 }
-"""R^2 (%) on unseen terms with 32 points and 70% held out, as reported for Schug et al. 2024."""
+"""R^2 (%) out of distribution, 32 points, 70% held out, as reported for Schug et al. 2024."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -616,8 +616,9 @@ COLUMNS = {
     "r2 id": "id",
     "r2 test": "test",
     "r2 ood": "ood",
-    "terms test": "terms,\ntest",
-    "untrained terms test": "untr.",
+    "terms id": "terms,\nid",
+    "untrained terms id": "untr.",
+    "terms test": "test",
     "variables ood": "var.,\nood",
     "untrained variables ood": "untr.",
 }
@@ -628,7 +629,7 @@ CAPTION = (
     "terms (ood): means over seeds, in brackets the least and the greatest. Terms, var.: R^2 of "
     "ridge regression from the code of the token that is asked for, all layers, to whether the "
     "function has a term, and to how often a variable is not negated; untr.: with untrained "
-    "weights. Paper: R^2 on held-out functions with 32 points, 70% held out, 50,000 steps."
+    "weights. Paper: R^2 out of distribution with 32 points, 70% held out, 50,000 steps."
 )
 
 
