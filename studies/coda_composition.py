@@ -103,9 +103,6 @@ CONDITION = (
 PAPER = {"softmax": 0.761, "coda": 0.843}
 """Share of right answers on the paper's test, with numbers from -1000 to 999 (Tay et al. 2019)."""
 
-PAPER_OTHERS = {"universal transformer": 0.788, "adaptive universal transformer": 0.849}
-"""The same of models that are not trained here; the second one in the work that the paper cites."""
-
 RESAMPLES = 1000
 N_MATRICES = 3  # examples whose matrices are kept
 
