@@ -715,7 +715,7 @@ def closing_table(result: xr.DataTree) -> RenderableType:
         mean = one["mean"]
         at = one.sel(figure="perplexity test")
         low, high = at["lowest"].item(), at["highest"].item()
-        spread = f"\n[{low:.0f}-{high:.0f}]" if low < high else ""
+        spread = f"\n[{_whole(low)}-{_whole(high)}]" if low < high else ""
         parameters, ratio = (mean.sel(figure=f"parameter{end}").item() for end in ("s", "_ratio"))
         apart, low, high = (one[f"difference{end}"].item() for end in ("", "_low", "_high"))
         compared = one["model"].item() != "softmax" and not np.isnan(apart)
@@ -723,7 +723,7 @@ def closing_table(result: xr.DataTree) -> RenderableType:
             f"{one['model'].item().replace('_', ' ')}\n{one['positions'].item()}",
             f"{parameters:,.0f}\n{100 * ratio:.2f}%",
             f"{mean.sel(figure='d_mlp').item():.0f}",
-            f"{at['mean'].item():.0f}{spread}",
+            f"{_whole(at['mean'].item())}{spread}",
             f"{mean.sel(figure='bits_per_byte test').item():.3f}",
             f"{100 * mean.sel(figure='accuracy test').item():.1f}%",
             f"{apart:+.3f}\n[{low:+.2f} {high:+.2f}]" if compared else "",
@@ -735,10 +735,14 @@ def closing_table(result: xr.DataTree) -> RenderableType:
         "frequencies",
         "",
         "",
-        f"{known['perplexity_baseline'].item():.0f}",
+        _whole(known["perplexity_baseline"].item()),
         f"{known['bits_per_byte_baseline'].item():.3f}",
     )
     return table
+
+
+def _whole(perplexity: float) -> str:
+    return f"{perplexity:.0f}" if perplexity < 1e6 else f"{perplexity:.1e}"
 
 
 COLUMNS = (
