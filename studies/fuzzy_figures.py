@@ -144,8 +144,9 @@ def along(means: xr.Dataset, name: str, label: str) -> Figure:
             )
         axis.set_title(title, fontsize=9)
         axis.set_xlabel(label)
+        axis.set_xticks(np.unique(means[name].to_numpy()))
     axes[0].set_ylabel("R² of the answer")
-    axes[-1].legend(fontsize=7)
+    axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
     return figure
 
 
