@@ -526,6 +526,9 @@ def assemble(cells: list[FuzzyModel], trees: list[xr.DataTree]) -> xr.DataTree:
     return result
 
 
+SYMBOLS = {"n_variables": "L", "n_terms": "K", "n_examples": "N", "held_out": "held out"}
+"""What the table calls what tells settings apart."""
+
 SETTING = ("model", "n_variables", "n_terms", "n_examples", "held_out")
 
 
@@ -582,7 +585,7 @@ def closing_table(result: xr.DataTree) -> RenderableType:
     table.caption_justify, table.padding = "left", (0, 1, 0, 0)
     table.add_column("", no_wrap=True)
     for name in told:
-        table.add_column(name)
+        table.add_column(SYMBOLS[name])
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("paper", justify="right")
