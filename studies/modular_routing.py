@@ -621,11 +621,13 @@ def analyse(study: ModularStudy, cell: ModularModel, folder: Path, device: str) 
 
 
 def training_curves(folder: Path) -> xr.Dataset:
-    """What the log of a training says: `objective` [train_step], `loss` [train_step, split]."""
+    """What the log of a training says: `training_loss` [train_step], `loss`
+    [train_step, split].
+    """
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return xr.Dataset(
         {
-            "objective": (
+            "training_loss": (
                 "train_step",
                 [line["loss"] for line in lines],
                 {"long_name": "mean of what is minimised since the step before"},

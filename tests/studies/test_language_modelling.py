@@ -357,7 +357,6 @@ def test_trained_models_can_be_analysed_alone(smoke, study, tmp_path):
         ("relative=linear,hyper", "relative must be among softmax, .*transformer_xl, got hyper"),
         ("rotary=compositional", "rotary must be among softmax, .*coda, got compositional"),
         ("seeds=1,1", "seeds must be different"),
-        ("learning_rates=", "learning_rates must not be empty"),
         ("n_heads=3", r"n_heads must divide d_model = 16, got 3"),
         ("n_evaluate=0", "n_evaluate must be at least 1, got 0"),
     ],
@@ -382,3 +381,10 @@ def test_a_missing_text_is_told(study, tmp_path):
     study = replace(study, task=replace(study.task, path=str(tmp_path / "none.txt")))
     with pytest.raises(RunError, match=r"there is nothing\. Put there a text file"):
         run(study, resources=Resources(root=tmp_path))
+
+
+def test_without_learning_rates_that_of_training_counts():
+    study = override(presets()["smoke"], ["training.learning_rate=0.5"])
+    assert {one.training.learning_rate for one in study.trained_models()} == {0.5}
+    study = override(study, ["learning_rates=0.1,0.2"])
+    assert {one.training.learning_rate for one in study.trained_models()} == {0.1, 0.2}

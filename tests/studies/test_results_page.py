@@ -70,7 +70,7 @@ def results_without_caption():
             yield pytest.param(result, study, id=f"{name}/{result.stem}")
 
 
-@pytest.mark.parametrize(("result", "study"), results_without_caption())
+@pytest.mark.parametrize(("result", "study"), list(results_without_caption()))
 def test_all_tables_of_a_page_are_those_of_its_results(result, study):
     stream = StringIO()
     with xr.open_datatree(result, engine="h5netcdf") as tree:
