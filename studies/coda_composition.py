@@ -526,9 +526,10 @@ def errors_of(task: CodaTask, model: torch.nn.Module, tested: dict[str, Batch[An
         name: (("split", "group"), np.stack(values), {"long_name": about})
         for (name, about), values in zip(abouts.items(), zip(*rows, strict=True), strict=True)
     }
+    known = task.chance()
     chance = {"long_name": "share of right answers of the most frequent one"}
     return xr.Dataset(
-        {**data, "chance": ("group", [task.chance()[name] for name in names], chance)},
+        {**data, "chance": ("group", [known[name] for name in names], chance)},
         coords={"split": list(tested), "group": names},
         attrs={"interval": f"percentile bootstrap over examples, 95%, {RESAMPLES} resamples"},
     )
@@ -572,17 +573,16 @@ def signs_of(
     Its weights as they are, and `relative` ones: weights of linear attention and HYLA have no
     limits, and those behind a gate that is nearly closed are small.
     """
-    found = []
+    found, planted = [], [task.signs(batch) for batch in batches]
     for place, data in captured(task, model, cell, batches, ["pattern"]).items():
         pattern, valid = data["pattern"], data["valid"]
         sizes = cast(xr.DataArray, np.abs(pattern)).where(valid)
         top = sizes.quantile(0.99, ("example", "query_pos", "key_pos"), skipna=True)
         relative = pattern / top.drop_vars("quantile").clip(min=1e-12)
         scales = xr.Variable("scale", ["weights", "relative"])
-        planted = [task.signs(batch)[place] for batch in batches if place in task.signs(batch)]
         sign = None
-        if planted:
-            values = torch.cat(planted).cpu().numpy()
+        if place in planted[0]:
+            values = torch.cat([one[place] for one in planted]).cpu().numpy()
             sign = xr.DataArray(values, dims=("example", "query_pos", "key_pos"))
         scored = probes.score_signedness(
             xr.concat([pattern, relative], scales), valid=valid, sign=sign, resamples=200
