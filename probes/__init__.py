@@ -17,6 +17,9 @@ pairing would have mended the answer.
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
 much of what decides it lies where a function is flat.
 
+`bootstrap_ratio`, `bootstrap` and `over_seeds` compute the intervals of all of these and of
+studies, `interval_variables` stores them.
+
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
 
@@ -35,6 +38,13 @@ if TYPE_CHECKING:
     from probes.forcing import force_pairing
     from probes.hooking import HookedModel, resolve_hooks
     from probes.interchanging import interchange
+    from probes.intervals import (
+        Interval,
+        bootstrap,
+        bootstrap_ratio,
+        interval_variables,
+        over_seeds,
+    )
     from probes.oracle_paths import PathModel
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
@@ -46,9 +56,12 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "probes.capturing",
     "HookedModel": "probes.hooking",
+    "Interval": "probes.intervals",
     "PathModel": "probes.oracle_paths",
     "Quantity": "probes.capturing",
     "adapt_paths": "probes.adapting",
+    "bootstrap": "probes.intervals",
+    "bootstrap_ratio": "probes.intervals",
     "capture": "probes.capturing",
     "collapse_columns": "probes.control_flow_graphs",
     "cut": "probes.control_flow_cutting",
@@ -57,6 +70,8 @@ _HOME = {
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
+    "interval_variables": "probes.intervals",
+    "over_seeds": "probes.intervals",
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
     "score_control_flow": "probes.control_flow_scores",
@@ -74,9 +89,12 @@ _HOME = {
 __all__ = [
     "Batch",
     "HookedModel",
+    "Interval",
     "PathModel",
     "Quantity",
     "adapt_paths",
+    "bootstrap",
+    "bootstrap_ratio",
     "capture",
     "collapse_columns",
     "cut",
@@ -85,6 +103,8 @@ __all__ = [
     "extract_control_flow",
     "force_pairing",
     "interchange",
+    "interval_variables",
+    "over_seeds",
     "project",
     "resolve_hooks",
     "score_control_flow",

@@ -1,4 +1,4 @@
-"""What the decoders share: datasets to matrices, cells of a grid, folds, bootstrap weights."""
+"""What the decoders share: datasets to matrices, cells of a grid, folds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -205,16 +205,6 @@ def fold_of_samples(table: Table, folds: int, seed: int) -> Int[Tensor, " sample
     fold = torch.empty(table.examples, dtype=torch.long)
     fold[order] = torch.arange(table.examples) % folds
     return fold[torch.from_numpy(table.example)]
-
-
-def bootstrap_weights(
-    examples: int, resamples: int, seed: int, split: str
-) -> Float[Tensor, "resample example"]:
-    """How often each example is drawn in each resample (with replacement)."""
-    generator = derive_generator(seed, "bootstrap", split)  # the same for all controls
-    drawn = torch.randint(examples, (resamples, examples), generator=generator)
-    counts = torch.zeros(resamples, examples)
-    return counts.scatter_add_(1, drawn, torch.ones(1).expand_as(drawn))
 
 
 def check_numbers(penalties: Sequence[float], resamples: int) -> None:

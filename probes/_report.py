@@ -7,13 +7,14 @@ import xarray as xr
 from jaxtyping import Float
 
 from probes._cells import Tables, cell_coordinates
+from probes.intervals import Interval, interval_variables
 
-_BOUNDS = (0.025, 0.975)
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
+Metrics = Float[np.ndarray, "draw task metric"]
+"""The metrics of each task that is fitted to the same code: the probe's, the control task's."""
 
 
 class Report:
-    """Collects point estimates and bootstrap draws, cell by cell."""
+    """Collects scores and their intervals, cell by cell."""
 
     def __init__(self, sources: Mapping[str, Tables], metrics: Sequence[str]) -> None:
         trained = sources["probe"]
@@ -23,58 +24,56 @@ class Report:
         self.cells = cell_coordinates(trained.fit)
         self.sizes = tuple(len(values) for values in self.cells.values())
         self.penalty = np.zeros((len(self.controls), *self.sizes))
-        shape = (len(self.controls), len(self.splits), *self.sizes, len(self.metrics))
-        self._scores = np.zeros((len(_PARTS), *shape))
-        self._draws: dict[tuple[str, str, tuple[int, ...]], np.ndarray] = {}
+        shape = (len(self.splits), *self.sizes)
+        self._scores = np.zeros((3, len(self.controls), *shape, len(self.metrics)))
+        self._selectivity = np.zeros((3, *shape))
 
     def choose(self, control: str, place: tuple[int, ...], penalty: float) -> None:
         """Record the penalty that cross-validation chose."""
         self.penalty[(self.controls.index(control), *place)] = penalty
 
     def record(
-        self,
-        control: str,
-        split: str,
-        place: tuple[int, ...],
-        score: Float[np.ndarray, " metric"],
-        draws: Float[np.ndarray, "resample metric"],
+        self, tasks: Sequence[str], split: str, place: tuple[int, ...], scores: Interval
     ) -> None:
-        """Record the scores of one cell, of the whole split and of its resamples."""
-        at = (self.controls.index(control), self.splits.index(split), *place)
-        self._scores[(slice(None), *at)] = [score, *np.quantile(draws, _BOUNDS, axis=0)]
-        self._draws[control, split, place] = draws[:, 0]
+        """Record the scores [task, metric] of one cell, as `with_difference` leaves them."""
+        at = (self.splits.index(split), *place)
+        parts = np.stack(scores)
+        for row, task in enumerate(tasks):
+            self._scores[(slice(None), self.controls.index(task), *at)] = parts[:, row]
+        if len(tasks) > 1:
+            self._selectivity[(slice(None), *at)] = parts[:, -1, 0]
 
     def dataset(self, about: str) -> xr.Dataset:
-        """Scores and selectivity (in the first metric; probe and control resampled together)."""
-        selectivity = np.zeros((len(_PARTS), len(self.splits), *self.sizes))
-        selectivity[0] = self._scores[0, 0, ..., 0] - self._scores[0, 1, ..., 0]
-        for (control, split, place), draws in self._draws.items():
-            if control == "probe":
-                difference = draws - self._draws["shuffled", split, place]
-                at = (self.splits.index(split), *place)
-                selectivity[(slice(1, None), *at)] = np.quantile(difference, _BOUNDS)
+        """Scores, and selectivity in the first metric."""
         grid = tuple(self.cells)
-        result = xr.Dataset(
+        selective = f"{self.metrics[0]} of the probe minus that of the control task"
+        return xr.Dataset(
+            {
+                **interval_variables(
+                    "score",
+                    Interval(*self._scores),
+                    ("control", "split", *grid, "metric"),
+                    long_name=about,
+                ),
+                **interval_variables(
+                    "selectivity",
+                    Interval(*self._selectivity),
+                    ("split", *grid),
+                    long_name=selective,
+                ),
+            },
             coords={
                 "control": self.controls,
                 "split": self.splits,
                 **self.cells,
                 "metric": self.metrics,
-            }
+            },
         )
-        selective = f"{self.metrics[0]} of the probe minus that of the control task"
-        for part, (suffix, bound) in enumerate(_PARTS.items()):
-            result[f"score{suffix}"] = (
-                ("control", "split", *grid, "metric"),
-                self._scores[part],
-                {"long_name": f"{about}{bound}"},
-            )
-            result[f"selectivity{suffix}"] = (
-                ("split", *grid),
-                selectivity[part],
-                {"long_name": f"{selective}{bound}"},
-            )
-        return result
+
+
+def with_difference(scores: Metrics) -> Metrics:
+    """The scores of each task and, as one more task, those of the first minus the last."""
+    return np.concatenate([scores, scores[:, :1] - scores[:, -1:]], axis=1)
 
 
 def decoding_attrs(

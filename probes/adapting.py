@@ -1,6 +1,7 @@
 """How many labelled examples of an unseen task does it take to find its path?"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import bootstrap_weights, one_thread
 from probes.hooking import evaluating
+from probes.intervals import Interval, bootstrap, interval_variables
 from probes.oracle_paths import (
     BUDGET,
     MEMORY_LIMIT,
@@ -27,7 +28,6 @@ from probes.oracle_paths import (
     split_tasks,
     squared_error,
 )
-from probes.oracle_scores import PARTS
 
 
 def adapt_paths(
@@ -74,8 +74,9 @@ def adapt_paths(
           router's. NaN where routed - oracle is not positive.
 
         All but `adapted_repeat` with `_low` and `_high`: the 95% interval over scored examples and
-        repeats, which are resampled together (percentile bootstrap). That of `gap_closed` is NaN
-        where routed - oracle is not positive in every resample.
+        repeats, which are resampled together (percentile bootstrap); NaN of
+        `adapted` and `gap_closed` with a single repeat. That of `gap_closed` is also NaN where
+        routed - oracle is not positive in every resample.
 
     Raises:
         TypeError: `routed` or `task` does not hold whole numbers.
@@ -130,15 +131,26 @@ def _dataset(
     resamples: int,
     seed: int,
 ) -> xr.Dataset:
-    # The first row is the sample itself.
-    with one_thread():
-        scored = _with_resamples(len(losses), resamples, seed, "scored") @ losses
-    drawn = _with_resamples(repeats, resamples, seed, "repeats")
-    by_repeat = rearrange(scored[:, 2:], "draw (n repeat) -> draw n repeat", repeat=repeats)
-    adapted = einsum(by_repeat, drawn, "draw n repeat, draw repeat -> draw n")
-    routed, oracle = scored[:, 0], scored[:, 1]
-    gap = torch.where(routed > oracle, routed - oracle, torch.nan)
-    closed = (routed[:, None] - adapted) / gap[:, None]
+    examples = len(losses)
+
+    def means(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw choice"]:
+        return (weights / examples) @ losses.numpy()
+
+    def adapt(
+        weights: Float[np.ndarray, "draw example"], of_repeats: Float[np.ndarray, "draw repeat"]
+    ) -> Float[np.ndarray, "draw n score"]:
+        scored = means(weights)
+        by_repeat = rearrange(scored[:, 2:], "draw (n repeat) -> draw n repeat", repeat=repeats)
+        weighted = of_repeats / repeats
+        adapted = einsum(by_repeat, weighted, "draw n repeat, draw repeat -> draw n")
+        routed, oracle = scored[:, :1], scored[:, 1:2]
+        gap = np.where(routed > oracle, routed - oracle, np.nan)
+        return np.stack([adapted, (routed - adapted) / gap], axis=2)
+
+    interval_of = partial(bootstrap, resamples=resamples, seed=seed)
+    kept = interval_of(means, (examples,))
+    # Only what closes a gap is ever undefined.
+    adapted = interval_of(adapt, (examples, repeats), skipna=False)
     result = xr.Dataset(
         coords={"examples": wanted},
         attrs={
@@ -151,26 +163,19 @@ def _dataset(
     )
     result["examples"].attrs["long_name"] = "labelled examples of a task"
     rows = {
-        "adapted": (adapted, "mean loss of the adapted paths"),
-        "routed": (routed, "mean loss of the router's path"),
-        "oracle": (oracle, "mean loss of the tasks' best paths"),
-        "gap_closed": (closed, "share of the gap between router and oracle that is closed"),
+        "adapted": (adapted, 0, "mean loss of the adapted paths"),
+        "routed": (kept, 0, "mean loss of the router's path"),
+        "oracle": (kept, 1, "mean loss of the tasks' best paths"),
+        "gap_closed": (adapted, 1, "share of the gap between router and oracle that is closed"),
     }
-    for name, (draws, about) in rows.items():
-        dims = ("examples",) if draws.ndim == 2 else ()
-        bounds = np.quantile(draws[1:].numpy(), (0.025, 0.975), axis=0)
-        values = (draws[0].numpy(), *bounds)
-        for (suffix, bound), value in zip(PARTS.items(), values, strict=True):
-            result[f"{name}{suffix}"] = (dims, value, {"long_name": f"{about}{bound}"})
+    for name, (interval, column, about) in rows.items():
+        dims = ("examples",) if interval is adapted else ()
+        part = Interval(*(values[..., column] for values in interval))
+        result.update(interval_variables(name, part, dims, long_name=about))
+    by_repeat = kept.estimate[2:].reshape(len(wanted), repeats)
     result["adapted_repeat"] = (
         ("examples", "repeat"),
-        by_repeat[0].numpy(),
+        by_repeat,
         {"long_name": "mean loss of the adapted paths in each repeat"},
     )
     return result
-
-
-def _with_resamples(count: int, resamples: int, seed: int, name: str) -> Float[Tensor, "draw one"]:
-    """The mean's weights, first the sample's own, then those of resamples."""
-    drawn = bootstrap_weights(count, resamples, seed, name).double()
-    return torch.cat([torch.ones(1, count, dtype=torch.double), drawn]) / count

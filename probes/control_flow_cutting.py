@@ -10,11 +10,11 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
-from transformer_lens.utilities.statistics import success_rate_ci
 
 from probes._inputs import check_answer, count_examples, parts, take_examples
 from probes.control_flow_graphs import NO_HEAD, column_numbers, newest_update
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
+from probes.intervals import exact_rates, interval_variables
 
 NODE_CONDITIONS = ("node on the path", "node off the path", "no node")
 EDGE_CONDITIONS = ("edge on the path", "edge off the path", "no edge")
@@ -293,12 +293,6 @@ def _dataset(
     lasting: bool,
     seed: int,
 ) -> xr.Dataset:
-    rates = np.full((3, *hits.shape[:2]), np.nan)
-    for place in np.ndindex(hits.shape[:2]):
-        tried = hits[place][hits[place] >= 0]
-        if len(tried):
-            interval = success_rate_ci(tried.tolist())
-            rates[:, *place] = interval.point_estimate, interval.ci_low, interval.ci_high
     pairs = ("condition", "outcome")
     about = "share of examples whose answer changes"
     index = np.stack(
@@ -312,9 +306,7 @@ def _dataset(
     result = xr.Dataset(
         {
             "hit": ((*pairs, "example"), hits, {"long_name": "the cut has the outcome"}),
-            "rate": (pairs, rates[0], {"long_name": about}),
-            "rate_low": (pairs, rates[1], {"long_name": f"{about}, lower 95% bound"}),
-            "rate_high": (pairs, rates[2], {"long_name": f"{about}, upper 95% bound"}),
+            **interval_variables("rate", exact_rates(hits), pairs, long_name=about),
             "trials": (
                 pairs,
                 (hits >= 0).sum(axis=2),

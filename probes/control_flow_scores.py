@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import ALL, bootstrap_weights
+from probes._cells import ALL
 from probes.control_flow_graphs import collapse_columns, column_numbers, group_numbers, ordered
 from probes.control_flow_metrics import (
     METRICS,
@@ -20,9 +19,7 @@ from probes.control_flow_metrics import (
     last_updates,
     score_examples,
 )
-
-_BOUNDS = (0.025, 0.975)
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
+from probes.intervals import Interval, bootstrap_ratio, interval_variables
 
 
 def score_control_flow(
@@ -95,7 +92,7 @@ def score_control_flow(
         (strings, last "all"), `metric`.
 
         - `score, score_low, score_high` [control, *by, metric]: mean over the examples where it is
-          defined, and its percentile bootstrap 95% interval over examples.
+          defined, and its percentile bootstrap 95% interval over examples (NaN for one example).
         - `above_chance, above_chance_low, above_chance_high` [*by, metric]: trained minus
           shuffled, resampled together, over the examples where both are defined.
         - `examples` [control, *by, metric]: how many are behind a score.
@@ -262,7 +259,7 @@ def _summarise(
     result: xr.Dataset, truth: xr.Dataset, by: Sequence[str], *, resamples: int, seed: int
 ) -> xr.Dataset:
     """Means with intervals, over all examples and by the values of the variables in `by`."""
-    scores = torch.from_numpy(result["example_score"].to_numpy())
+    scores = result["example_score"].to_numpy()
     examples = scores.shape[2]
     labels: dict[str, np.ndarray] = {}
     for name in by:
@@ -283,34 +280,26 @@ def _summarise(
     count = np.zeros(shape, dtype=np.int64)
     for place in product(*map(range, sizes)):
         chosen = np.ones(examples, dtype=bool)
-        cell = []
         for at, name in zip(place, values, strict=True):
             if at < len(values[name]):
                 chosen &= labels[name] == values[name][at]
-            cell.append(str(values[name][at]) if at < len(values[name]) else ALL)
         if not chosen.any():
             continue
-        inside = scores[:, :, torch.from_numpy(chosen)]
-        weights = bootstrap_weights(inside.shape[2], resamples, seed, " ".join(cell)).double()
-        score[:, :, *place], counted = _interval(inside, weights)
-        count[:, *place] = counted
-        above[:, *place], _ = _interval(inside[0] - inside[1], weights)
+        inside = scores[:, :, chosen]
+        count[:, *place] = np.isfinite(inside).sum(axis=-1)
+        score[:, :, *place] = _interval(inside, resamples, seed)
+        above[:, *place] = _interval(inside[0] - inside[1], resamples, seed)
     grid = tuple(by)
     result = result.assign_coords({name: [*map(str, known), ALL] for name, known in values.items()})
     for name in by:
         result[name].attrs["long_name"] = f"{name} of the example"
         result[f"example_{name}"] = truth[name].assign_attrs(long_name=f"{name} of the example")
-    for part, (suffix, bound) in enumerate(_PARTS.items()):
-        result[f"score{suffix}"] = (
-            ("control", *grid, "metric"),
-            score[part],
-            {"long_name": f"mean score{bound}"},
-        )
-        result[f"above_chance{suffix}"] = (
-            (*grid, "metric"),
-            above[part],
-            {"long_name": f"mean score minus that of shuffled columns{bound}"},
-        )
+    dims = (*grid, "metric")
+    about = "mean score minus that of shuffled columns"
+    result.update(
+        interval_variables("score", Interval(*score), ("control", *dims), long_name="mean score")
+        | interval_variables("above_chance", Interval(*above), dims, long_name=about)
+    )
     result["examples"] = (
         ("control", *grid, "metric"),
         count,
@@ -320,14 +309,10 @@ def _summarise(
 
 
 def _interval(
-    values: Float[torch.Tensor, "... example"], weights: Float[torch.Tensor, "resample example"]
-) -> tuple[Float[np.ndarray, "part ..."], Int[np.ndarray, "..."]]:
-    """The mean over defined values and its bootstrap bounds, and how many are defined."""
-    defined = values.isfinite()
-    filled = values.nan_to_num(nan=0.0)
-    count = defined.sum(dim=-1)
-    # 0 / 0 is NaN: no score where no example has one.
-    mean = filled.sum(dim=-1) / count
-    draws = (filled @ weights.T) / (defined.double() @ weights.T)
-    bounds = torch.nanquantile(draws, torch.tensor(_BOUNDS, dtype=draws.dtype), dim=-1)
-    return torch.cat([mean[None], bounds]).numpy(), count.numpy()
+    values: Float[np.ndarray, "... example"], resamples: int, seed: int
+) -> Float[np.ndarray, "part ..."]:
+    """The mean over defined values, and its interval."""
+    of_examples = np.moveaxis(values, -1, 0)
+    defined = np.isfinite(of_examples)
+    filled = np.where(defined, of_examples, 0.0)
+    return np.stack(bootstrap_ratio(filled, defined, resamples=resamples, seed=seed))

@@ -15,7 +15,6 @@ from probes._cells import (
     Split,
     Table,
     Tables,
-    bootstrap_weights,
     check_numbers,
     fold_of_samples,
     grid_of,
@@ -24,7 +23,8 @@ from probes._cells import (
     standardise,
 )
 from probes._logistic import fit_logistic_cv
-from probes._report import Report, decoding_attrs
+from probes._report import Report, decoding_attrs, with_difference
+from probes.intervals import Interval, bootstrap
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
 
@@ -121,10 +121,6 @@ def decode(
             if source == "probe":
                 tasks["shuffled"] = _control_labels(tables, labels, seed)
             fold = fold_of_samples(tables.fit, folds, seed)
-            weights = {
-                split: bootstrap_weights(table.examples, resamples, seed, split)
-                for split, table in tables.tests.items()
-            }
             for cell, place in grid_of(tables.fit):
                 here, *elsewhere = standardise(*(table.features(cell) for table in tables.every))
                 fitted_labels = torch.stack([known[0] for known in tasks.values()])
@@ -136,14 +132,16 @@ def decode(
                     report.choose(task, place, penalty)
                 for s, (split, table) in enumerate(tables.tests.items()):
                     predicted = model.predict(elsewhere[s])
-                    for (task, known), found in zip(tasks.items(), predicted, strict=True):
-                        counts = _example_confusions(table, known[s + 1], found, n)
-                        total = counts.sum(dim=0)
-                        draws = (weights[split] @ counts.flatten(1)).view(-1, n, n)
-                        score = _metrics(total[None])[0]
-                        report.record(task, split, place, score, _metrics(draws))
-                        if task == "probe":
-                            confusion[(s, *place)] = total.numpy()
+                    counts = torch.stack(
+                        [
+                            _example_confusions(table, known[s + 1], found, n)
+                            for known, found in zip(tasks.values(), predicted, strict=True)
+                        ],
+                        dim=1,
+                    )
+                    report.record([*tasks], split, place, _scores(counts, resamples, seed))
+                    if source == "probe":
+                        confusion[(s, *place)] = counts[:, 0].sum(dim=0).numpy()
 
     about = f"score of decoding {label} from {code}"
     result = report.dataset(about)
@@ -212,16 +210,32 @@ def _example_confusions(
 ) -> Float[Tensor, "example true predicted"]:
     cell = (torch.from_numpy(table.example) * classes + truth) * classes + predicted
     counts = torch.bincount(cell, minlength=table.examples * classes**2)
-    return counts.view(table.examples, classes, classes).float()
+    return counts.view(table.examples, classes, classes).double()
 
 
-def _metrics(confusion: Float[Tensor, "draw true predicted"]) -> Float[np.ndarray, "draw metric"]:
+def _scores(
+    counts: Float[Tensor, "example task true predicted"], resamples: int, seed: int
+) -> Interval:
+    """METRICS [task, metric] of the examples' confusions, with their difference as a last task."""
+    examples, *shape = counts.shape
+    flat = counts.flatten(1)
+
+    def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
+        confusion = (torch.from_numpy(weights) @ flat).view(-1, *shape)
+        return with_difference(_metrics(confusion))
+
+    return bootstrap(statistic, (examples,), resamples=resamples, seed=seed)
+
+
+def _metrics(
+    confusion: Float[Tensor, "*rest true predicted"],
+) -> Float[np.ndarray, "*rest metric"]:
     """METRICS of confusion matrices; classes that do not occur do not count in the means."""
     confusion = confusion.double()
-    right = confusion.diagonal(dim1=1, dim2=2)
-    true, guessed = confusion.sum(dim=2), confusion.sum(dim=1)
-    accuracy = right.sum(dim=1) / confusion.sum(dim=(1, 2))
-    balanced = (right / true.clamp(min=1)).sum(dim=1) / (true > 0).sum(dim=1)
+    right = confusion.diagonal(dim1=-2, dim2=-1)
+    true, guessed = confusion.sum(dim=-1), confusion.sum(dim=-2)
+    accuracy = right.sum(dim=-1) / confusion.sum(dim=(-2, -1))
+    balanced = (right / true.clamp(min=1)).sum(dim=-1) / (true > 0).sum(dim=-1)
     both = true + guessed
-    f1 = (2 * right / both.clamp(min=1)).sum(dim=1) / (both > 0).sum(dim=1)
-    return torch.stack([accuracy, balanced, f1], dim=1).numpy()
+    f1 = (2 * right / both.clamp(min=1)).sum(dim=-1) / (both > 0).sum(dim=-1)
+    return torch.stack([accuracy, balanced, f1], dim=-1).numpy()

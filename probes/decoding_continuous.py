@@ -12,7 +12,6 @@ from probes._cells import (
     Layout,
     Split,
     Table,
-    bootstrap_weights,
     check_numbers,
     fold_of_samples,
     grid_of,
@@ -20,7 +19,8 @@ from probes._cells import (
     read_sources,
     standardise,
 )
-from probes._report import Report, decoding_attrs
+from probes._report import Report, decoding_attrs, with_difference
+from probes.intervals import Interval, bootstrap
 
 
 def decode_continuous(
@@ -81,21 +81,20 @@ def decode_continuous(
                     one[torch.randperm(len(one), generator=generator).numpy()] for one in labels
                 ]
             fold = fold_of_samples(tables.fit, folds, seed).numpy()
-            weights = {
-                split: bootstrap_weights(table.examples, resamples, seed, split).numpy()
-                for split, table in tables.tests.items()
-            }
             for cell, place in grid_of(tables.fit):
                 features = standardise(*(table.features(cell) for table in tables.every))
                 here, *elsewhere = (part.numpy() for part in features)
-                for task, (y, *known) in tasks.items():
-                    alpha = _choose_alpha(here, y, fold, sorted(penalties))
+                alphas = [
+                    _choose_alpha(here, y, fold, sorted(penalties)) for y, *_ in tasks.values()
+                ]
+                for task, alpha in zip(tasks, alphas, strict=True):
                     report.choose(task, place, alpha)
-                    for s, (split, table) in enumerate(tables.tests.items()):
-                        error = _predict(here, y, elsewhere[s], [alpha])[0] - known[s]
-                        score = _r2(np.ones((1, table.examples)), table, known[s], error)
-                        draws = _r2(weights[split], table, known[s], error)
-                        report.record(task, split, place, score, draws[:, None])
+                for s, (split, table) in enumerate(tables.tests.items()):
+                    sums = [
+                        _sums(table, known[s], _predict(here, y, elsewhere[s], [alpha])[0])
+                        for (y, *known), alpha in zip(tasks.values(), alphas, strict=True)
+                    ]
+                    report.record([*tasks], split, place, _scores(sums, resamples, seed))
     about = f"R^2 of decoding {label} from {code}"
     result = report.dataset(about)
     result["alpha"] = (
@@ -142,14 +141,37 @@ def _choose_alpha(
     return float(penalties[len(errors) - 1 - int(errors[::-1].argmin())])
 
 
-def _r2(weights: np.ndarray, table: Table, known: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """R^2 for each row of example weights; NaN where a resample does not vary."""
+_Sums = tuple[Float[np.ndarray, " example"], ...]
+"""Of each example: samples, deviations of the truth, their squares, squared errors."""
 
-    def per_example(values: np.ndarray) -> np.ndarray:
-        return np.bincount(table.example, weights=values, minlength=table.examples)
 
-    count = weights @ per_example(np.ones_like(known))
+def _sums(
+    table: Table, known: Float[np.ndarray, " sample"], fitted: Float[np.ndarray, " sample"]
+) -> _Sums:
     # Centred on the whole split first, which keeps the difference of squares exact enough
     centred = known - known.mean()
-    total = weights @ per_example(centred**2) - (weights @ per_example(centred)) ** 2 / count
-    return 1 - (weights @ per_example(error**2)) / np.where(total > 0, total, np.nan)
+    values = (np.ones_like(known), centred, centred**2, (fitted - known) ** 2)
+    return tuple(
+        np.bincount(table.example, weights=value, minlength=table.examples) for value in values
+    )
+
+
+def _scores(sums: Sequence[_Sums], resamples: int, seed: int) -> Interval:
+    """R^2 [task, metric] of each task, with their difference as a last task."""
+
+    def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
+        r2 = np.stack([_r2(*(weights @ part for part in parts)) for parts in sums], axis=1)
+        return with_difference(r2[..., None])
+
+    return bootstrap(statistic, (len(sums[0][0]),), resamples=resamples, seed=seed)
+
+
+def _r2(
+    count: Float[np.ndarray, " draw"],
+    deviation: Float[np.ndarray, " draw"],
+    square: Float[np.ndarray, " draw"],
+    error: Float[np.ndarray, " draw"],
+) -> Float[np.ndarray, " draw"]:
+    """R^2 of each resample; NaN where the truth does not vary in it."""
+    total = square - deviation**2 / count
+    return 1 - error / np.where(total > 0, total, np.nan)

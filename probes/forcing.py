@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import bootstrap_weights
 from probes._inputs import count_examples, parts, take_examples
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
+from probes.intervals import bootstrap_ratio, interval_variables
 
 CONDITIONS = ("none", "true", "random", "hardened")
 FAMILIAR = "familiar"
-
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
-_BOUNDS = (0.025, 0.975)
 
 
 def force_pairing(
@@ -270,12 +268,10 @@ def _dataset(
     resamples: int,
     seed: int,
 ) -> xr.Dataset:
-    examples = errors.shape[1]
-    drawn = bootstrap_weights(examples, resamples, seed, "forcing").double()
-    # The first draw is the sample itself.
-    means = torch.cat([torch.ones(1, examples).double(), drawn]) @ errors.T / examples
-    before = means[:, :1]
-    removed = torch.where(before > 0, 1 - means / before, torch.nan)
+    each = errors.numpy().T
+    ratio = partial(bootstrap_ratio, resamples=resamples, seed=seed)
+    mean = ratio(each)
+    removed = ratio(each, each[:, :1], transform=lambda left: 1 - left)
     result = xr.Dataset(
         {"error": (("condition", "example"), errors.numpy(), {"long_name": "error"})},
         coords={"condition": list(conditions)},
@@ -286,17 +282,9 @@ def _dataset(
         },
     )
     result["condition"].attrs["long_name"] = "what the value scores are set to"
-    about = {
-        "mean_error": (means, "mean error"),
-        "removed": (removed, "share of the error that is removed"),
-    }
-    quantiles = torch.tensor(_BOUNDS, dtype=torch.double)
-    for name, (draws, text) in about.items():
-        bounds = [draws[0], *draws[1:].nanquantile(quantiles, dim=0)]
-        for (suffix, bound), values in zip(_PARTS.items(), bounds, strict=True):
-            result[f"{name}{suffix}"] = (
-                "condition",
-                values.numpy(),
-                {"long_name": f"{text}{bound}"},
-            )
-    return result
+    return result.assign(
+        interval_variables("mean_error", mean, "condition", long_name="mean error")
+        | interval_variables(
+            "removed", removed, "condition", long_name="share of the error that is removed"
+        )
+    )

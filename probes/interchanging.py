@@ -8,10 +8,10 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
-from transformer_lens.utilities.statistics import success_rate_ci
 
 from probes._inputs import check_answer, count_examples, parts, take_examples
 from probes.hooking import HookedModel, Inputs, call, check_model, evaluating, resolve_hooks
+from probes.intervals import exact_rates, interval_variables
 
 NO_SITE = "none"
 
@@ -88,16 +88,12 @@ def interchange(
 
     joined = {site: torch.cat(chunks) for site, chunks in answers.items()}
     hits = np.stack([_hits(answered, outcomes) for answered in joined.values()])
-    intervals = [[success_rate_ci(row.tolist()) for row in site] for site in hits]
-    bounds = np.array([[(i.point_estimate, i.ci_low, i.ci_high) for i in row] for row in intervals])
     pairs = ("site", "outcome")
     about = "share of answers equal to the outcome"
     return xr.Dataset(
         {
             "hit": ((*pairs, "example"), hits, {"long_name": "the answer is the outcome"}),
-            "rate": (pairs, bounds[..., 0], {"long_name": about}),
-            "rate_low": (pairs, bounds[..., 1], {"long_name": f"{about}, lower 95% bound"}),
-            "rate_high": (pairs, bounds[..., 2], {"long_name": f"{about}, upper 95% bound"}),
+            **interval_variables("rate", exact_rates(hits), pairs, long_name=about),
         },
         coords={"site": list(joined), "outcome": list(outcomes)},
         attrs={"examples": examples, "interval": "exact 95% (Clopper-Pearson) over examples"},

@@ -8,8 +8,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from probes._cells import bootstrap_weights, one_thread
 from probes.hooking import evaluating
+from probes.intervals import Interval, bootstrap_ratio, interval_variables
 from probes.oracle_paths import (
     BUDGET,
     MEMORY_LIMIT,
@@ -28,9 +28,6 @@ from probes.oracle_paths import (
 )
 
 PATHS = ("sample", "task", "routed", "mean")
-
-PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
-"""Suffixes of the names of variables, and of their long names."""
 
 
 def score_paths(
@@ -97,8 +94,7 @@ def score_paths(
             tasks = split_tasks(task, len(inputs), seed, inputs.device)
             scores.append([_score(problem, halves) for halves in tasks])
     values = torch.stack([torch.cat([one.values for one in each]) for each in scores])
-    bounds = _bounds(values, resamples, seed)
-    summary = torch.cat([values.mean(dim=1, keepdim=True).transpose(0, 1), bounds])
+    summary = bootstrap_ratio(values.transpose(0, 1).numpy(), resamples=resamples, seed=seed)
     result = xr.Dataset(
         coords={
             "control": ["trained", "untrained"],
@@ -113,11 +109,10 @@ def score_paths(
         },
     )
     about = {"loss": ("path", "mean loss"), "regret": ("layer", "mean regret of the router")}
-    split = (len(PATHS), model.n_layers)
-    for (name, (dim, text)), part in zip(about.items(), summary.split(split, dim=2), strict=True):
-        for (suffix, bound), array in zip(PARTS.items(), part, strict=True):
-            about_it = {"long_name": f"{text}{bound}"}
-            result[f"{name}{suffix}"] = (("control", dim), array.numpy(), about_it)
+    parts = [np.split(values, [len(PATHS)], axis=1) for values in summary]
+    for (name, (dim, text)), part in zip(about.items(), zip(*parts, strict=True), strict=True):
+        of_part = interval_variables(name, Interval(*part), ("control", dim), long_name=text)
+        result.update(of_part)
     by_task = [[one.values[:, : len(PATHS)].mean(dim=0) for one in each] for each in scores]
     result["task_loss"] = (
         ("control", "path", "task"),
@@ -151,14 +146,3 @@ def _score(problem: PathProblem, halves: Halves) -> _TaskScores:
     values = torch.cat([*losses, seen.completed.diff(dim=1)], dim=1)
     path = paths_of(chosen[0], problem.n_layers, problem.n_modules)
     return _TaskScores(values.cpu(), path.cpu())
-
-
-def _bounds(
-    values: Float[Tensor, "control example score"], resamples: int, seed: int
-) -> Float[Tensor, "bound control score"]:
-    """The 95% interval of the means; all controls and scores are resampled together."""
-    examples = values.shape[1]
-    weights = bootstrap_weights(examples, resamples, seed, "scored").double()
-    with one_thread():
-        draws = weights @ values / examples
-    return draws.quantile(torch.tensor([0.025, 0.975], dtype=torch.double), dim=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import bootstrap_weights
+from probes.intervals import Interval, bootstrap_ratio, interval_variables
 from probes.specialization import POOLED, score_specialization
 
 EVERY = "all"
@@ -21,8 +22,6 @@ _SCORES = (
     "normalised_mutual_information",
     "adjusted_mutual_information",
 )
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
-_BOUNDS = (0.025, 0.975)
 _DIMS = ("example", "pos", "search", "retrieval")
 _PATTERN_DIMS = ("example", "search", "query_pos", "key_pos")
 # Rows of bfloat16 probabilities sum to 1 within 0.004.
@@ -92,7 +91,8 @@ def score_pairing(
           search without a counterpart. The control keeps the search's counterpart.
         - `pairing` [group, model_search, model_retrieval]: mean value score, whatever the truth.
         - `entropy`, with `_low` and `_high` [group, model_search]: mean entropy of the value scores
-          of a token / log R, 0 (hard) to 1 (even); NaN for a single retrieval.
+          of a token / log R, 0 (hard) to 1 (even); NaN for a single retrieval. Interval as for
+          `agreement`.
 
     Raises:
         TypeError: `truth` or `winner` that are not whole numbers.
@@ -118,25 +118,23 @@ def score_pairing(
     for name, rows in scored.items():
         if (tokens.truth[rows] < 0).all():
             raise ValueError(f"truth must be known in both halves of each group, not of {name!r}")
-    weights = {
-        name: bootstrap_weights(len(rows), resamples, seed, f"pairing {name}").double().numpy()
-        for name, rows in scored.items()
-    }
-    agreement = np.array(
-        [
-            [
-                [
-                    _bounds(*tokens.agreed(one, rows, truths[control]), weights[name])
-                    for name, rows in scored.items()
-                ]
-                for one in assignments
-            ]
+    ratio = partial(bootstrap_ratio, resamples=resamples, seed=seed)
+    agreement, entropy = [], []
+    for rows in scored.values():
+        found = [
+            tokens.agreed(one, rows, truths[control])
             for control, assignments in fitted.items()
+            for one in assignments
         ]
-    )
+        right, known = (np.stack(values, axis=1) for values in zip(*found, strict=True))
+        agreement.append(ratio(right, known))
+        entropy.append(ratio(*tokens.entropy(rows)))
+    # As [end, control, fitted, group, search] and [end, group, model search].
+    agreement = np.stack(agreement, axis=-2)
+    agreement = agreement.reshape(3, len(truths), len(names), *agreement.shape[2:])
+    entropy = np.stack(entropy, axis=1)
     observed = fitted["observed"]
     chance = [[tokens.chance(one, rows) for rows in scored.values()] for one in observed]
-    entropy = np.array([_bounds(*tokens.entropy(rows), weights[n]) for n, rows in scored.items()])
     used = [tokens.used(rows) for rows in scored.values()]
     searches, retrievals = tokens.truth.shape[2], tokens.true_retrievals
     result = xr.Dataset(
@@ -178,20 +176,24 @@ def score_pairing(
         attrs={
             "long_name": "pairing of searches and retrievals",
             "seed": seed,
-            "interval": f"bootstrap over examples, 95%, {resamples} resamples",
+            "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples; of "
+            "specialization and its like: basic bootstrap",
         },
     )
-    for part, (suffix, bound) in enumerate(_PARTS.items()):
-        result[f"agreement{suffix}"] = _variable(
+    result.update(
+        interval_variables(
+            "agreement",
+            Interval(*agreement),
             ("control", "fitted", "group", "search"),
-            agreement[..., part, :],
-            f"share of choices that agree with the assignment{bound}",
+            long_name="share of choices that agree with the assignment",
         )
-        result[f"entropy{suffix}"] = _variable(
+        | interval_variables(
+            "entropy",
+            Interval(*entropy),
             ("group", "model_search"),
-            entropy[:, part],
-            f"mean entropy of a token's value scores / log R{bound}",
+            long_name="mean entropy of a token's value scores / log R",
         )
+    )
     special = [
         tokens.specialization(one, rows, resamples, seed)
         for one, rows in zip(observed, scored.values(), strict=True)
@@ -318,7 +320,9 @@ class _Tokens:
             resamples=resamples,
             seed=seed,
         )
-        kept = found[["activation", *(f"{score}{part}" for score in _SCORES for part in _PARTS)]]
+        kept = found[
+            [str(name) for name in found if str(name).startswith(("activation", *_SCORES))]
+        ]
         every = [*map(str, range(self.truth.shape[2])), POOLED]
         names = {"layer": "search", "operation": "true_retrieval", "module": "model_retrieval"}
         return kept.reindex(layer=every).rename(names)
@@ -359,20 +363,6 @@ def _attained(table: Int[np.ndarray, "row column"]) -> int:
 
 def _with_sum(values: Float[np.ndarray, "*rest search"]) -> Float[np.ndarray, "*rest search_1"]:
     return np.concatenate([values, values.sum(-1, keepdims=True)], -1)
-
-
-def _bounds(
-    part: Float[np.ndarray, "example score"],
-    whole: Float[np.ndarray, "example #score"],
-    weights: Float[np.ndarray, "resample example"],
-) -> Float[np.ndarray, "bound score"]:
-    """The ratio of the sums, and its 95% interval over examples."""
-    # 0 / 0 is NaN: nothing to say where nothing is seen.
-    with np.errstate(invalid="ignore"):
-        ratio = part.sum(0) / whole.sum(0)
-        draws = torch.from_numpy((weights @ part) / (weights @ whole))
-    quantiles = torch.nanquantile(draws, torch.tensor(_BOUNDS, dtype=draws.dtype), dim=0)
-    return np.stack([ratio, *quantiles.numpy()])
 
 
 def _variable(dims: Sequence[str], values: object, about: str) -> xr.Variable:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,13 +10,11 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import bootstrap_weights
+from probes.intervals import Interval, bootstrap, bootstrap_ratio, interval_variables
 
 SHARES = ("subtracted", "partly_subtracted", "deleted", "partly_added", "added")
 SIGNS = (-1, 0, 1)
 
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
-_BOUNDS = (0.025, 0.975)
 _PAIRS = ("example", "query_pos", "key_pos")
 
 
@@ -102,27 +101,27 @@ def score_signedness(
     share = found * np.where(np.abs(weights) >= near_one, 2, 1)
     counts = np.stack([((share == kind) & seen).sum((2, 3)) for kind in range(-2, 3)], -1)
 
-    draws = bootstrap_weights(table.examples, resamples, seed, "signedness").double().numpy()
+    ratio = partial(bootstrap_ratio, resamples=resamples, seed=seed)
     result = table.dataset("signs of a pattern", seed, resamples)
     result.coords["kind"] = list(SHARES)
     pairs = seen.sum((2, 3))[..., None]
     about = "share of the pairs of query and key"
-    table.put(result, "share", _bounds(counts, pairs, draws), about, "kind")
+    table.put(result, "share", ratio(counts, pairs), about, "kind")
     _put_distribution(result, table, -limit, limit, bins)
 
     asked = seen.any(3)
-    queries = asked.sum(2)[..., None]
+    queries = asked.sum(2)
     for name, way in (("added", 1), ("subtracted", -1)):
         part = np.where(seen, np.maximum(way * weights, 0), 0)
-        number = ((found == way) & seen).sum((2, 3))[..., None]
+        number = ((found == way) & seen).sum((2, 3))
         about = f"tokens {name} per query"
-        table.put(result, name, _bounds(number, queries, draws)[..., 0], about)
+        table.put(result, name, ratio(number, queries), about)
         square = np.square(part).sum(3)
         effective = np.divide(
             np.square(part.sum(3)), square, out=np.zeros_like(square), where=square > 0
         )
-        bounds = _bounds(effective.sum(2)[..., None], queries, draws)[..., 0]
-        table.put(result, f"effective_{name}", bounds, f"effective number of {about}")
+        mean = ratio(effective.sum(2), queries)
+        table.put(result, f"effective_{name}", mean, f"effective number of {about}")
     if sign is not None:
         _put_agreement(result, table, found, _planted(sign, table), resamples, seed)
     return result
@@ -169,11 +168,10 @@ def score_saturation(
     table = _read("values", values, valid, bins, resamples)
     sides = np.stack([table.values <= low, table.values >= high], -1) & table.valid[..., None]
     pairs = table.valid.sum((2, 3))[..., None]
-    draws = bootstrap_weights(table.examples, resamples, seed, "signedness").double().numpy()
     result = table.dataset("saturation", seed, resamples)
     result.coords["side"] = ["low", "high"]
-    bounds = _bounds(sides.sum((2, 3)), pairs, draws)
-    table.put(result, "saturated", bounds, "share of the pairs that are saturated", "side")
+    share = bootstrap_ratio(sides.sum((2, 3)), pairs, resamples=resamples, seed=seed)
+    table.put(result, "saturated", share, "share of the pairs that are saturated", "side")
     known = table.values[np.broadcast_to(table.valid, table.values.shape)]
     start = min(low, known.min(initial=low))
     _put_distribution(result, table, start, max(high, known.max(initial=high)), bins)
@@ -219,15 +217,16 @@ class _Table:
         self,
         result: xr.Dataset,
         name: str,
-        bounds: Float[np.ndarray, "bound ..."],
+        interval: Interval,
         about: str,
         *after: str,
         before: Sequence[str] = (),
     ) -> None:
-        """A score with its bounds."""
-        for number, (suffix, bound) in enumerate(_PARTS.items()):
-            made = self.variable(bounds[number], f"{about}{bound}", before, *after)
-            result[f"{name}{suffix}"] = made
+        """A score with its interval."""
+        parts = [self.variable(values, about, before, *after) for values in interval]
+        shaped = Interval(*(part.to_numpy() for part in parts))
+        dims = tuple(map(str, parts[0].dims))
+        result.update(interval_variables(name, shaped, dims, long_name=about))
 
 
 def _put_distribution(
@@ -261,8 +260,6 @@ def _put_agreement(
     known = planted[table.valid]
     order = torch.randperm(len(known), generator=derive_generator(seed, "signs"))
     dealt[table.valid] = known[order.numpy()]
-    scored = table.examples // 2
-    draws = bootstrap_weights(scored, resamples, seed, "signs").double().numpy()
     parts: dict[str, list[np.ndarray]] = {}
     for truth in (planted, dealt):
         counts = _confusion(found, truth, table.valid)
@@ -270,16 +267,14 @@ def _put_agreement(
         turned = _balanced(fitted[..., ::-1]) > _balanced(fitted)
         tested = np.where(turned[:, None, None], counts[..., ::-1], counts)[halves[1]]
         total = tested.sum(0)
-        drawn = np.einsum("re,ecsf->rcsf", draws, tested.astype(float))
+        of_signs = _score_signs(tested.astype(float), resamples, seed)
         one = {"turned": turned.astype(np.int8)}
         with np.errstate(invalid="ignore"):
             one["confusion"] = total / total.sum(2, keepdims=True)
-            for name, score in (("accuracy", _accuracy), ("balanced_accuracy", _balanced)):
-                bounds = np.nanquantile(score(drawn), _BOUNDS, axis=0)
-                one[name] = np.stack([score(total), *bounds])
             every = total.sum((1, 2))
             one["chance"] = (total.sum(1) * total.sum(2)).sum(1) / every**2
         one["balanced_chance"] = 1 / (total.sum(2) > 0).sum(1)
+        one["accuracy"], one["balanced_accuracy"] = np.moveaxis(np.stack(of_signs), -1, 0)
         for name, value in one.items():
             parts.setdefault(name, []).append(value)
     result.coords["control"] = ["observed", "shuffled"]
@@ -292,8 +287,8 @@ def _put_agreement(
         ("accuracy", "share of the pairs with the planted sign"),
         ("balanced_accuracy", "mean over planted signs of the share with that sign"),
     ):
-        bounds = both[name].transpose(1, 0, 2)
-        table.put(result, name, bounds, about, before=("control",))
+        interval = Interval(*both[name].transpose(1, 0, 2))
+        table.put(result, name, interval, about, before=("control",))
     for name, about in (
         ("chance", "accuracy of independent signs"),
         ("balanced_chance", "balanced accuracy of independent signs"),
@@ -315,6 +310,20 @@ def _confusion(
     return counts
 
 
+def _score_signs(
+    counts: Float[np.ndarray, "example cell sign found"], resamples: int, seed: int
+) -> Interval:
+    """Accuracy and balanced accuracy [cell, score], with their intervals."""
+    examples, *shape = counts.shape
+    flat = counts.reshape(examples, -1)
+
+    def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
+        total = (weights @ flat).reshape(-1, *shape)
+        return np.stack([_accuracy(total), _balanced(total)], -1)
+
+    return bootstrap(statistic, (examples,), resamples=resamples, seed=seed)
+
+
 def _accuracy(counts: Float[np.ndarray, "... sign found"]) -> Float[np.ndarray, "..."]:
     return np.trace(counts, axis1=-2, axis2=-1) / counts.sum((-2, -1))
 
@@ -324,18 +333,6 @@ def _balanced(counts: Float[np.ndarray, "... sign found"]) -> Float[np.ndarray, 
     right = np.diagonal(counts, axis1=-2, axis2=-1)
     rates = np.divide(right, planted, out=np.zeros(planted.shape), where=planted > 0)
     return rates.sum(-1) / np.maximum((planted > 0).sum(-1), 1)
-
-
-def _bounds(
-    part: Float[np.ndarray, "example cell score"],
-    whole: Float[np.ndarray, "example 1 1"],
-    draws: Float[np.ndarray, "resample example"],
-) -> Float[np.ndarray, "bound cell score"]:
-    """The ratio of the sums, and its 95% interval over examples."""
-    # A resample in which nothing is valid says nothing.
-    with np.errstate(invalid="ignore"):
-        drawn = np.tensordot(draws, part, 1) / np.tensordot(draws, whole, 1)
-    return np.stack([part.sum(0) / whole.sum(0), *np.nanquantile(drawn, _BOUNDS, axis=0)])
 
 
 def _read(

@@ -1,6 +1,7 @@
 """Does each module serve one operation? Specialization, collapse, and their like, with controls."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes._cells import bootstrap_weights, one_thread
-from probes.specialization_scores import SCORES, Draws, Routings, draw, score_bounds
+from probes._cells import one_thread
+from probes.intervals import Interval, interval_variables
+from probes.specialization_scores import SCORES, LayerTables, Routings, score_layers
 
 POOLED = "pooled"
 
-_PARTS = {"": "", "_low": ", lower 95% bound", "_high": ", upper 95% bound"}
 _DIMS = ("example", "layer", "module")
 # Rows of bfloat16 probabilities sum to 1 within 0.004.
 _TOLERANCE = 1e-2
@@ -102,13 +103,16 @@ def score_specialization(
         raise ValueError(f"resamples must be at least 1, got {resamples}")
     layers = _read(routing, operation, len(names))
     generator = derive_generator(seed, "operations")
-    examples = routing.sizes["example"]
-    drawn = bootstrap_weights(examples, resamples, seed, "routing").double()
-    # The first draw is the sample itself.
-    weights = torch.cat([torch.ones(1, examples, dtype=drawn.dtype), drawn]).T.contiguous()
+    score = partial(
+        score_layers,
+        examples=routing.sizes["example"],
+        operations=len(names),
+        resamples=resamples,
+        seed=seed,
+    )
     with one_thread():
-        observed = draw(layers, weights, len(names))
-        shuffled = draw([layer.shuffled(generator) for layer in layers], weights, len(names))
+        tables, observed = score(layers)
+        _, shuffled = score([layer.shuffled(generator) for layer in layers])
     result = xr.Dataset(
         coords={
             "control": ["observed", "shuffled"],
@@ -127,18 +131,14 @@ def score_specialization(
     result["layer"].attrs["long_name"] = "layer, or all layers together"
     result["operation"].attrs["long_name"] = "operation that should be performed"
     result["module"].attrs["long_name"] = "module"
-    bounds = np.array([[score_bounds(x.scores) for x in draws] for draws in (observed, shuffled)])
+    both = np.stack([observed, shuffled], axis=1)  # [end, control, layer, score]
     for number, (name, about) in enumerate(SCORES.items()):
-        for part, (suffix, bound) in enumerate(_PARTS.items()):
-            result[f"{name}{suffix}"] = (
-                ("control", "layer"),
-                bounds[:, :, part, number],
-                {"long_name": f"{about}{bound}"},
-            )
-    return result.assign(_describe(observed, dead_share))
+        interval = Interval(*both[..., number])
+        result.update(interval_variables(name, interval, ("control", "layer"), long_name=about))
+    return result.assign(_describe(tables, dead_share))
 
 
-def _describe(observed: list[Draws], dead_share: float) -> Mapping[str, xr.Variable]:
+def _describe(observed: list[LayerTables], dead_share: float) -> Mapping[str, xr.Variable]:
     """What is routed where, without controls."""
     routed = np.stack([layer.routed.numpy() for layer in observed])
     chosen = np.stack([layer.chosen.numpy() for layer in observed])

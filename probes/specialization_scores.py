@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.intervals import Interval, bootstrap
+
 SCORES = {
     "specialization": "1 - mean entropy of an operation's modules / log M",
     "collapse": "entropy of the modules over all operations / log M",
@@ -20,7 +22,6 @@ SCORES = {
 }
 _LOWEST = np.array([-1.0 if name == "adjusted_mutual_information" else 0.0 for name in SCORES])
 _HIGHEST = np.array([np.inf if name == "collapse_attainable" else 1.0 for name in SCORES])
-_BOUNDS = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -42,75 +43,93 @@ class Routings:
         order = torch.randperm(len(self.operation), generator=generator)
         return Routings(self.use, self.operation[order], self.example)
 
-    def tables(
-        self, weights: Float[Tensor, "example draw"], operations: int
-    ) -> Float[Tensor, "two draw operation module"]:
-        """Sums of the routing and of the choices by operation, the examples weighted."""
-        _, two, modules = self.use.shape
-        tables = self.use.new_zeros(operations, two * modules, weights.shape[1])
+    def summed(self) -> list[tuple[int, Int[Tensor, " part"], Float[Tensor, "part cell"]]]:
+        """By operation: the examples that have it, and their summed routing and choices."""
+        found = []
         for operation in self.operation.unique().tolist():
             mine = self.operation == operation
             examples, place = self.example[mine].unique(return_inverse=True)
-            sums = self.use.new_zeros(len(examples), two * modules)
-            sums.index_add_(0, place, self.use[mine].flatten(1))
-            torch.mm(sums.T, weights[examples], out=tables[operation])
-        return tables.view(operations, two, modules, -1).permute(1, 3, 0, 2)
+            sums = self.use.new_zeros(len(examples), self.use[0].numel())
+            found.append(
+                (operation, examples, sums.index_add_(0, place, self.use[mine].flatten(1)))
+            )
+        return found
 
 
 @dataclass(frozen=True)
-class Draws:
-    """One layer's scores of the sample (first draw) and its resamples; the sample's own tables.
+class LayerTables:
+    """One layer's tables of the sample, and what is held fixed in its resamples.
 
     Attributes:
-        scores: in the order of SCORES.
         routed: summed routing.
         chosen: how often a module is chosen.
         assignment: index of the module assigned to the operation, -1 for none.
+        chance: the mutual information expected by chance.
     """
 
-    scores: Float[Tensor, "draw score"]
     routed: Float[Tensor, "operation module"]
     chosen: Int[Tensor, "operation module"]
     assignment: Int[Tensor, " operation"]
+    chance: float
 
 
-def draw(
-    layers: Sequence[Routings], weights: Float[Tensor, "example draw"], operations: int
-) -> list[Draws]:
-    """Each layer's draws, then those of all layers together."""
-    pooled = torch.zeros((), dtype=weights.dtype)
-    draws = []
-    for layer in layers:
-        tables = layer.tables(weights, operations)
-        draws.append(_draw(tables))
-        pooled = pooled + tables
-    return [*draws, _draw(pooled)]
+def score_layers(
+    layers: Sequence[Routings], *, examples: int, operations: int, resamples: int, seed: int
+) -> tuple[list[LayerTables], Interval]:
+    """The tables of each layer, then of all together, and their SCORES [layer, score].
+
+    With basic bootstrap intervals over examples, widened to hold the score.
+    """
+    modules = layers[0].use.shape[2]
+    summed = [layer.summed() for layer in layers]
+
+    def tables(weights: Float[Tensor, "draw example"]) -> list[Float[Tensor, "two draw ..."]]:
+        """Sums of the routing and of the choices by operation, then those of all layers."""
+        by_example = weights.T.contiguous()
+        every = []
+        for parts in summed:
+            table = by_example.new_zeros(operations, 2 * modules, len(weights))
+            for operation, mine, sums in parts:
+                torch.mm(sums.T, by_example[mine], out=table[operation])
+            every.append(table.view(operations, 2, modules, -1).permute(1, 3, 0, 2))
+        return [*every, torch.stack(every).sum(dim=0)]
+
+    sample = tables(torch.ones(1, examples, dtype=torch.double))
+    known = [_describe(routed[0], chosen[0].round().long()) for routed, chosen in sample]
+
+    def scores(found: list[Tensor], samples: int) -> Float[np.ndarray, "draw layer score"]:
+        # Chance adds information once in drawing the sample, and as much again in each resample.
+        return torch.stack(
+            [
+                _score(*table, chance=samples * layer.chance, assignment=layer.assignment)
+                for table, layer in zip(found, known, strict=True)
+            ],
+            dim=1,
+        ).numpy()
+
+    estimate, low, high = bootstrap(
+        lambda weights: scores(tables(torch.from_numpy(weights)), 2),
+        (examples,),
+        estimate=scores(sample, 1)[0],
+        method="basic",
+        resamples=resamples,
+        seed=seed,
+    )
+    low, high = (end.clip(_LOWEST, _HIGHEST) for end in (low, high))
+    return known, Interval(estimate, np.minimum(estimate, low), np.maximum(estimate, high))
 
 
-def score_bounds(scores: Float[Tensor, "draw score"]) -> Float[np.ndarray, "part score"]:
-    """The scores of the sample and the bounds of their basic bootstrap intervals."""
-    score, draws = scores[0].numpy(), scores[1:]
-    quantiles = torch.nanquantile(draws, torch.tensor(_BOUNDS, dtype=draws.dtype), dim=0).numpy()
-    high, low = (2 * score - quantiles).clip(_LOWEST, _HIGHEST)
-    return np.stack([score, np.minimum(score, low), np.maximum(score, high)])
-
-
-def _draw(tables: Float[Tensor, "two draw operation module"]) -> Draws:
-    routed, chosen = tables
-    counts = chosen[0].round().long()
-    assignment = _assign(counts)
-    # Chance adds information once in drawing the sample, and as much again in each resample.
-    chance = torch.full((len(chosen),), 2 * _expected_information(counts), dtype=chosen.dtype)
-    chance[0] /= 2
-    scores = _score(routed, chosen, chance=chance, assignment=assignment)
-    return Draws(scores, routed[0], counts, assignment)
+def _describe(
+    routed: Float[Tensor, "operation module"], counts: Int[Tensor, "operation module"]
+) -> LayerTables:
+    return LayerTables(routed, counts, _assign(counts), _expected_information(counts))
 
 
 def _score(
     routed: Float[Tensor, "draw operation module"],
     chosen: Float[Tensor, "draw operation module"],
     *,
-    chance: Float[Tensor, " draw"],
+    chance: float,
     assignment: Int[Tensor, " operation"],
 ) -> Float[Tensor, "draw score"]:
     """SCORES of each draw, given the mutual information expected by chance."""

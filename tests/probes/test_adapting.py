@@ -59,6 +59,14 @@ def test_all_examples_of_the_half_are_the_oracle_that_is_scored():
     np.testing.assert_allclose(result["routed"], scores.sel(path="routed"))
 
 
+def test_one_repeat_tells_nothing_of_the_spread_of_repeats():
+    result = adapt(0.5, repeats=1)
+    for name in ("adapted", "gap_closed"):
+        assert result[[f"{name}_low", f"{name}_high"]].to_array().isnull().all()
+        assert result[name].notnull().all()
+    assert result["routed_low"] < result["routed"] < result["routed_high"]
+
+
 def test_there_is_no_gap_to_close_where_the_router_is_right_or_modules_are_the_same():
     _, _, _, task, _ = noisy_tasks(0.0)
     right = adapt(0.0, routed=task[:, None])
