@@ -81,7 +81,9 @@ def test_queries_at_the_last_positions_are_the_last_rows():
     logits = random_logits(2, 7, 7)
     whole = geometric_weights(logits)
     for n_query in (1, 3, 7):
-        assert torch.equal(geometric_weights(logits[:, -n_query:]), whole[:, -n_query:])
+        last = geometric_weights(logits[:, -n_query:])
+        # Fewer rows lie otherwise in a kernel's vectors, and their last digit may differ.
+        assert torch.allclose(last, whole[:, -n_query:], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", ["moderate", "large", "zero"])

@@ -25,11 +25,12 @@ def adapt(noise, **options):
 
 def test_one_example_is_enough_without_noise():
     result = adapt(0.0)
-    assert result["oracle"] == 0
-    assert (result["adapted"] == 0).all()
+    # The sine of a number is not the same to the last digit in tensors of all shapes.
+    assert result["oracle"] < 1e-12
+    assert (result["adapted"] < 1e-12).all()
     assert result["routed"] > 0.05
     for name in ("gap_closed", "gap_closed_low", "gap_closed_high"):
-        assert (result[name] == 1).all()
+        np.testing.assert_allclose(result[name], 1, rtol=1e-9)
 
 
 def test_with_noise_more_examples_close_more_of_the_gap():
@@ -38,8 +39,9 @@ def test_with_noise_more_examples_close_more_of_the_gap():
     assert (np.diff(closed) > 0).all()
     assert closed[0] < 0.5
     assert closed[-1] > 0.9
-    assert (result["gap_closed_low"] <= result["gap_closed"]).all()
-    assert (result["gap_closed"] <= result["gap_closed_high"]).all()
+    # Every repeat with 64 examples finds the oracle's paths: all three are 1 up to rounding.
+    assert (result["gap_closed_low"] <= result["gap_closed"] + 1e-12).all()
+    assert (result["gap_closed"] <= result["gap_closed_high"] + 1e-12).all()
     assert (result["gap_closed_low"] < result["gap_closed_high"]).any()
     gap = (result["routed"] - result["adapted"]) / (result["routed"] - result["oracle"])
     np.testing.assert_allclose(gap, closed)
@@ -55,8 +57,9 @@ def test_all_examples_of_the_half_are_the_oracle_that_is_scored():
     scores = score_paths(
         model, inputs, targets, routed=routed, task=task, untrained=model, resamples=1
     )["loss"].sel(control="trained")
-    np.testing.assert_allclose(result["oracle"], scores.sel(path="task"))
-    np.testing.assert_allclose(result["routed"], scores.sel(path="routed"))
+    # Losses are those of answers in float32.
+    np.testing.assert_allclose(result["oracle"], scores.sel(path="task"), rtol=1e-5)
+    np.testing.assert_allclose(result["routed"], scores.sel(path="routed"), rtol=1e-5)
 
 
 def test_one_repeat_tells_nothing_of_the_spread_of_repeats():
@@ -100,7 +103,7 @@ def test_repeats_and_limits_change_nothing():
     first, second = adapt(0.5), adapt(0.5)
     assert first.identical(second)
     limited = adapt(0.5, memory_limit=8_000)
-    np.testing.assert_allclose(limited["adapted_repeat"], first["adapted_repeat"])
+    np.testing.assert_allclose(limited["adapted_repeat"], first["adapted_repeat"], rtol=1e-5)
 
 
 def test_bad_input_is_named():

@@ -118,9 +118,11 @@ def test_a_broken_pairing_is_mended():
     np.testing.assert_allclose(result["mean_error"].sel(condition="true"), 0, atol=1e-6)
     for name in ("removed", "removed_low", "removed_high"):
         assert result[name].sel(condition="true") == pytest.approx(1, abs=1e-5)
-        # Wrong scores that are hard already.
-        assert result[name].sel(condition="hardened") == 0
-        assert result[name].sel(condition="none") == 0
+        # Wrong scores that are hard already. They are forced in a copy, which may lie otherwise in
+        # memory than the model's own: products of the same numbers, but another kernel's.
+        assert result[name].sel(condition="hardened") == pytest.approx(0, abs=1e-5)
+        # A sum of errors over itself, once beside other sums and once alone.
+        assert result[name].sel(condition="none") == pytest.approx(0, abs=1e-12)
     random = result.sel(condition="random")
     assert random["removed_high"] < 0.5
     assert random["removed_low"] <= random["removed"] <= random["removed_high"]
@@ -133,7 +135,7 @@ def test_broken_retrievals_are_not():
     assert result["mean_error"].sel(condition="none") > 0.1
     for condition in ("true", "hardened"):
         for name in ("removed", "removed_low", "removed_high"):
-            assert result[name].sel(condition=condition) == 0
+            assert result[name].sel(condition=condition) == pytest.approx(0, abs=1e-5)
 
 
 def test_soft_scores_are_mended_by_hardening_too():
@@ -162,7 +164,7 @@ def test_what_is_not_known_of_the_familiar_pairing_is_left():
     found = pairing_of(ByHand("pairing")).sel(fitted="id")
     activation = found["activation"].sel(group="id")
     nothing = force("pairing", assignment=found, activation=activation * np.nan)
-    assert nothing["removed"].sel(condition="familiar") == 0
+    assert nothing["removed"].sel(condition="familiar") == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,8 @@ def test_the_numbers_are_those_of_the_errors():
     result = force("pairing", size=60, resamples=2000)
     errors = result["error"].to_numpy()
     np.testing.assert_allclose(result["mean_error"], errors.mean(1))
-    np.testing.assert_allclose(result["removed"], 1 - errors.mean(1) / errors[0].mean())
+    removed = 1 - errors.mean(1) / errors[0].mean()
+    np.testing.assert_allclose(result["removed"], removed, atol=1e-12)
     # Written out: the interval of a ratio from pairs of examples.
     rng = np.random.default_rng(0)
     rows = rng.integers(60, size=(2000, 60))
@@ -203,7 +206,8 @@ def test_the_numbers_are_those_of_the_errors():
 def test_batches_do_not_matter_and_the_seed_does():
     options = {"size": 30, "assignment": assignment_of(ByHand())}
     first = force("soft", batch_size=30, **options)
-    xr.testing.assert_allclose(first, force("soft", batch_size=7, **options))
+    # The model answers in float32, and some of its errors are 0 up to rounding.
+    xr.testing.assert_allclose(first, force("soft", batch_size=7, **options), atol=1e-6)
     other = force("soft", seed=1, **options)["error"]
     same = (first["error"] == other).all("example").to_numpy().tolist()
     assert same == [True, True, False, True]

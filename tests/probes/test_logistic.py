@@ -99,7 +99,8 @@ def test_constant_features_and_equal_features_are_harmless():
     )
     reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x, y)
     np.testing.assert_allclose(ours.weight[0], reference.coef_, atol=2e-3)
-    assert (ours.weight[0, :, 6:8] == 0).all()
+    # Their axes are eigenvectors, which are orthogonal to the others up to rounding.
+    assert ours.weight[0, :, 6:8].abs().max() < 1e-12
 
 
 def test_separable_data_converge():

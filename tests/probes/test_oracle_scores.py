@@ -35,8 +35,8 @@ def test_planted_modules_are_found_and_untrained_ones_are_not():
         model, inputs, targets, routed=routed, task=task, untrained=untrained(), resamples=200
     )
     own = result.sel(control="trained")
-    assert own["loss"].sel(path="sample") == 0
-    assert own["loss"].sel(path="task") == 0
+    # The sine of a number is not the same to the last digit in tensors of all shapes.
+    assert (own["loss"].sel(path=["sample", "task"]) < 1e-12).all()
     assert (own["loss"].sel(path=["routed", "mean"]) > 0.05).all()
     # Each task's path is its operations, in the order of the modules.
     module_of = np.argsort(PERMUTED)
@@ -47,8 +47,8 @@ def test_planted_modules_are_found_and_untrained_ones_are_not():
     # The best of 16 draws looks good also where modules know nothing: not so the honest path.
     assert 0 < null["loss"].sel(path="sample") < 0.5 * null["loss"].sel(path="task")
     assert null["loss"].sel(path="task") > 0.02
-    assert (result["loss_low"] <= result["loss"]).all()
-    assert (result["loss"] <= result["loss_high"]).all()
+    assert (result["loss_low"] <= result["loss"] + 1e-12).all()
+    assert (result["loss"] <= result["loss_high"] + 1e-12).all()
     assert (null["loss_low"] < null["loss_high"]).all()
     assert result["scored"].to_numpy().tolist() == [15] * 16
     np.testing.assert_allclose(result["task_loss"].mean("task"), result["loss"], atol=1e-12)

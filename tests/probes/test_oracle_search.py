@@ -117,7 +117,8 @@ def test_a_narrow_beam_does_not_claim_a_proof():
     )
     # The last layer's regret needs only one layer, which is looked at as a whole.
     assert beam["regret_proven"].sel(layer=2).all()
-    np.testing.assert_allclose(beam["regret"].sel(layer=2), exact["regret"].sel(layer=2))
+    last = [result["regret"].sel(layer=2) for result in (beam, exact)]
+    np.testing.assert_allclose(*last, atol=1e-12)
 
 
 def test_a_tight_bound_saves_applications_and_the_budget_ends_the_search():
@@ -132,7 +133,7 @@ def test_a_tight_bound_saves_applications_and_the_budget_ends_the_search():
     stopped = search_paths(model, inputs, targets, budget=50, **options)
     assert (stopped["evaluated"] <= 4 * 50 + 20).all()
     assert not stopped["proven"].any()
-    assert (stopped["best_loss"] >= blind["best_loss"]).all()
+    assert (stopped["best_loss"] >= blind["best_loss"] - 1e-12).all()
     assert (stopped["best_loss"] <= stopped["routed_loss"]).all()
 
 
@@ -140,9 +141,10 @@ def test_a_loss_of_zero_is_a_proof():
     inputs = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
     network = Operations(OPERATIONS, n_layers=3)
     partial = network.begin(inputs)
-    for layer, module in enumerate((1, 3, 2)):
+    # A product, a maximum and a sum: unlike a sine, each is rounded alike in tensors of all shapes.
+    for layer, module in enumerate((1, 3, 0)):
         partial = network.advance(inputs, layer, partial)[:, :, module]
-    routed = torch.tensor([[1, 3, 0]]).expand(20, 3)
+    routed = torch.tensor([[1, 3, 2]]).expand(20, 3)
     for method in ("beam", "best_first"):
         result = search_paths(network, inputs, partial[:, 0], routed=routed, method=method, width=1)
         assert (result["best_loss"] == 0).all()
