@@ -1,6 +1,6 @@
 """What every task hands out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, cast
 
@@ -49,6 +49,30 @@ class Batch(Generic[Inputs]):
         """Return the batch in pieces of `size` examples, the last of what is left."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
+
+    @staticmethod
+    def cat(batches: "Sequence[Batch[Inputs]]") -> "Batch[Inputs]":
+        """Return the examples of several batches of the same widths in one, in their order.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not batches:
+            raise ValueError("batches must not be empty, got none")
+        first = batches[0]
+        if isinstance(first.inputs, tuple):
+            inputs = tuple(map(torch.cat, zip(*(b.inputs for b in batches), strict=True)))
+        else:
+            inputs = torch.cat([cast(Tensor, batch.inputs) for batch in batches])
+        return Batch(
+            inputs=cast(Inputs, inputs),
+            targets=torch.cat([batch.targets for batch in batches]),
+            mask=torch.cat([batch.mask for batch in batches]),
+            latents={
+                name: torch.cat([batch.latents[name] for batch in batches])
+                for name in first.latents
+            },
+        )
 
     def to(self, device: str | torch.device) -> "Batch[Inputs]":
         """Return the same batch with every tensor on `device`."""

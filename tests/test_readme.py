@@ -1,21 +1,26 @@
 """The README's Python blocks run as they stand, in one session, in a fresh folder."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-from studies.raven_latent_code import presets, run
-from studies.running import Resources
-from studies.settings import override
+from studies.engine import Resources, read_result, run
+from studies.raven_latent_code import STUDY
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    # One is a file of its own, and run as such.
+    blocks = [block for block in blocks if "main(STUDY)" not in block]
     assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
-    study = override(presets()["smoke"], ["mechanisms=hyla", "training.n_steps=10", "n_decode=60"])
-    run(study, resources=Resources(root=Path("runs")))
+    changes = ["model=hyla", "training.n_steps=10", "decoding.n=60"]
+    run(STUDY, "smoke", changes, resources=Resources(root=Path("runs")))
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)
@@ -28,6 +33,29 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert (names["forced"]["removed"].sel(condition=["true", "random"]) < 1).all()
     assert names["signs"].sizes["kind"] == 5
     assert (names["best"]["best_loss"] < names["best"]["routed_loss"]).any()
+
+
+def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
+    (block,) = re.findall(
+        r"```python\n(\"\"\"(?:(?!```).)*main\(STUDY\)\n)```", README.read_text(), re.S
+    )
+    assert len([line for line in block.splitlines() if line]) <= 50
+    (tmp_path / "my_study.py").write_text(block)
+    words = ["training.n_steps=20", "training.evaluate_every=10", "n_validation=50"]
+    done = subprocess.run(
+        [sys.executable, "my_study.py", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(README.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "accuracy, ood" in done.stdout
+    (path,) = tmp_path.glob("runs/counting-*/result.nc")
+    result = read_result(path)
+    assert result["weights"]["weight"].dims == ("cell", "token")
+    assert "my_study.py" in json.loads(result.attrs["code"])["measures"]["weights"]
 
 
 def test_the_paths_that_it_names_exist():

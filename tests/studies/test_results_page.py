@@ -15,12 +15,11 @@ from studies import (
     language_modelling,
     modular_routing,
     ndr_control_flow,
-    raven_latent_code,
 )
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
-RAVEN, NDR = RESULTS / "raven_latent_code", RESULTS / "ndr_control_flow"
+NDR = RESULTS / "ndr_control_flow"
 ROUTING = RESULTS / "modular_routing"
 RETRIEVAL = RESULTS / "contextual_retrieval"
 
@@ -36,9 +35,6 @@ WITHOUT_CAPTION = (
 @pytest.mark.parametrize(
     ("page", "result", "study"),
     [
-        (ROOT / "README.md", RAVEN / "result.nc", raven_latent_code),
-        (RESULTS / "raven_latent_code.md", RAVEN / "result.nc", raven_latent_code),
-        (RESULTS / "raven_latent_code.md", RAVEN / "split_of_seed_0.nc", raven_latent_code),
         (ROOT / "README.md", NDR / "result.nc", ndr_control_flow),
         (RESULTS / "ndr_control_flow.md", NDR / "result.nc", ndr_control_flow),
         (RESULTS / "ndr_control_flow.md", NDR / "near_mark.nc", ndr_control_flow),

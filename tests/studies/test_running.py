@@ -365,7 +365,7 @@ if __name__ == "__main__":
     assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
-@pytest.mark.parametrize("name", ["raven_latent_code", "ndr_control_flow"])
+@pytest.mark.parametrize("name", ["coda_composition", "ndr_control_flow"])
 def test_help_and_single_runs_import_nothing_that_they_do_not_need(name):
     script = f"""
 import sys, runpy

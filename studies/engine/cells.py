@@ -1,0 +1,324 @@
+"""A cell of a study's grid: its folder, its training, and what is measured in its model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import xarray as xr
+from torch import nn
+
+from studies.engine.checkpoints import load_weights, read_log
+from studies.engine.costs import costs_of
+from studies.engine.examples import Examples, Fresh
+from studies.engine.fingerprints import changed_files, code_of
+from studies.engine.folders import (
+    RunError,
+    config_hash,
+    git_commits,
+    library_versions,
+    locked,
+    now,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from studies.engine.scoring import figures, score, scores_dataset
+from studies.engine.settings import plain
+from studies.engine.setup import Setup
+from studies.engine.training import train
+from tasks import Batch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a measure receives: a trained model, the untrained one, and examples that neither saw.
+
+    Attributes:
+        setup: the settings of the cell.
+        model: at its best checkpoint, in evaluation mode; or at one along training.
+        step: the updates after which that was.
+        device: where it lies.
+    """
+
+    setup: Any
+    model: Any
+    step: int
+    device: str
+    _fresh: Fresh
+
+    @property
+    def task(self) -> Any:
+        """The sampler of the setup's task, for its labels, solvers and scores."""
+        return self.setup.sampler()
+
+    @property
+    def seed(self) -> int:
+        """That of the cell, for what a measure draws of its own."""
+        return self.setup.seed
+
+    @cached_property
+    def untrained(self) -> Any:
+        """The model of the same seed before training, in evaluation mode."""
+        return initial_model(self.setup, self.device).eval()
+
+    def batches(self, split: str, n: int | None = None) -> Iterator[Batch[Any]]:
+        """The next `n` examples of a split, `setup.at_once` at a time; see `Fresh.batches`.
+
+        Nothing that training, the choice of the checkpoint, another measure (in a split without
+        end) or an earlier call has seen.
+        """
+        return self._fresh.batches(split, n)
+
+    def batch(self, split: str, n: int | None = None) -> Batch[Any]:
+        """The same in one batch."""
+        return Batch.cat(list(self.batches(split, n)))
+
+
+Measure = Callable[[Trained], "xr.Dataset | xr.DataTree | None"]
+"""What is looked at in a trained model; None where it does not apply to the model."""
+
+
+def initial_model(setup: Setup, device: str) -> nn.Module:
+    """The model of a setup before training, as it is tested."""
+    return setup.build_tested(torch.Generator().manual_seed(setup.seed)).to(device)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The metrics of the setup, by split and group, with intervals and the untrained model's.
+
+    Args:
+        n_test: examples of each split, at most.
+    """
+
+    n_test: int = 4096
+
+    def __post_init__(self):
+        if self.n_test < 2:
+            raise ValueError(f"n_test must be at least 2, got {self.n_test}")
+
+    def __call__(self, trained: Trained) -> xr.Dataset:
+        """[split, group] of each metric."""
+        setup, scored, before = trained.setup, {}, {}
+        for split in setup.splits:
+            batches = list(trained.batches(split, self.n_test))
+            scored[split] = score(setup, trained.model, batches, split)
+            before[split] = score(setup, trained.untrained, batches, split)
+        return scores_dataset(setup, scored, before)
+
+
+def model_costs(trained: Trained) -> xr.Dataset:
+    """Parameters, and operations and depth of the model as it is tested and as it is trained."""
+    setup = trained.setup
+    batch = next(trained.batches(next(reversed(setup.splits)), 1))
+    as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
+    found = costs_of(trained.model, lambda model: setup.answer(model, batch), len(batch))
+    inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+    in_training = costs_of(as_trained, lambda model: model(*inputs), len(batch))
+    renamed = in_training.drop_vars("parameters").rename(
+        operations="operations_in_training", depth="depth_in_training"
+    )
+    for variable in renamed.data_vars.values():
+        variable.attrs["long_name"] += ", in training"
+    return found.merge(renamed)
+
+
+class Cell:
+    """The folder of a cell's model, `models/MODEL-seedN-HASH`, and what is done there.
+
+    Args:
+        setup: the settings.
+        root: folder under which `models/` lies.
+        device: where models run.
+        accept_code: take models, and go on with training, that other code made.
+    """
+
+    def __init__(self, setup: Setup, *, root: Path, device: str = "cpu", accept_code: bool = False):
+        self.setup, self._device, self._accept = setup, device, accept_code
+        self.identity = config_hash(setup)
+        self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
+        self.folder = root / "models" / self.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model is trained to the end."""
+        selection = self.setup.selection
+        sign = self.setup.metrics[selection.metric].sign()
+        return self.setup.training.ends_with(read_log(self.folder), selection.key, sign)
+
+    def train(self, *, position: int = 0) -> None:
+        """Train the model, or finish its training.
+
+        Raises:
+            RunError: the folder cannot be used, or holds what other code made; or see `train`.
+            TrainingError: see `train`.
+        """
+        setup = self.setup
+        with locked(self.folder):
+            self._check_code(code_of(setup, run_training))
+            if not self.finished:
+                run_training(setup, self.folder, self.identity, self._device, position)
+
+    def shared_training(self, position: int) -> None:
+        """Take part in a training that another process, the first one, keeps the folder of."""
+        run_training(self.setup, self.folder, self.identity, self._device, position)
+
+    def other_code(self) -> list[str]:
+        """The files whose code differs from what the model was trained with, so far."""
+        written = read_json(self.folder / "config.json")
+        codes = [one["files"] for one in written.get("codes", [])]
+        current = code_of(self.setup, run_training)
+        return sorted({name for code in codes for name in changed_files(code, current)})
+
+    def made(self) -> dict[str, Any]:
+        """When, with which commits and versions the training began."""
+        return read_json(self.folder / "config.json").get("codes", [{}])[-1]
+
+    def _check_code(self, current: dict[str, str]) -> None:
+        path = self.folder / "config.json"
+        written = read_json(path)
+        if written and written["config"] != json.loads(json.dumps(plain(self.setup))):
+            raise RunError(f"{self.folder} holds a run of another config: see {path}")
+        codes = written.get("codes", [])
+        changed = changed_files(codes[-1]["files"], current) if codes else []
+        if changed and not self._accept:
+            raise RunError(
+                f"{self.folder} was trained with other code; changed since: {', '.join(changed)}. "
+                "Train anew with --fresh, or take it as it is with --accept-code, which the "
+                "result then says"
+            )
+        if not codes or (changed and not self.finished):
+            codes.append(
+                {
+                    "step": int((read_log(self.folder) or [{"step": 0}])[-1]["step"]),
+                    "at": now(),
+                    "git": git_commits(sources_of(self.setup)),
+                    "versions": library_versions(),
+                    "device": self._device,
+                    "files": current,
+                }
+            )
+            write_json(path, {"config": plain(self.setup), "codes": codes})
+
+    def path_of(self, name: str, measure: Measure) -> Path:
+        """The file of a measure: its name and its settings' hash."""
+        return self.folder / f"{name}-{config_hash(measure)}.nc"
+
+    def has(self, name: str, measure: Measure) -> bool:
+        """Whether a measure is on disk, made by the code as it is now."""
+        path = self.path_of(name, measure)
+        if not path.exists():
+            return False
+        with xr.open_datatree(path, engine="h5netcdf") as tree:
+            written = json.loads(tree.attrs["code"])
+        return not changed_files(written, self._code(measure))
+
+    def measure(self, name: str, measure: Measure, *, along: bool = False) -> None:
+        """Compute a measure and write it, unless it is on disk.
+
+        Args:
+            name: of the measure, and of its file.
+            measure: what is looked at.
+            along: also at the checkpoints that training kept, with a dim `train_step`.
+        """
+        with locked(self.folder, wait=True):
+            if self.has(name, measure):
+                return
+            found = {name: self._looked_at(name, measure, "best", self._best_step())}
+            if along:
+                steps = self.setup.training.keep_at
+                parts = [self._looked_at(name, measure, f"step-{step}", step) for step in steps]
+                found[f"{name}_along_training"] = _along(steps, parts)
+            tree = xr.DataTree()
+            tree.attrs["code"] = json.dumps(self._code(measure))
+            tree.attrs["made"] = json.dumps(
+                {"at": now(), "git": git_commits(sources_of(self.setup, measure))}
+            )
+            for group, data in found.items():
+                if data is not None:
+                    is_tree = isinstance(data, xr.DataTree)
+                    tree[group] = data if is_tree else xr.DataTree(data)
+            path = self.path_of(name, measure)
+            write_atomically(path, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
+
+    def read(self, name: str, measure: Measure) -> xr.DataTree:
+        """What a measure found, a group for it (none where it does not apply)."""
+        with xr.open_datatree(self.path_of(name, measure), engine="h5netcdf") as tree:
+            return tree.load()
+
+    def _code(self, measure: Measure) -> dict[str, str]:
+        return code_of(measure, self.setup, Trained, Examples)
+
+    def _best_step(self) -> int:
+        selection = self.setup.selection
+        sign = self.setup.metrics[selection.metric].sign()
+        log = read_log(self.folder)
+        return int(max(log, key=lambda entry: sign * entry[selection.key])["step"])
+
+    def _looked_at(
+        self, name: str, measure: Measure, checkpoint: str, step: int
+    ) -> xr.Dataset | xr.DataTree | None:
+        model = initial_model(self.setup, self._device)
+        load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self._device)
+        fresh = Examples(self.setup, self._device).fresh(name)
+        return measure(Trained(self.setup, model.eval(), step, self._device, fresh))
+
+
+def run_training(setup: Setup, folder: Path, identity: str, device: str, position: int = 0) -> None:
+    """Train the model of a setup: from `train`, its checkpoints chosen by `setup.selection`."""
+    examples = Examples(setup, device)
+    held = {split: examples.validation(split) for split in setup.splits}
+    selection = setup.selection
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for split, batches in held.items():
+            found |= figures(setup, score(setup, model, batches, split), split)
+        return found
+
+    train(
+        setup.build(torch.Generator().manual_seed(setup.seed)).to(device),
+        config=setup.training,
+        sample=examples.train,
+        evaluate=evaluate,
+        select=selection.key,
+        sign=setup.metrics[selection.metric].sign(),
+        folder=folder,
+        identity=identity,
+        seed=setup.seed,
+        objective=setup.loss,
+        description=f"{setup.model}, seed {setup.seed}",
+        position=position,
+    )
+
+
+def sources_of(*roots: object) -> dict[str, Path]:
+    """The folders that the code of modscope and of `roots` lies in, by name."""
+    import inspect
+
+    found = {"modscope": Path(__file__).parent}
+    for root in roots:
+        kind = root if callable(root) and hasattr(root, "__module__") else type(root)
+        if not kind.__module__.startswith("studies."):
+            found["study"] = Path(inspect.getfile(inspect.unwrap(kind))).parent  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def _along(steps: tuple[int, ...], parts: list[Any]) -> xr.Dataset | None:
+    if not parts or parts[0] is None:
+        return None
+    steps_dim = xr.Variable("train_step", list(steps))
+    joined = cast(xr.Dataset, xr.concat(parts, steps_dim, combine_attrs="override"))
+    joined["train_step"].attrs["long_name"] = "training step"
+    return joined
+
+
+def documented(measures: Mapping[str, Measure]) -> dict[str, str]:
+    """The first line of what each measure says of itself."""
+    return {name: (one.__doc__ or "").strip().partition("\n")[0] for name, one in measures.items()}

@@ -1,0 +1,160 @@
+"""What is read from a result: a number for each cell, and the conditions that cells belong to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+Values = Float[np.ndarray, " cell"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number for each cell of a result, NaN where it was not measured.
+
+    Readings are added, subtracted and divided, with one another and with numbers.
+
+    Args:
+        label: what it is.
+        values: the result -> the numbers.
+        bounds: the result -> lower and upper bounds over examples; None where there are none.
+    """
+
+    label: str
+    values: Callable[[xr.DataTree], Values]
+    bounds: Callable[[xr.DataTree], tuple[Values, Values]] | None = None
+
+    def __add__(self, other: Reading | float) -> Reading:
+        return self._with(other, "+", np.add)
+
+    def __sub__(self, other: Reading | float) -> Reading:
+        return self._with(other, "-", np.subtract)
+
+    def __truediv__(self, other: Reading | float) -> Reading:
+        return self._with(other, "/", np.divide)
+
+    def _with(self, other: Reading | float, sign: str, apply: Any) -> Reading:
+        second = other if isinstance(other, Reading) else constant(other)
+        label = f"{self.label} {sign} {second.label}"
+
+        def values(result: xr.DataTree) -> Values:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return apply(self.values(result), second.values(result))
+
+        return Reading(label, values)
+
+
+def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: Any) -> Reading:
+    """A variable of a result's group, at one place.
+
+    Args:
+        part: a group of the result, for example "scores".
+        variable: of that group.
+        mean: dims to take the mean over.
+        select: labels of the other dims; `group="all"`, say. A dim of a list of labels must be
+            among `mean`.
+
+    Example:
+        `read("scores", "accuracy", split="ood", group="all")`
+    """
+    places = ", ".join(map(str, select.values()))
+
+    def take(result: xr.DataTree, suffix: str) -> Values:
+        n_cells = result["scores"].sizes["cell"]
+        try:
+            data = result[part][variable + suffix].sel(select)
+        except KeyError:
+            # A preset need not have every split, depth or model.
+            return np.full(n_cells, np.nan)
+        data = data.mean(mean)
+        if data.dims != ("cell",):
+            left = ", ".join(str(dim) for dim in data.dims if dim != "cell")
+            raise ValueError(f"select or mean must name {left} of {part}/{variable}")
+        return data.to_numpy().astype(float)
+
+    def bounds(result: xr.DataTree) -> tuple[Values, Values]:
+        there = part in result.children and f"{variable}_low" in result[part].data_vars
+        if mean or not there:
+            nothing = np.full(result["scores"].sizes["cell"], np.nan)
+            return nothing, nothing
+        return take(result, "_low"), take(result, "_high")
+
+    return Reading(f"{part}/{variable} ({places})", lambda result: take(result, ""), bounds)
+
+
+def metric(name: str, split: str, group: str = "all") -> Reading:
+    """A metric of the setup on a split: `metric("accuracy", "ood")`."""
+    return read("scores", name, split=split, group=group)
+
+
+def constant(value: float) -> Reading:
+    """The same number for every cell."""
+    return Reading(f"{value:g}", lambda result: np.full(result["scores"].sizes["cell"], value))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What cells that differ in seed, draw of the data and tuned settings have in common.
+
+    Attributes:
+        values: by coordinate; None where one does not apply.
+        cells: numbers of those with the chosen values of the tuned settings.
+    """
+
+    values: Mapping[str, Any]
+    cells: Int[np.ndarray, " cell"]
+
+    def matches(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether it has these values; one that does not apply matches every value."""
+        return all(
+            self.values.get(name) == value or self.values.get(name, value) is None
+            for name, value in wanted.items()
+        )
+
+    @property
+    def label(self) -> str:
+        """Its values in short."""
+        return ", ".join(f"{k}={v}" for k, v in self.values.items() if v is not None)
+
+
+def conditions_of(result: xr.DataTree) -> list[Condition]:
+    """The conditions of a result, in the order of their first cells."""
+    scores = result["scores"].to_dataset()
+    axes = json.loads(result.attrs["axes"])
+    names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
+    columns = {name: _with_none(scores[name].to_numpy()) for name in names}
+    chosen = scores["chosen"].to_numpy().astype(bool)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for cell in range(scores.sizes["cell"]):
+        groups.setdefault(tuple(columns[name][cell] for name in names), []).append(cell)
+    return [
+        Condition(dict(zip(names, key, strict=True)), np.array([c for c in cells if chosen[c]]))
+        for key, cells in groups.items()
+    ]
+
+
+def varied(result: xr.DataTree) -> list[str]:
+    """The coordinates in which conditions differ, `model` first."""
+    conditions = conditions_of(result)
+    names = list(conditions[0].values)
+    return [
+        name for name in names if len({condition.values[name] for condition in conditions}) > 1
+    ] or ["model"]
+
+
+def pairs_of(result: xr.DataTree, cells: Int[np.ndarray, " n"]) -> list[tuple[Any, ...]]:
+    """What cells are paired by: their seed and draws of the data."""
+    scores = result["scores"].to_dataset()
+    names = json.loads(result.attrs["axes"])["pairs"]
+    return [tuple(scores[name].to_numpy()[cell].item() for name in names) for cell in cells]
+
+
+def _with_none(values: np.ndarray) -> list[Any]:
+    """A coordinate's values, None where it does not apply (NaN or an empty string in a file)."""
+    return [None if value == "" or value != value else value for value in values.tolist()]

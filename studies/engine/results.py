@@ -1,0 +1,260 @@
+"""Results: one schema for all studies, and one way to join cells.
+
+A result is an xarray DataTree. Every group but `fairness`, `claims` and `summary` has a dim `cell`,
+the trained models, all in the same order, with a coordinate for each axis of the study:
+
+- `scores` [cell, split, group]: each metric of the setup with `_low`, `_high` (95% over examples),
+  `_untrained`, and known values such as `_chance` and `_paper`.
+- `training` [cell, train_step, ...]: `loss`, each metric on the validation examples; `best_step`,
+  `updates`, `batch_size`.
+- `costs` [cell]: `parameters`, `operations`, `depth`.
+- `fairness` [condition]: see `studies.engine.fairness.assess`.
+- `claims` [claim]: see `studies.engine.claims.judge`.
+- `summary` [condition, reading]: what the table shows, over seeds.
+- a group for each measure, NaN in cells that it does not apply to.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from studies.engine.fairness import late_gain
+from studies.engine.folders import write_atomically
+from studies.engine.setup import ALL, Setup
+
+SCHEMA_VERSION = 2
+
+GROUPS = ("scores", "training", "costs", "fairness", "claims", "summary")
+"""Those that every result has."""
+
+ATTRIBUTES = (
+    "schema_version",
+    "study",
+    "question",
+    "preset",
+    "created_at",
+    "config",
+    "config_hash",
+    "axes",
+    "code",
+    "git_commits_of_training",
+    "git_commits_of_analysis",
+    "accepted_code",
+    "versions",
+    "seeds",
+    "device",
+    "command",
+)
+"""Those that every result has: how it was made. Whatever is no string or number is JSON."""
+
+DIMS = {
+    "cell": "trained model",
+    "condition": "cells that differ in seed, draw of the data and tuned settings alone",
+    "claim": "comparison that a claim is about",
+    "reading": "what is shown of a condition",
+    "seed": "seed of the initial weights",
+    "split": "split of the task",
+    "group": "examples that are scored together",
+    "metric": "what is scored",
+    "train_step": "training step",
+    "example": "example",
+    "step": "step of the model",
+    "layer": "layer, or all of them together",
+    "head": "attention head",
+    "pos": "position",
+    "query_pos": "position that asks",
+    "key_pos": "position that is asked",
+    "expert": "module",
+    "rule": "rule",
+    "feature": "feature",
+    "control": "whose data, or what labels, the score is of",
+    "module": "module",
+    "operation": "operation",
+}
+"""The dims that studies share, and what they are; further ones have a coordinate with its own."""
+
+
+class SchemaError(ValueError):
+    """A result does not follow the schema."""
+
+
+def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> xr.DataTree:
+    """A result of these groups, which are checked.
+
+    Raises:
+        SchemaError: says all that is wrong.
+    """
+    tree = xr.DataTree.from_dict(dict(groups))
+    tree.attrs = {"schema_version": SCHEMA_VERSION, **attrs}
+    for group in tree.subtree:
+        for name, coordinate in group.coords.items():
+            coordinate.attrs.setdefault("long_name", DIMS.get(str(name), str(name)))
+    check_result(tree)
+    return tree
+
+
+def check_result(tree: xr.DataTree) -> None:
+    """Raise a SchemaError, which says all that is wrong, unless a result follows the schema."""
+    wrong = [f"attribute {name} is missing" for name in ATTRIBUTES if name not in tree.attrs]
+    if (version := tree.attrs.get("schema_version")) not in (None, SCHEMA_VERSION):
+        wrong.append(f"schema_version is {version}, not {SCHEMA_VERSION}")
+    wrong += [f"group {name} is missing" for name in GROUPS if name not in tree.children]
+    for group in tree.subtree:
+        if group.data_vars:
+            wrong += [f"{group.path}: {problem}" for problem in _problems(group.to_dataset())]
+    cells = {
+        group.path: tuple(group["cell"].to_numpy().tolist())
+        for group in tree.subtree
+        if "cell" in group.dims
+    }
+    if len(set(cells.values())) > 1:
+        wrong.append(f"groups have different cells: {', '.join(cells)}")
+    if wrong:
+        raise SchemaError("; ".join(wrong))
+
+
+def _problems(data: xr.Dataset) -> list[str]:
+    wrong = [f"{name} has no long_name" for name in data.variables if not _named(data, name)]
+    for dim in data.dims:
+        if dim not in DIMS and dim not in data.coords:
+            wrong.append(f"dim {dim} is none of the schema's and has no coordinate")
+    for name in map(str, data.data_vars):
+        ends = [f"{name}_low", f"{name}_high"]
+        there = [end in data.data_vars for end in ends]
+        if any(there) and not all(there):
+            wrong.append(f"{name} has one bound")
+        elif all(there):
+            low, high = (data[end].to_numpy() for end in ends)
+            if (low > high + 1e-9).any():
+                wrong.append(f"{name}_low is above {name}_high")
+    for name, variable in data.variables.items():
+        if variable.dtype == object and any(value is None for value in variable.values.ravel()):
+            wrong.append(f"{name} has None, which no file can hold")
+    return wrong
+
+
+def _named(data: xr.Dataset, name: Any) -> bool:
+    return bool(data[name].attrs.get("long_name"))
+
+
+def join_cells(parts: Sequence[xr.DataTree], names: Sequence[str]) -> dict[str, xr.Dataset]:
+    """The groups of all cells, each along `cell`; cells without a group have NaN there.
+
+    Labels are joined: a training step or depth that only some cells have is NaN in the others.
+
+    Args:
+        parts: what was measured in each cell.
+        names: of the cells.
+    """
+    groups: dict[str, list[xr.Dataset]] = {}
+    for name, tree in zip(names, parts, strict=True):
+        for group in tree.subtree:
+            if group.data_vars and group.path != "/":
+                data = group.to_dataset(inherit=False).expand_dims(cell=[name])
+                groups.setdefault(group.path.strip("/"), []).append(data)
+    joined = {}
+    for path, some in groups.items():
+        whole = xr.concat(some, "cell", join="outer", combine_attrs="drop_conflicts")
+        for dim in whole.dims:
+            # Strings are sorted by an outer join; their first occurrence says more.
+            if dim in whole.coords and whole[dim].dtype.kind in "OUT" and dim != "cell":
+                order = dict.fromkeys(one for part in some for one in part[dim].to_numpy())
+                whole = whole.reindex({dim: list(order)})
+        # Whole numbers from a file would be written as such again, also where they are missing.
+        joined[path] = whole.reindex(cell=list(names)).drop_encoding()
+    return joined
+
+
+def cell_coordinates(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Coordinates of the cells for a file: what does not apply is NaN, or an empty string."""
+    coordinates = {}
+    for name in values[0]:
+        column = [one[name] for one in values]
+        text = any(isinstance(value, str) for value in column)
+        if text:
+            column = ["" if value is None else str(value) for value in column]
+        elif None in column:
+            column = [np.nan if value is None else float(value) for value in column]
+        coordinates[name] = ("cell", np.array(column))
+    return coordinates
+
+
+def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:
+    """What the log of a training says: loss and metrics [train_step, split, group], and its end."""
+    selection, splits = setup.selection, list(setup.splits)
+    steps = [int(entry["step"]) for entry in log]
+    keys = {key for entry in log for key in entry if key.count("/") == 2}
+    groups = [ALL, *dict.fromkeys(key.split("/")[2] for key in sorted(keys))]
+    data: dict[str, Any] = {}
+
+    def along(key: str) -> list[float]:
+        return [float(entry.get(key, np.nan)) for entry in log]
+
+    for name, metric in setup.metrics.items():
+        values = [
+            [along(f"{split}/{name}" + ("" if group == ALL else f"/{group}")) for group in groups]
+            for split in splits
+        ]
+        attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
+        data[name] = (("split", "group", "train_step"), np.array(values), attrs)
+    sign = setup.metrics[selection.metric].sign()
+    selecting = sign * np.array(along(selection.key))
+    stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
+    # A run that stopped because it had got where it should was not cut off.
+    gain = 0.0 if stopped else late_gain(selecting)
+    about = {
+        "training_loss": (along("loss"), "mean of what training minimises since the step before"),
+        "current_rate": (along("learning_rate"), "learning rate at the step"),
+        "seconds": (along("seconds"), "seconds since the beginning, evaluations included"),
+    }
+    data |= {k: ("train_step", v, {"long_name": long}) for k, (v, long) in about.items()}
+    numbers = {
+        "best_step": (steps[int(np.nanargmax(selecting))], "step of the best checkpoint"),
+        "validation": (sign * float(np.nanmax(selecting)), f"best {selection.key}"),
+        "updates": (steps[-1], "updates of training"),
+        "batch_size": (setup.training.batch_size, "examples of an update"),
+        "late_gain": (gain, "share of the improvement that came in the last fifth of training"),
+    }
+    data |= {k: ((), v, {"long_name": long}) for k, (v, long) in numbers.items()}
+    result = xr.Dataset(data, coords={"train_step": steps, "split": splits, "group": groups})
+    result["validation"].attrs["sign"] = sign
+    return result
+
+
+def write_result(result: xr.DataTree, path: Path) -> None:
+    """Write a result as netCDF, its arrays of numbers compressed."""
+    encoding = {
+        group.path: {
+            name: {"zlib": True}
+            for name, values in group.data_vars.items()
+            if values.ndim and values.dtype.kind in "biuf"
+        }
+        for group in result.subtree
+    }
+    write = functools.partial(result.to_netcdf, engine="h5netcdf", encoding=encoding)
+    write_atomically(path, write)
+
+
+def read_result(path: Path) -> xr.DataTree:
+    """A result from its file, which is checked.
+
+    Raises:
+        SchemaError: it does not follow the schema.
+        FileNotFoundError: there is none.
+    """
+    with xr.open_datatree(path, engine="h5netcdf") as tree:
+        result = tree.load()
+    check_result(result)
+    return result
+
+
+def config_of(result: xr.DataTree) -> dict[str, Any]:
+    """All settings of a result, as JSON values."""
+    return json.loads(result.attrs["config"])

@@ -1,0 +1,314 @@
+"""A study is a value: a question, a setup, axes, presets, measures, claims, a table and views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import xarray as xr
+
+from studies.engine import settings
+from studies.engine.cells import Measure, Scores, model_costs
+from studies.engine.claims import Claim
+from studies.engine.examples import first_batch
+from studies.engine.fairness import TrainedIf
+from studies.engine.folders import config_hash
+from studies.engine.readings import metric
+from studies.engine.setup import Setup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from studies.report.table import Table
+
+Grid = Mapping[str, Sequence[Any]]
+"""The values of each axis by the name of its setting; cells are all combinations."""
+
+Where = Mapping[str, Mapping[Any, Mapping[str, Any]]]
+"""Settings that follow from another one: `{"model": {"lstm": {"training.clip": 5.0}}}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Named settings of a study: what differs from the study's own.
+
+    Args:
+        changes: values by the full names of settings, those of measures among them
+            (`"decoding.n": 100`). A tuple for a setting that is none makes an axis.
+        grids: in place of the study's.
+        where: in place of the study's.
+        setup: in place of the study's.
+        departures: what differs from the source that the preset follows, by setting, with the
+            reason.
+    """
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    grids: tuple[Grid, ...] | None = None
+    where: Where | None = None
+    setup: Setup | None = None
+    departures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A question, and all that answers it.
+
+    Args:
+        name: of its folders: `NAME-HASH`.
+        question: in one sentence.
+        setup: what is trained, with the settings of the preset `laptop`.
+        grids: what varies: each maps settings to their values, and has a cell for every
+            combination. Several make a grid that is not full.
+        presets: further named settings; `laptop` is the study's own.
+        where: settings that follow from another one's value; axes and the command line win.
+        tuned: settings of which, for every condition, the value counts whose models have the best
+            selecting metric, in the mean over seeds.
+        draws: axes that are draws of the data: with the seed, they pair what claims compare.
+        measures: what is looked at in every trained model, by the name of its group in the result.
+        along_training: measures that are also taken at the checkpoints of `training.keep_at`.
+        trained: when a condition counts as trained.
+        claims: what is claimed, of which the engine gives the verdicts.
+        table: what is printed at the end; by default each metric on each split.
+        views: the figures, by file name.
+        export: writes further files into a folder, from the result.
+
+    Raises:
+        ValueError: names that are not known or taken.
+    """
+
+    name: str
+    question: str
+    setup: Setup
+    grids: tuple[Grid, ...]
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    table: Table = None  # pyright: ignore[reportAssignmentType]
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    where: Where = field(default_factory=dict)
+    tuned: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    along_training: tuple[str, ...] = ()
+    trained: TrainedIf | None = None
+    claims: tuple[Claim, ...] = ()
+    views: Mapping[str, Callable[[xr.DataTree], Figure | None]] = field(default_factory=dict)
+    export: Callable[[xr.DataTree, Any], None] | None = None
+
+    def __post_init__(self):
+        own = {"training", "fairness", "claims", "summary", "scores", "costs"}
+        if taken := sorted(own & set(self.measures)):
+            raise ValueError(f"measures must not be named {', '.join(taken)}: the engine's own are")
+        if unknown := sorted(set(self.along_training) - set(self.all_measures)):
+            raise ValueError(f"along_training must name measures, got {', '.join(unknown)}")
+        firsts = [first_batch(name) for name in self.all_measures]
+        if len(set(firsts)) < len(firsts):
+            raise ValueError("two measures would share examples: rename one of them")
+        if self.trained is not None and self.trained.metric not in self.setup.metrics:
+            known = ", ".join(self.setup.metrics)
+            raise ValueError(f"trained.metric must be one of {known}, got {self.trained.metric!r}")
+        statements = [claim.statement for claim in self.claims]
+        if len(set(statements)) < len(statements):
+            raise ValueError("claims must have different statements")
+        if self.table is None:
+            object.__setattr__(self, "table", metrics_table(self))
+        for name in (*self.tuned, *self.draws):
+            settings.get(self.setup, name)
+
+    @property
+    def all_measures(self) -> dict[str, Measure]:
+        """The engine's measures and the study's."""
+        return {"scores": Scores(), "costs": model_costs} | dict(self.measures)
+
+    def plan(self, preset: str = "laptop", changes: Sequence[str] = ()) -> Plan:
+        """What is run with a preset and changed settings, such as `["seed=0,1"]`.
+
+        Raises:
+            ValueError: the preset or a setting is unknown, or a value is not allowed.
+        """
+        known = {"laptop": Preset()} | dict(self.presets)
+        if preset not in known:
+            raise ValueError(f"preset must be one of {', '.join(known)}, got {preset!r}")
+        return _Planning(self, known[preset]).plan(preset, changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a study runs.
+
+    Attributes:
+        study: of which study.
+        preset: the name of its settings.
+        setup: the settings that all cells have but for axes and what follows from them.
+        grids, where: see `Study`.
+        measures: see `Study.all_measures`, with their settings.
+        cells: the setups.
+        axes: by coordinate the setting that it is a value of.
+    """
+
+    study: Study
+    preset: str
+    setup: Setup
+    grids: tuple[dict[str, tuple[Any, ...]], ...]
+    where: Where
+    measures: Mapping[str, Measure]
+    cells: tuple[Setup, ...]
+    axes: Mapping[str, str]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All settings as JSON values."""
+        return {
+            "study": self.study.name,
+            "setup": settings.plain(self.setup),
+            "grids": settings.plain(self.grids),
+            "where": settings.plain(self.where),
+            "measures": settings.plain(self.measures),
+        }
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its folder."""
+        return f"{self.study.name}-{config_hash(self.config)}"
+
+    def coordinates(self, cell: Setup) -> dict[str, Any]:
+        """The values of the axes in a cell: strings and numbers, None where one does not apply."""
+        without = cell.inapplicable()
+        return {
+            name: None if path in without else _label(settings.get(cell, path))
+            for name, path in self.axes.items()
+        }
+
+    def coordinate_of(self, path: str) -> str | None:
+        """The coordinate that a setting is the value of, if it is an axis."""
+        return next((name for name, setting in self.axes.items() if setting == path), None)
+
+
+class _Planning:
+    """Settings of a preset, changed step by step."""
+
+    def __init__(self, study: Study, preset: Preset):
+        self._study = study
+        self._setup = preset.setup or study.setup
+        grids = study.grids if preset.grids is None else preset.grids
+        self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
+        self._where = study.where if preset.where is None else preset.where
+        self._measures = dict(study.all_measures)
+        # These win over what follows from other settings.
+        self._fixed: set[str] = set()
+        for name, value in preset.changes.items():
+            several = isinstance(value, tuple) and not self._is_tuple(name)
+            self._change(name, value if several else (value,))
+
+    def plan(self, preset: str, changes: Sequence[str]) -> Plan:
+        given: dict[str, tuple[Any, ...]] = {}
+        for change in changes:
+            name, equals, text = change.partition("=")
+            if not equals:
+                raise ValueError(f"a setting looks like key=value, got {change!r}")
+            owner, path = self._owner(name)
+            # The same setting again is a further value of it.
+            given[name] = given.get(name, ()) + settings.parse(owner, path, text)
+        for name, values in given.items():
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"values of {name} must be different from one another: {values}")
+            self._change(name, values)
+        cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
+        for cell in cells:
+            if cell.model not in (allowed := cell.models() or (cell.model,)):
+                raise ValueError(f"model must be one of {', '.join(allowed)}, got {cell.model!r}")
+        axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
+        return Plan(
+            study=self._study,
+            preset=preset,
+            setup=self._setup,
+            grids=tuple(self._grids),
+            where=self._where,
+            measures=self._measures,
+            cells=tuple(cells),
+            axes=_coordinate_names(list(axes)),
+        )
+
+    def _owner(self, name: str) -> tuple[Any, str]:
+        """The config that a setting is of, a measure's or the setup, and its name there."""
+        first, _, rest = name.partition(".")
+        measure = self._measures.get(first)
+        if rest and is_dataclass(measure):
+            return measure, rest
+        known = settings.setting_names(self._setup)
+        for other, one in self._measures.items():
+            known += settings.setting_names(one, f"{other}.") if is_dataclass(one) else []
+        if name not in known and not is_dataclass(_or_none(self._setup, name)):
+            raise settings.unknown_setting(name, known)
+        return self._setup, name
+
+    def _is_tuple(self, name: str) -> bool:
+        owner, path = self._owner(name)
+        parent, _, last = path.rpartition(".")
+        hints = get_type_hints(type(settings.get(owner, parent) if parent else owner))
+        return settings.is_tuple(hints[last])
+
+    def _change(self, name: str, values: tuple[Any, ...]) -> None:
+        owner, path = self._owner(name)
+        if owner is not self._setup:
+            if len(values) != 1:
+                raise ValueError(f"{name} is a measure's and no axis: it has one value: {values}")
+            (value,) = values
+            self._measures[name.partition(".")[0]] = settings.put(owner, {path: value})
+            return
+        self._fixed.add(name)
+        self._setup = settings.put(self._setup, {name: values[0]})
+        for grid in self._grids:
+            if len(values) > 1 or name in grid:
+                grid[name] = values
+
+    def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> list[Setup]:
+        cells = []
+        for values in product(*grid.values()):
+            changes = dict(zip(grid, values, strict=True))
+            for setting, table in self._where.items():
+                value = changes.get(setting, settings.get(self._setup, setting))
+                for name, follows in table.get(value, {}).items():
+                    if name not in grid and name not in self._fixed:
+                        changes[name] = follows
+            cell = settings.put(self._setup, changes)
+            usual = {path: settings.get(self._setup, path) for path in cell.inapplicable()}
+            cells.append(settings.put(cell, usual))
+        return cells
+
+
+def metrics_table(study: Study) -> Table:
+    """Each metric of a study's setup on each of its splits."""
+    from studies.report.table import Row, Table, percent, short
+
+    rows = [
+        Row(f"{name}, {split}", metric(name, split), percent if one.percent else short)
+        for name, one in study.setup.metrics.items()
+        for split in study.setup.splits
+    ]
+    return Table(title=study.name.replace("_", " "), rows=tuple(rows))
+
+
+def _coordinate_names(paths: list[str]) -> dict[str, str]:
+    """Short names for settings: the last part, where no other has the same."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return {
+        (name if last.count(name) == 1 else path.replace(".", "_")): path
+        for name, path in zip(last, paths, strict=True)
+    }
+
+
+def _label(value: Any) -> str | int | float:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _or_none(config: object, path: str) -> Any:
+    try:
+        return settings.get(config, path)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""What studies share to say what they found: names and colours, tables, claims, plots."""

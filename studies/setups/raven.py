@@ -1,0 +1,100 @@
+"""Symbolic Raven matrices, and the transformer that completes them (Schug et al. 2024)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import mechanisms
+import tasks
+from studies.engine import ALL, Metric, Setup
+from tasks import RavenConfig
+
+if TYPE_CHECKING:
+    import torch
+
+PAPER_OOD = {"softmax": 0.566, "linear": 0.563, "hyla": 0.691}
+"""Accuracy on held-out combinations at K = 4, as reported for Schug et al. 2024."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RavenSetup(Setup):
+    """A transformer that fills the last panel of a Raven matrix.
+
+    Args:
+        model: the attention, one of `mechanisms.ATTENTION_VARIANTS`.
+        task: which Raven task.
+        n_layers: blocks.
+        d_model: width of the residual stream.
+        n_heads, d_head: heads of the attention, and their width.
+        d_mlp: hidden units of the feed-forward layers.
+        attention_dropout: see `mechanisms.AttentionConfig`.
+    """
+
+    task: RavenConfig
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_head: int = 4
+    d_mlp: int
+    attention_dropout: float = 0.0
+
+    metrics: ClassVar = {
+        "accuracy": Metric("share of instances with all features right", percent=True),
+        "feature_accuracy": Metric("share of features that are right", percent=True),
+    }
+
+    @property
+    def all_splits(self) -> tuple[str, ...]:
+        """Also instances whose columns all have one order of the features."""
+        return (*self.splits, "id_unpermuted", "ood_unpermuted")
+
+    def models(self) -> tuple[str, ...]:
+        """The variants of attention."""
+        return tuple(mechanisms.ATTENTION_VARIANTS)
+
+    def sampler(self) -> tasks.Raven:
+        """The task."""
+        return _sampler(self.task)
+
+    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
+        """A transformer over the tokens of all panels, read out at those of the last one."""
+        n_features, n_values = self.task.n_features, self.task.n_values
+        config = mechanisms.TransformerConfig(
+            d_input=n_values,
+            d_output=n_values,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=mechanisms.AttentionConfig.named(
+                self.model,
+                n_heads=self.n_heads,
+                d_head=self.d_head,
+                dropout=self.attention_dropout,
+            ),
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            positions="relative",
+            max_distance=9 * n_features,
+            n_readout=n_features,
+        )
+        return mechanisms.Transformer(config, generator=generator)
+
+    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+        """What guessing gives."""
+        return {
+            "chance": {
+                "accuracy": {ALL: self.sampler().chance},
+                "feature_accuracy": {ALL: 1 / self.task.n_values},
+            }
+        }
+
+    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Accuracy on held-out combinations, at the paper's number of features."""
+        if self.task.n_features != 4 or self.model not in PAPER_OOD:
+            return {}
+        return {"accuracy": {"ood": {ALL: PAPER_OOD[self.model]}}}
+
+
+@functools.lru_cache(maxsize=16)
+def _sampler(config: RavenConfig) -> tasks.Raven:
+    return tasks.Raven(config)

@@ -1,0 +1,1 @@
+"""Plots that a single study draws."""
