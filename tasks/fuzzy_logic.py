@@ -118,7 +118,7 @@ class FuzzyLogic:
 
     @cached_property
     def query(self) -> Float[np.ndarray, " variable"]:
-        """The point that `fixed_query` asks for, drawn by the seed."""
+        """The point that `with_fixed_query` asks for, drawn by the seed."""
         return self._key.generator("/query").random(self.config.n_variables, np.float32)
 
     def combinations(self, split: str) -> Int[np.ndarray, "combination term"]:
@@ -157,18 +157,54 @@ class FuzzyLogic:
         Raises:
             ValueError: `split` is unknown, or `index` or `size` is out of range.
         """
-        return self._make(split, index, size, None).to(device)
+        known = self.combinations(split)
+        require_int("index", index, 0, 2**62)
+        require_int("size", size, 1, 2**22)
+        generator = self._key.generator(f"/{split}/{index}")
+        combination = generator.integers(len(known), size=size)
+        shape = (size, self.config.n_examples, self.config.n_variables)
+        points = generator.random(shape, np.float32)
+        terms = known[combination]
+        literals = self.conjunctions[terms]
+        values = _values(points, literals)
+        inputs = np.concatenate([points, values[..., None]], -1)
+        inputs[:, -1, -1] = 0
+        targets = torch.from_numpy(values[:, -1:].copy())
+        latents = {
+            **{"terms": terms, "literals": literals, "combination": combination},
+            **{"values": values, "variance": values.var(1)},
+        }
+        return Batch(
+            inputs=torch.from_numpy(inputs),
+            targets=targets,
+            mask=torch.ones_like(targets, dtype=torch.bool),
+            latents={name: torch.from_numpy(value) for name, value in latents.items()},
+        ).to(device)
 
     def fixed_query(
         self, split: str, index: int, size: int, device: str | torch.device = "cpu"
     ) -> Batch:
-        """Return the batch with the same point, `query`, asked for in every sequence.
+        """Return `with_fixed_query` of batch number `index`; arguments and errors are `batch`'s."""
+        return self.with_fixed_query(self.batch(split, index, size, device))
+
+    def with_fixed_query(self, batch: Batch) -> Batch:
+        """Return a batch with the same point, `query`, asked for in every sequence.
 
         So what differs between the sequences' last tokens is due to the functions and to the points
-        before. Arguments, returned batch and errors are those of `batch`; but for the last point,
-        the inputs are the same too.
+        before. Functions and known points stay as they are; target, `values` and `variance` are
+        those of the new point.
+
+        Args:
+            batch: one of this task's, or some of its examples, on any device.
         """
-        return self._make(split, index, size, self.query).to(device)
+        inputs = batch.inputs.clone()
+        inputs[:, -1, :-1] = torch.from_numpy(self.query).to(inputs)
+        target = self.solve(inputs[:, -1:, :-1], batch.latents["literals"])
+        values = torch.cat([batch.latents["values"][:, :-1], target], 1)
+        # By numpy, as in `batch`: the same bits.
+        variance = torch.from_numpy(values.cpu().numpy().var(1)).to(values)
+        latents = batch.latents | {"values": values, "variance": variance}
+        return replace(batch, inputs=inputs, targets=target, latents=latents)
 
     def solve(
         self,
@@ -220,35 +256,6 @@ class FuzzyLogic:
             "test": seen[np.sort(order[: config.n_test])],
             "ood": _rows(config.n_seen, 2**config.n_variables, config.n_terms),
         }
-
-    def _make(
-        self, split: str, index: int, size: int, query: Float[np.ndarray, " variable"] | None
-    ) -> Batch:
-        known = self.combinations(split)
-        require_int("index", index, 0, 2**62)
-        require_int("size", size, 1, 2**22)
-        generator = self._key.generator(f"/{split}/{index}")
-        combination = generator.integers(len(known), size=size)
-        shape = (size, self.config.n_examples, self.config.n_variables)
-        points = generator.random(shape, np.float32)
-        if query is not None:
-            points[:, -1] = query
-        terms = known[combination]
-        literals = self.conjunctions[terms]
-        values = _values(points, literals)
-        inputs = np.concatenate([points, values[..., None]], -1)
-        inputs[:, -1, -1] = 0
-        targets = torch.from_numpy(values[:, -1:].copy())
-        latents = {
-            **{"terms": terms, "literals": literals, "combination": combination},
-            **{"values": values, "variance": values.var(1)},
-        }
-        return Batch(
-            inputs=torch.from_numpy(inputs),
-            targets=targets,
-            mask=torch.ones_like(targets, dtype=torch.bool),
-            latents={name: torch.from_numpy(value) for name, value in latents.items()},
-        )
 
 
 def _values(

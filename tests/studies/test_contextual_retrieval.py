@@ -1,188 +1,206 @@
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import xarray as xr
+from torch import nn
+from torch.nn.functional import one_hot
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
-import tasks
-from studies.contextual_retrieval import (
-    MOST_COMBINATIONS,
-    RetrievalModel,
-    assemble,
-    errors_by_combination,
-    errors_of_objects,
-    mean_errors,
-    presets,
-    run,
-)
-from studies.costs import costs_of
-from studies.running import Resources, load_model_config
-from studies.runs import RunError
-from studies.settings import override
-from studies.training import load_weights
-
-SCRIPT = Path(__file__).parents[2] / "studies" / "contextual_retrieval.py"
-SMOKE = ["mechanisms=multi_head,compositional", "seeds=0,3"]
-STUDY = override(presets()["smoke"], SMOKE)
-
-
-def command(*words):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), "--preset", "smoke", "--workers", "1", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"},
-    )
+from studies.contextual_retrieval import STUDY, Combinations, Pairing
+from studies.engine import Resources, Trained, read_result, run
+from studies.engine.claims import judge
+from studies.engine.examples import Examples
+from studies.engine.fairness import assess
+from studies.setups.retrieval import MODELS, PAPER
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs")
-    done = command(*SMOKE, "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = out.glob("contextual_retrieval-*")
-    return folder, done.stdout
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return run(STUDY, "smoke", ["seed=0,3"], resources=Resources(root=root, workers=1))
 
 
 @pytest.fixture(scope="module")
-def result(smoke):
-    with xr.open_datatree(smoke[0] / "result.nc", engine="h5netcdf") as tree:
-        return tree.load()
+def result(folder):
+    return read_result(folder / "result.nc")
 
 
-def test_the_command_prints_the_tables_and_where_the_files_are(smoke):
-    folder, printed = smoke
-    for text in ("Mean absolute error", "Claims", "multi-head", "compositional", "of 2"):
-        assert text in printed
-    assert max(map(len, printed.splitlines())) <= max(80, len(str(folder)) + 30)
-    assert str(folder) in printed
+def test_all_is_there_for_each_model_that_it_applies_to(result, folder):
+    cells = result["scores"]["cell"]
+    assert cells["model"].to_numpy().tolist() == [model for model in MODELS for _ in range(2)]
+    assert cells["seed"].to_numpy().tolist() == [0, 3] * 3
+    pairs = np.isfinite(result["pairing"]["entropy"]).any(("group", "model_search"))
+    assert pairs.to_numpy().tolist() == [False] * 4 + [True] * 2
+    assert STUDY.table.render(result).row_count == 3
+    for name in STUDY.views:
+        assert (folder / f"{name}.png").stat().st_size > 1000
 
 
-def test_the_result_tells_what_it_is(result):
-    assert json.loads(result.attrs["config"])["study"]["seeds"] == [0, 3]
-    cells = result["errors"]["cell"]
-    assert cells["model"].to_numpy().tolist() == ["multi_head"] * 2 + ["compositional"] * 2
-    assert cells["seed"].to_numpy().tolist() == [0, 3, 0, 3]
-    assert result["pairing"].sizes["cell"] == result["forcing"].sizes["cell"] == 2
-    for group in result.subtree:
-        for name, variable in group.variables.items():
-            assert variable.attrs.get("long_name"), (group.path, name)
+def test_every_seed_has_weights_of_its_own_which_the_constants_error_follows(result):
+    constant = result["scores"]["error_constant"].sel(group="all", split="id").to_numpy()
+    for cell, setup in enumerate(STUDY.plan("smoke", ["seed=0,3"]).cells):
+        assert setup.sampler().config.seed == setup.seed
+        # The mean size of the targets.
+        size = setup.sampler().batch("id", 0, 20_000).targets.abs().mean()
+        assert constant[cell] == pytest.approx(size.item(), rel=0.02)
+    assert constant[0] != constant[1]
 
 
-def test_errors_are_those_of_the_best_checkpoint(smoke, result):
-    for number, cell in enumerate(STUDY.trained_models()):
-        task, model = tasks.ContextualRetrieval(cell.task), cell.build().eval()
-        load_weights(model, smoke[0].parent / "models" / cell.folder_name / "best.safetensors")
-        found = result["errors"].to_dataset().isel(cell=number)
+def test_errors_of_combinations_are_those_of_their_splits(result):
+    error = result["combinations"]["error"]
+    held_out = {(2, 1), (2, 3), (3, 1), (3, 3)}
+    for split, known in (("id", False), ("ood", True)):
+        for first, second in np.ndindex(4, 4):
+            one = error.sel(split=split, preference_0=first, preference_1=second)
+            assert np.isfinite(one).all() == (((first, second) in held_out) is known)
+    means = error.mean(("preference_0", "preference_1"))
+    assert np.allclose(means, result["scores"]["error"].sel(group="all"), rtol=0.2)
+
+
+class Oracle(HookedRootModule):
+    """Retrieves what is asked for, its retrievals in another order; perhaps wrongly if held out."""
+
+    def __init__(self, task, *, wrong):
+        super().__init__()
+        self.task, self.wrong = task, wrong
+        attn = nn.Module()
+        attn.hook_value_scores, attn.hook_pattern = HookPoint(), HookPoint()
+        block = nn.Module()
+        block.attn = attn
+        self.blocks = nn.ModuleList([block])
+        self.setup()
+
+    def forward(self, inputs):
+        _, truth = self.task.solve(inputs)
+        preference, (searches, retrievals) = truth["preference"], (2, 4)
+        held = torch.from_numpy(self.task.combinations("ood"))
+        new = (preference[:, :, None] == held).all(-1).any(-1)
+        chosen = (preference + 1 + (new & self.wrong)[..., None]) % retrievals
+        attn = self.blocks[0].attn
+        scores = attn.hook_value_scores(one_hot(chosen, retrievals).float())
+        pattern = one_hot(truth["winner"], inputs.shape[1]).float().transpose(1, 2)
+        pattern = attn.hook_pattern(pattern)
+        values = inputs[..., searches : searches + retrievals].roll(1, -1)
+        weights = torch.from_numpy(self.task.coefficients).float()
+        return torch.einsum("bsqk,bkr,bqsr,s->bq", pattern, values, scores, weights)[..., None]
+
+
+def looked_at(measure, *, wrong):
+    (setup, *_) = STUDY.plan("smoke", ["seed=0", "model=compositional"]).cells
+    model = Oracle(setup.sampler(), wrong=wrong)
+    return measure(Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("this")))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_planted_pairing_is_found_and_forcing_it_mends_what_is_wrong(wrong):
+    found = looked_at(Pairing(n=100), wrong=wrong)
+    one = found.sel(fitted="id", search="pooled")
+    assert one["retrieval_assignment"].to_numpy().tolist() == [1, 2, 3, 0]
+    agreement = one["agreement"].sel(control="observed")
+    assert agreement.sel(group="id") == 1
+    assert agreement.sel(group="ood") == (0 if wrong else 1)
+    assert one["agreement"].sel(control="shuffled", group="id") < 0.5
+    error = found["mean_error"]
+    assert (error.sel(condition="none") > 0.1) == wrong
+    for condition in ("true", "familiar"):
+        assert error.sel(condition=condition) == pytest.approx(0, abs=1e-6)
+    assert error.sel(condition="random") > 0.1
+
+
+def test_wrong_answers_are_those_of_the_combinations_that_they_are_planted_in():
+    error = looked_at(Combinations(n=200), wrong=True)["error"].to_numpy()
+    assert np.nanmax(error[0]) == pytest.approx(0, abs=1e-6)
+    assert np.nanmin(error[1]) > 0.1
+    assert np.isfinite(error).sum(0).tolist() == [[1] * 4] * 4
+
+
+GOOD = {
+    "multi_head": {"id": 0.2, "ood": 0.4},
+    "multi_head_pairs": {"id": 0.2, "ood": 0.5},
+    "compositional": {"id": 0.1, "ood": 0.2, "agree": 0.9, "removed": 0.6},
+}
+
+
+def verdicts(result, **changes):
+    """Of figures that are planted, the same for both seeds."""
+    tree = result.copy(deep=True)
+    for cell, model in enumerate(tree["scores"]["model"].to_numpy()):
+        planted = GOOD[model] | (changes if model == "compositional" else {})
+        tree["scores"]["error_constant"][{"cell": cell}] = 1.0
         for split in ("id", "ood"):
-            batch = task.batch(split, 1, STUDY.n_test)
-            with torch.no_grad():
-                error = (model(batch.inputs)[..., 0] - batch.targets).abs()
-            one = found.sel(split=split)
-            assert one["error"] == pytest.approx(error.mean().item(), rel=1e-4)
-            assert one["error_low"] < one["error"] < one["error_high"]
-            assert one["constant"] == pytest.approx(task.baseline(split)["absolute_error"])
-            for combination in batch.latents["combination"].unique().tolist():
-                mean = error[batch.latents["combination"] == combination].mean().item()
-                shown = result["combinations"].to_dataset().isel(cell=number)
-                shown = shown.sel(combination=combination)
-                assert shown["error"] == pytest.approx(mean, rel=1e-4)
-                assert shown["held_out"] == (split == "ood")
+            for group in ("scores", "training"):
+                error = tree[group]["error"]
+                error.loc[{"cell": error["cell"][cell], "split": split}] = planted[split]
+        if model == "compositional":
+            pairing = tree["pairing"]
+            pairing["chance"][{"cell": cell}] = 0.25
+            pairing["removed"][{"cell": cell}] = planted["removed"]
+            agreement = pairing["agreement"]
+            at = {"cell": agreement["cell"][cell]}
+            agreement.loc[at | {"control": "shuffled"}] = 0.3
+            agreement.loc[at | {"control": "observed"}] = planted["agree"]
+    found = judge(tree, STUDY.claims, assess(tree, STUDY.trained))
+    return found["verdict"].to_numpy().tolist()
 
 
-def test_the_training_that_is_shown_is_that_of_the_log(smoke, result):
-    cell = STUDY.trained_models()[0]
-    log = smoke[0].parent / "models" / cell.folder_name / "log.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    shown = result["training"]["error"].isel(cell=0)
-    assert shown["train_step"].to_numpy().tolist() == [line["step"] for line in lines] == [10, 20]
-    assert np.allclose(shown.sel(split="ood"), [line["ood/error"] for line in lines])
+@pytest.mark.parametrize(
+    ("changes", "against"),
+    [
+        ({}, set()),
+        ({"id": 0.25}, {0, 3}),
+        ({"ood": 0.45}, {1, 2}),
+        ({"id": 0.05, "ood": 0.3}, {2}),
+        ({"ood": 0.55}, {1, 2, 4}),
+        ({"agree": 0.6}, {6}),
+        ({"agree": 0.2}, {5, 6}),
+        ({"removed": 0.4}, {7}),
+    ],
+)
+def test_claims_hold_where_figures_say_so(result, changes, against):
+    expected = ["contradicted" if n in against else "holds" for n in range(8)]
+    assert verdicts(result, **changes) == expected
 
 
-def test_the_summary_is_over_seeds(result):
-    means = result["summary"].to_dataset()
-    errors = result["errors"]["error"].sel(split="ood").to_numpy()
-    for place, of_model in enumerate((errors[:2], errors[2:])):
-        one = means.sel(figure="ood").isel(condition=place)
-        assert one["mean"] == pytest.approx(of_model.mean())
-        assert (one["lowest"], one["highest"]) == (of_model.min(), of_model.max())
-    assert np.isnan(means["mean"].sel(figure="agreement_ood")[0])
-
-
-def test_pairing_and_forcing_look_at_the_same_error(result):
-    none = result["forcing"]["mean_error"].sel(condition="none").to_numpy()
-    ood = result["errors"].to_dataset().sel(split="ood")["error"].to_numpy()[2:]
-    assert np.allclose(none, ood, rtol=1e-4)
-    activation = result["pairing"]["activation"]
-    assert np.allclose(activation.sum("model_retrieval").max(), 1)
-    assert result["forcing"]["condition"].to_numpy().tolist()[-1] == "familiar"
-
-
-def test_a_finished_run_is_not_run_again(smoke):
-    before = (smoke[0] / "result.nc").stat().st_mtime_ns
-    resources = Resources(root=smoke[0].parent)
-    assert run(STUDY, resources=resources) == smoke[0]
-    assert (smoke[0] / "result.nc").stat().st_mtime_ns == before
-
-
-def test_sizes_can_differ_in_what_is_kept_of_them():
-    study = override(STUDY, ["mechanisms=multi_head,compositional", "sizes=2x2,1x300", "seeds=0"])
-    cells = study.trained_models()
-    trees = []
-    for cell in cells:
-        task, model = tasks.ContextualRetrieval(cell.task), cell.build().eval()
-        batches = {split: task.batch(split, 0, 20) for split in ("id", "ood")}
-        errors = errors_of_objects(cell, model, batches)
-        found = {
-            "errors": mean_errors(cell, errors),
-            "costs": costs_of(model, batches["id"].inputs),
-        }
-        if cell.task.n_combinations <= MOST_COMBINATIONS:
-            found["combinations"] = errors_by_combination(cell, batches, errors)
-        trees.append(xr.DataTree.from_dict(found))
-    assembled = assemble(cells, trees)
-    assert assembled["combinations"].sizes["cell"] == 2
-    assert assembled["summary"].sizes["condition"] == 4
-
-
-def test_trained_models_can_be_analysed_alone(smoke, tmp_path):
-    cell = STUDY.trained_models()[2]
-    place = smoke[0].parent / "models" / cell.folder_name
-    assert load_model_config(place, RetrievalModel, STUDY.tasks()) == cell
-    folder = run(STUDY, resources=Resources(root=tmp_path), checkpoints=(place,))
-    with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as tree:
-        assert tree["errors"].sizes["cell"] == 1
-    other = override(STUDY, ["seeds=7"])
-    with pytest.raises(RunError, match="was trained on"):
-        run(other, resources=Resources(root=tmp_path), checkpoints=(place,))
+def test_models_that_did_not_learn_are_not_compared_on_held_out_combinations(result):
+    found = verdicts(result, id=0.6)
+    assert found[1:3] == ["not comparable"] * 2
+    assert found[0] == "contradicted"
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("sizes=2by4", "sizes must be such as 2x4"),
-        ("d_models=7", "d_models must be multiples of 2"),
-        ("seeds=1,1", "seeds must be different"),
-        ("mechanisms=linear", "mechanisms"),
-        ("n_test=3", "n_test must be at least 10"),
+        ("model=linear", "model must be one of multi_head, multi_head_pairs, compositional"),
+        ("d_model=7", "d_model must be a multiple of 2, got 7"),
+        ("task.n_searches=0", "n_searches"),
+        ("task.seed=1", "task.seed must be 0, got 1"),
+        ("seed=1,1", "different"),
+        ("scores.n_test=1", "n_test must be at least 2"),
     ],
 )
-def test_wrong_settings_are_told(setting, message):
+def test_wrong_settings_get_a_clear_error(setting, message):
     with pytest.raises(ValueError, match=message):
-        override(presets()["smoke"], [setting])
+        STUDY.plan("smoke", [setting])
+
+
+@pytest.mark.parametrize("preset", ["laptop", *STUDY.presets])
+def test_every_preset_builds_its_models(preset):
+    cells = {(one.model, one.task, one.d_model): one for one in STUDY.plan(preset).cells}
+    for setup in cells.values():
+        model = setup.build(torch.Generator().manual_seed(0))
+        assert torch.isfinite(setup.loss(model, setup.sampler().batch("train", 0, 2), 0))
 
 
 def test_the_paper_preset_is_the_papers():
-    paper = presets()["paper"]
-    assert len(paper.trained_models()) == 3 * 5 * 2 * 3
-    assert (paper.training.n_steps, paper.training.batch_size) == (100_000, 256)
-    assert paper.training.learning_rate_at(50_000) == 1e-4
-    largest = paper.trained_models()[-1]
-    assert (largest.task.n_retrievals, largest.d_model) == (16, 512)
-    assert largest.build()(torch.zeros(1, 10, 4 + 16 + 64)).shape == (1, 10, 1)
+    plan = STUDY.plan("paper")
+    assert len(plan.cells) == 3 * 5 * 2 * 3
+    sizes = {(one.task.n_searches, one.task.n_retrievals) for one in plan.cells}
+    assert sizes == {(2, 4), (4, 8), (4, 16)}
+    assert {one.d_model for one in plan.cells} == {32, 64, 128, 256, 512}
+    training = plan.setup.training
+    assert (training.n_steps, training.batch_size) == (100_000, 256)
+    assert training.learning_rate_at(0) == training.learning_rate_at(50_000) == 1e-4
+    known = [one for one in plan.cells if one.paper()["error"]]
+    assert len(known) == 3 * sum(map(len, PAPER.values()))
+    (laptop,) = STUDY.plan("laptop", ["seed=0", "model=compositional"]).cells
+    assert laptop.paper() == {"error": {"id": {"all": 0.1}, "ood": {"all": 0.28}}}

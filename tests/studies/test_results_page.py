@@ -10,7 +10,6 @@ from rich.console import Console
 from studies import (
     coda_composition,
     compositional_benchmarks,
-    contextual_retrieval,
     fuzzy_logic_latent_code,
     language_modelling,
     modular_routing,
@@ -21,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
 NDR = RESULTS / "ndr_control_flow"
 ROUTING = RESULTS / "modular_routing"
-RETRIEVAL = RESULTS / "contextual_retrieval"
 
 # The pages of these tell once what the caption says under every table.
 WITHOUT_CAPTION = (
@@ -41,8 +39,6 @@ WITHOUT_CAPTION = (
         (ROOT / "README.md", ROUTING / "result.nc", modular_routing),
         (RESULTS / "modular_routing.md", ROUTING / "result.nc", modular_routing),
         (RESULTS / "modular_routing.md", ROUTING / "learning_rate.nc", modular_routing),
-        (ROOT / "README.md", RETRIEVAL / "result.nc", contextual_retrieval),
-        (RESULTS / "contextual_retrieval.md", RETRIEVAL / "result.nc", contextual_retrieval),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )

@@ -130,6 +130,17 @@ def test_a_fixed_query_changes_the_query_alone():
     assert not np.array_equal(task_of(seed=1).query, task.query)
 
 
+def test_the_query_of_some_examples_of_a_batch_can_be_fixed():
+    task = task_of()
+    plain, fixed = task.batch("ood", 3, 20), task.fixed_query("ood", 3, 20)
+    some = task.with_fixed_query(plain[5:9])
+    assert torch.equal(some.inputs, fixed.inputs[5:9])
+    assert torch.equal(some.targets, fixed.targets[5:9])
+    assert all(torch.equal(some.latents[name], fixed.latents[name][5:9]) for name in fixed.latents)
+    # The batch that it was made of is left as it was.
+    assert torch.equal(plain.inputs, task.batch("ood", 3, 20).inputs)
+
+
 def test_points_are_uniform_and_combinations_equally_frequent():
     task = task_of(n_examples=4)
     batch = task.batch("train", 0, 33_000)

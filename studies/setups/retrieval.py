@@ -1,0 +1,112 @@
+"""Contextual retrieval, and the network of one attention that learns it (Mittal et al. 2021)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import mechanisms
+import tasks
+from studies.engine import ALL, Metric, Selection, Setup, answer
+from tasks import Batch, ContextualRetrievalConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+MODELS = ("multi_head", "multi_head_pairs", "compositional")
+
+PAPER = {
+    ("multi_head", 2, 4): {64: (0.28, 1.0), 128: (0.08, 0.95)},
+    ("compositional", 2, 4): {64: (0.1, 0.28), 128: (0.08, 0.37)},
+    ("multi_head", 4, 8): {128: (0.81, 1.05), 256: (0.54, 0.89), 512: (0.45, 0.7)},
+    ("compositional", 4, 8): {128: (0.48, 0.47), 256: (0.31, 0.18), 512: (0.17, 0.18)},
+    ("multi_head", 4, 16): {128: (0.91, 1.0), 256: (0.77, 0.91), 512: (0.59, 0.81)},
+    ("compositional", 4, 16): {128: (0.67, 0.88), 256: (0.39, 0.21), 512: (0.2, 0.24)},
+}
+"""Errors on ID and OOD by width (Mittal et al. 2021, Table 6; ID: trained on all combinations)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSetup(Setup):
+    """A network that retrieves, between an encoder and a read-out, by one attention.
+
+    The task's seed, of the weights of its searches and of all examples, is the model's `seed`:
+    seeds differ in the data too.
+
+    Args:
+        model: `multi_head`, S heads; `multi_head_pairs`, a head for each pair of a search and a
+            retrieval, S R heads of the same width; `compositional`, S searches and R retrievals.
+        task: which retrieval task; its seed stays 0, see above.
+        d_model: S heads together are as wide.
+        d_mlp: hidden units of encoder and read-out.
+
+    Raises:
+        ValueError: the model is unknown, the task has a seed of its own, or the searches do not
+            divide the width.
+    """
+
+    task: ContextualRetrievalConfig
+    d_model: int
+    d_mlp: int
+
+    metrics: ClassVar = {"error": Metric("mean absolute error", better="lower")}
+    selection: ClassVar = Selection("id", "error")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.model not in MODELS:
+            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        if self.task.seed != 0:
+            raise ValueError(f"task.seed must be 0, got {self.task.seed}: set the setting seed")
+        if self.d_model % (searches := self.task.n_searches):
+            raise ValueError(f"d_model must be a multiple of {searches}, got {self.d_model}")
+
+    def sampler(self) -> tasks.ContextualRetrieval:
+        """The task, with the model's seed."""
+        return _sampler(replace(self.task, seed=self.seed))
+
+    def build(self, generator: torch.Generator) -> mechanisms.RetrievalNetwork:
+        """Encoder, attention between the objects, read-out of one number for each."""
+        searches, retrievals = self.task.n_searches, self.task.n_retrievals
+        d_head = self.d_model // searches
+        if self.model == "compositional":
+            attention = mechanisms.CompositionalAttentionConfig(
+                n_searches=searches, n_retrievals=retrievals, d_head=d_head
+            )
+        else:
+            heads = searches if self.model == "multi_head" else searches * retrievals
+            attention = mechanisms.AttentionConfig(n_heads=heads, d_head=d_head)
+        config = mechanisms.RetrievalNetworkConfig(
+            d_input=self.sampler().n_features,
+            d_output=1,
+            d_model=self.d_model,
+            d_mlp=self.d_mlp,
+            attention=attention,
+        )
+        return mechanisms.RetrievalNetwork(config, generator=generator)
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
+        """The mean absolute error (L1)."""
+        return (answer(model, batch)[..., 0] - batch.targets).abs().mean()
+
+    def scores(self, output: Tensor, batch: Batch, split: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """The mean absolute error over the objects of each example."""
+        error = self.sampler().score(output, batch)["absolute_error"].mean(1)
+        return {"error": (error, error.new_ones(len(batch)))}
+
+    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+        """The error of always answering 0, the best constant, by formula."""
+        return {"constant": {"error": {ALL: self.sampler().baseline(split)["absolute_error"]}}}
+
+    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The errors of `PAPER`."""
+        size = self.model, self.task.n_searches, self.task.n_retrievals
+        known = PAPER.get(size, {}).get(self.d_model, ())
+        return {"error": {s: {ALL: v} for s, v in zip(self.splits, known, strict=False)}}
+
+
+@functools.lru_cache(maxsize=16)
+def _sampler(config: ContextualRetrievalConfig) -> tasks.ContextualRetrieval:
+    return tasks.ContextualRetrieval(config)
