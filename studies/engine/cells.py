@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import h5py
 import torch
 import xarray as xr
 from torch import nn
@@ -16,7 +17,7 @@ from torch import nn
 from studies.engine.checkpoints import load_weights, read_log
 from studies.engine.costs import costs_of
 from studies.engine.examples import Examples, Fresh
-from studies.engine.fingerprints import changed_files, code_of
+from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import (
     RunError,
     config_hash,
@@ -28,6 +29,7 @@ from studies.engine.folders import (
     write_atomically,
     write_json,
 )
+from studies.engine.results import load_tree
 from studies.engine.scoring import figures, score, scores_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
@@ -215,8 +217,8 @@ class Cell:
         path = self.path_of(name, measure)
         if not path.exists():
             return False
-        with xr.open_datatree(path, engine="h5netcdf") as tree:
-            written = json.loads(tree.attrs["code"])
+        with h5py.File(path) as file:
+            written = json.loads(str(file.attrs["code"]))
         return not changed_files(written, self._code(measure))
 
     def measure(self, name: str, measure: Measure, *, along: bool = False) -> None:
@@ -249,8 +251,7 @@ class Cell:
 
     def read(self, name: str, measure: Measure) -> xr.DataTree:
         """What a measure found, a group for it (none where it does not apply)."""
-        with xr.open_datatree(self.path_of(name, measure), engine="h5netcdf") as tree:
-            return tree.load()
+        return load_tree(self.path_of(name, measure))
 
     def _code(self, measure: Measure) -> dict[str, str]:
         return code_of(measure, self.setup, Trained, Examples)
@@ -296,18 +297,6 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
         description=f"{setup.model}, seed {setup.seed}",
         position=position,
     )
-
-
-def sources_of(*roots: object) -> dict[str, Path]:
-    """The folders that the code of modscope and of `roots` lies in, by name."""
-    import inspect
-
-    found = {"modscope": Path(__file__).parent}
-    for root in roots:
-        kind = root if callable(root) and hasattr(root, "__module__") else type(root)
-        if not kind.__module__.startswith("studies."):
-            found["study"] = Path(inspect.getfile(inspect.unwrap(kind))).parent  # pyright: ignore[reportArgumentType]
-    return found
 
 
 def _along(steps: tuple[int, ...], parts: list[Any]) -> xr.Dataset | None:

@@ -225,10 +225,9 @@ def _seeds_needed(row: Comparison, n_tested: int) -> float:
     if row.claim.equals is None:
         distance = abs(x.mean() - row.claim.margin)
     level = LEVEL / max(1, n_tested)
-    for n in range(len(x) + 1, MOST_SEEDS + 1):
-        if distance > stats.t.isf(level / 2, n - 1) * spread / np.sqrt(n):
-            return float(n)
-    return np.inf
+    n = np.arange(len(x) + 1, MOST_SEEDS + 1)
+    enough = distance > stats.t.isf(level / 2, n - 1) * spread / np.sqrt(n)
+    return float(n[enough.argmax()]) if enough.any() else np.inf
 
 
 def _as_dataset(rows: list[Comparison]) -> xr.Dataset:

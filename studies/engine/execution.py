@@ -14,12 +14,12 @@ import torch
 import xarray as xr
 
 from studies.engine import settings
-from studies.engine.cells import Cell, Measure, Trained, run_training, sources_of
+from studies.engine.cells import Cell, Measure, Trained, run_training
 from studies.engine.checkpoints import read_log
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
-from studies.engine.fingerprints import changed_files, code_of
+from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import (
     RunError,
     command_line,
@@ -356,6 +356,8 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
 
 def draw(result: xr.DataTree, views: Mapping[str, Any], folder: Path) -> None:
     """Draw every view of a result into a folder, as PNG and PDF; figures of few seeds say so."""
+    if not views:
+        return
     import matplotlib.pyplot as plt
 
     # Figures are for files: no window system is asked for.

@@ -64,7 +64,7 @@ class Fairness:
             reasons += [f"{row['label'].item()} is not trained" for row in untrained]
         tried = [row["values_tried"].item() for row in rows]
         if len(set(tried)) > 1:
-            reasons.append(f"tuned unequally: {tried[0]} against {tried[1]} settings")
+            reasons.append(f"tuned unequally: {tried[0]:.0f} against {tried[1]:.0f} settings")
         return "; ".join(reasons)
 
     def _row(self, condition: Condition) -> xr.Dataset:
@@ -108,7 +108,8 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
             (training["updates"] * training["batch_size"]).isel(cell=cells).mean()
         )
         row |= _tuning(scores, one, tuned)
-        row["still_improving"] = float(np.nanmean(training["late_gain"].to_numpy()[cells]) > STILL)
+        gains = training["late_gain"].to_numpy()[cells]
+        row["still_improving"] = float(np.nan_to_num(gains).mean() > STILL)
         row["trained"] = _is_trained(result, cells, trained)
         row["n_seeds"] = float(len(cells))
         rows.append(row)
@@ -152,7 +153,7 @@ def late_gain(values: np.ndarray) -> float:
     if len(values) < 2:
         return np.nan
     best = np.maximum.accumulate(values)
-    before = best[max(0, int(np.ceil(0.8 * len(values))) - 1)]
+    before = best[max(0, int(0.8 * len(values) + 1e-9) - 1)]
     whole = best[-1] - values[0]
     return float((best[-1] - before) / whole) if whole > 0 else 0.0
 

@@ -77,6 +77,15 @@ def digest_of(code: Mapping[str, str]) -> str:
     return _hash("\n".join(f"{name}={digest}" for name, digest in sorted(code.items())))
 
 
+def sources_of(*roots: object) -> dict[str, Path]:
+    """The folders of modscope's code, and of the user's own that `roots` are of, by name."""
+    found = {"modscope": Path(__file__).parent}
+    for module, _ in (place for root in roots for place in _places(root)):
+        if module.partition(".")[0] not in PACKAGES and _is_own(module):
+            found["study"] = Path(_spec(module).origin).parent
+    return found
+
+
 def _places(root: object) -> Iterator[tuple[str, str]]:
     """The modules and names of what an object's behaviour is defined by."""
     if isinstance(root, functools.partial):

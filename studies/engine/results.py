@@ -249,10 +249,17 @@ def read_result(path: Path) -> xr.DataTree:
         SchemaError: it does not follow the schema.
         FileNotFoundError: there is none.
     """
-    with xr.open_datatree(path, engine="h5netcdf") as tree:
-        result = tree.load()
+    result = load_tree(path)
     check_result(result)
     return result
+
+
+def load_tree(path: Path) -> xr.DataTree:
+    """All that a netCDF file holds, in memory."""
+    # DataTree.load leaves arrays on disk, and what is read later may be another file of that name.
+    with xr.open_datatree(path, engine="h5netcdf", cache=False) as tree:
+        groups = {group.path: group.to_dataset(inherit=False).load() for group in tree.subtree}
+    return xr.DataTree.from_dict(groups)
 
 
 def config_of(result: xr.DataTree) -> dict[str, Any]:

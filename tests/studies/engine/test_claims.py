@@ -1,0 +1,225 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies.engine import Claim, TrainedIf, metric
+from studies.engine.claims import holm, judge
+from studies.engine.fairness import assess
+from tests.studies.engine.synthetic import result_of, two_models
+
+BETTER = Claim(
+    statement="a is better than b",
+    source="ours",
+    reading=metric("accuracy", "ood"),
+    of={"model": "a"},
+    exceeds={"model": "b"},
+)
+
+
+def judged(result, *claims, trained=None):
+    return judge(result, claims or (BETTER,), assess(result, trained))
+
+
+def verdicts(result, *claims, trained=None):
+    return judged(result, *claims, trained=trained)["verdict"].to_numpy().tolist()
+
+
+def test_a_clear_difference_over_seeds_holds_and_the_reverse_is_contradicted():
+    high, low = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
+    assert verdicts(two_models(high, low)) == ["holds"]
+    assert verdicts(two_models(low, high)) == ["contradicted"]
+
+
+def test_one_seed_never_decides():
+    found = judged(two_models([0.99], [0.01]))
+    assert found["verdict"].item() == "undecided"
+    assert np.isnan(found["effect_low"].item())
+    assert found["effect"].item() == pytest.approx(0.98)
+
+
+def test_a_difference_within_the_spread_is_undecided_and_says_how_many_seeds_it_lacks():
+    a, b = [0.60, 0.70, 0.62], [0.59, 0.63, 0.64]
+    found = judged(two_models(a, b))
+    assert found["verdict"].item() == "undecided"
+    x = np.subtract(a, b)
+    needed = int(found["seeds_needed"].item())
+
+    def decides(n):
+        return x.mean() > stats.t.isf(0.025, n - 1) * x.std(ddof=1) / np.sqrt(n)
+
+    assert decides(needed)
+    assert not decides(needed - 1)
+
+
+def test_effect_and_interval_are_those_of_paired_differences():
+    a, b = np.array([0.9, 0.5, 0.7, 0.3]), np.array([0.85, 0.44, 0.66, 0.24])
+    found = judged(two_models(a, b))
+    interval = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert found["effect"].item() == pytest.approx((a - b).mean())
+    assert found["effect_low"].item() == pytest.approx(interval.low)
+    assert found["effect_high"].item() == pytest.approx(interval.high)
+    assert found["p"].item() == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    # Seeds differ far more than the models do: only the pairs show it.
+    assert found["verdict"].item() == "holds"
+    assert stats.ttest_ind(a, b).pvalue > 0.5
+
+
+def test_pairs_are_of_the_same_seed():
+    cells = [
+        {"model": model, "seed": seed, "id": 1, "ood": value}
+        for model, seed, value in (
+            ("a", 0, 0.9), ("a", 1, 0.5), ("a", 2, 0.1), ("b", 2, 0.05), ("b", 0, 0.8),
+        )
+    ]  # fmt: skip
+    found = judged(result_of(cells))
+    assert found["n_pairs"].item() == 2
+    assert found["effect"].item() == pytest.approx(0.075)
+
+
+def test_draws_of_the_data_pair_too():
+    cells = [
+        {"model": model, "seed": seed, "draw": draw, "id": 1,
+         "ood": 0.1 * draw + 0.01 * (model == "a")}
+        for model in "ab"
+        for seed in range(2)
+        for draw in range(3)
+    ]  # fmt: skip
+    found = judged(result_of(cells, pairs=("seed", "draw")))
+    assert found["n_pairs"].item() == 6
+    assert found["verdict"].item() == "holds"
+
+
+def test_a_margin_has_to_be_exceeded():
+    result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
+    assert verdicts(result, replace(BETTER, margin=0.05)) == ["holds"]
+    assert verdicts(result, replace(BETTER, margin=0.15)) == ["contradicted"]
+
+
+def test_a_number_can_be_exceeded():
+    result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
+    assert verdicts(result, replace(BETTER, exceeds=0.5)) == ["holds"]
+    assert verdicts(result, replace(BETTER, exceeds=0.7)) == ["contradicted"]
+
+
+def test_equality_needs_a_difference_within_the_margin():
+    same = replace(BETTER, exceeds=None, equals={"model": "b"}, margin=0.05)
+    assert verdicts(two_models([0.50, 0.51, 0.52], [0.51, 0.515, 0.52]), same) == ["holds"]
+    assert verdicts(two_models([0.80, 0.81, 0.82], [0.51, 0.52, 0.52]), same) == ["contradicted"]
+    assert verdicts(two_models([0.50, 0.60, 0.50], [0.51, 0.50, 0.60]), same) == ["undecided"]
+
+
+def test_what_else_varies_makes_comparisons_of_their_own():
+    cells = [
+        {"model": model, "width": width, "seed": seed, "id": 1,
+         "ood": 0.01 * seed + (0.2 if (model == "a") == (width == 8) else 0.0)}
+        for model in "ab" for width in (8, 16) for seed in range(3)
+    ]  # fmt: skip
+    found = judged(result_of(cells))
+    assert found["context"].to_numpy().tolist() == ["width 8", "width 16"]
+    assert found["verdict"].to_numpy().tolist() == ["holds", "contradicted"]
+
+
+def test_a_model_that_a_setting_means_nothing_to_is_compared_with_all_its_values():
+    cells = [
+        {"model": "a", "width": width, "seed": s, "id": 1, "ood": 0.5 + width / 100 + s / 1000}
+        for width in (8, 16) for s in range(3)
+    ]  # fmt: skip
+    cells += [{"model": "b", "width": None, "seed": s, "id": 1, "ood": 0.6} for s in range(3)]
+    found = judged(result_of(cells))
+    assert found["context"].to_numpy().tolist() == ["width 8.0", "width 16.0"]
+    assert found["verdict"].to_numpy().tolist() == ["contradicted", "holds"]
+
+
+def test_what_was_not_run_is_said():
+    result = two_models([0.5, 0.6, 0.7], [0.1, 0.2, 0.3])
+    assert verdicts(result, replace(BETTER, exceeds={"model": "c"})) == ["not run"]
+    assert verdicts(result, replace(BETTER, reading=metric("accuracy", "far"))) == ["not run"]
+
+
+def test_untrained_conditions_are_not_compared():
+    cells = [
+        {"model": m, "seed": s, "id": 0.9 if m == "a" else 0.4, "ood": 0.8 if m == "a" else 0.1}
+        for m in "ab" for s in range(3)
+    ]  # fmt: skip
+    found = judged(result_of(cells), trained=TrainedIf(reaches=0.5))
+    assert found["verdict"].item() == "not comparable"
+    assert found["reason"].item() == "model=b is not trained"
+    learning = replace(BETTER, reading=metric("accuracy", "id"), of_learning=True)
+    assert verdicts(result_of(cells), learning, trained=TrainedIf(reaches=0.5)) == ["holds"]
+    assert verdicts(result_of(cells), trained=TrainedIf(reaches=0.3)) == ["holds"]
+
+
+def test_conditions_that_were_tuned_unequally_are_not_compared():
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": 0.9 - rate, "ood": 0.8}
+        for rate in (0.1, 0.2) for s in range(3)
+    ]  # fmt: skip
+    cells += [{"model": "b", "rate": 0.1, "seed": s, "id": 0.9, "ood": 0.1} for s in range(3)]
+    found = judged(result_of(cells, tuned=("rate",)))
+    assert found["verdict"].item() == "not comparable"
+    assert found["reason"].item() == "tuned unequally: 2 against 1 settings"
+
+
+def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_what_is_claimed():
+    cells = [
+        {"model": m, "rate": rate, "seed": s, "id": 0.5, "validation": v, "ood": ood}
+        for m, rate, v, ood in (
+            ("a", 0.1, 0.9, 0.3), ("a", 0.2, 0.7, 0.9), ("b", 0.1, 0.6, 0.2), ("b", 0.2, 0.8, 0.5),
+        )
+        for s in range(3)
+    ]  # fmt: skip
+    found = judged(result_of(cells, tuned=("rate",)))
+    assert found["effect"].item() == pytest.approx(0.3 - 0.5)
+    assert found["verdict"].item() == "contradicted"
+
+
+def test_many_claims_ask_for_more_of_each():
+    result = two_models([0.60, 0.62, 0.61, 0.66], [0.55, 0.58, 0.59, 0.57])
+    alone = judged(result)
+    assert alone["verdict"].item() == "holds"
+    assert 0.01 < alone["p"].item() < 0.05
+    others = [replace(BETTER, statement=f"claim {k}", exceeds=0.611 + k / 1000) for k in range(10)]
+    together = judged(result, BETTER, *others)
+    assert together["verdict"].to_numpy()[0] == "undecided"
+    assert together["p_holm"].to_numpy()[0] > alone["p"].item()
+
+
+def test_holm_by_hand():
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(holm([0.5, 0.9]), [1.0, 1.0])
+
+
+def test_without_an_effect_claims_are_rarely_decided():
+    """At most one study in twenty has a claim that is decided wrongly."""
+    rng = np.random.default_rng(0)
+    claims = [replace(BETTER, statement=f"{k}", of={"model": f"a{k}"}) for k in range(3)]
+    decided = 0
+    for _ in range(80):
+        models = ("a0", "a1", "a2", "b")
+        cells = [
+            {"model": m, "seed": s, "id": 1, "ood": rng.normal()} for m in models for s in range(4)
+        ]
+        decided += any(v != "undecided" for v in verdicts(result_of(cells), *claims))
+    assert decided <= 9
+
+
+def test_differences_that_are_all_the_same_leave_no_doubt():
+    assert verdicts(two_models([1.0, 1.0, 1.0], [0.125, 0.125, 0.125])) == ["holds"]
+    assert verdicts(two_models([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == ["undecided"]
+
+
+def test_readings_are_added_subtracted_and_divided():
+    result = two_models([0.6], [0.3])
+    ood, within = metric("accuracy", "ood"), metric("accuracy", "id")
+    np.testing.assert_allclose((ood - within).values(result), [-0.3, -0.6])
+    np.testing.assert_allclose((ood / 3 + 1.0).values(result), [1.2, 1.1])
+    with pytest.raises(ValueError, match="select or mean must name split of scores/accuracy"):
+        replace(ood, values=_without_split().values).values(result)
+
+
+def _without_split():
+    from studies.engine import read
+
+    return read("scores", "accuracy", group="all")

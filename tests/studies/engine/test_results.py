@@ -1,0 +1,154 @@
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from studies.engine import Resources, SchemaError, read_result, run
+from studies.engine.results import (
+    ATTRIBUTES,
+    GROUPS,
+    SCHEMA_VERSION,
+    check_result,
+    join_cells,
+)
+from tests.studies.engine.toy import TOY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return run(TOY, resources=Resources(root=tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture
+def result(folder):
+    return read_result(folder / "result.nc")
+
+
+def test_a_result_has_all_groups_and_says_how_it_was_made(result, folder):
+    assert set(GROUPS) <= set(result.children)
+    assert {"weights", "weights_along_training", "hidden"} <= set(result.children)
+    assert set(ATTRIBUTES) <= set(result.attrs)
+    assert result.attrs["schema_version"] == SCHEMA_VERSION
+    assert folder.name == f"toy-{result.attrs['config_hash']}"
+    assert json.loads(result.attrs["seeds"]) == [0, 1]
+    code = json.loads(result.attrs["code"])
+    assert "tests/studies/engine/toy.py" in code["training"]
+    assert set(code["measures"]) == {"scores", "costs", "weights", "hidden"}
+
+
+def test_cells_have_a_coordinate_for_each_axis(result):
+    scores = result["scores"]
+    assert scores["model"].to_numpy().tolist() == ["mlp", "mlp", "linear", "linear"]
+    assert scores["seed"].to_numpy().tolist() == [0, 1, 0, 1]
+    for name in ("scores", "training", "costs", "weights", "hidden"):
+        assert result[name]["cell"].equals(scores["cell"])
+
+
+def test_a_measure_that_does_not_apply_is_nan(result):
+    np.testing.assert_array_equal(result["hidden"]["hidden"], [8, 8, np.nan, np.nan])
+
+
+def test_scores_have_intervals_groups_and_references(result):
+    accuracy = result["scores"].to_dataset().sel(split="id", group="all")
+    assert (accuracy["accuracy_low"] <= accuracy["accuracy"]).all()
+    assert (accuracy["accuracy"] <= accuracy["accuracy_high"]).all()
+    assert (accuracy["accuracy_chance"] == 0.25).all()
+    assert (accuracy["accuracy_untrained"] != accuracy["accuracy"]).all()
+    counts = result["scores"]["n_examples"].sel(split="id")
+    assert (counts.sel(group="all") == 4096).all()
+    assert (abs(counts.sel(group="first") - 1024) < 150).all()
+
+
+def test_measures_along_training_are_of_the_kept_checkpoints(result):
+    sizes = result["weights_along_training"]["size"]
+    assert sizes["train_step"].to_numpy().tolist() == [10, 30]
+    trained = sizes.sel(control="trained").transpose("cell", "train_step").to_numpy()
+    assert (trained[:, 0] != trained[:, 1]).all()
+    untrained = sizes.sel(control="untrained").transpose("cell", "train_step").to_numpy()
+    assert (untrained[:, 0] == untrained[:, 1]).all()
+
+
+def test_training_says_when_the_best_was_and_what_it_cost(result):
+    training = result["training"].to_dataset()
+    assert training["train_step"].to_numpy().tolist() == [10, 20, 30, 40]
+    curve = training["accuracy"].sel(split="id", group="all")
+    np.testing.assert_allclose(training["validation"], curve.max("train_step"))
+    best = curve.isel(train_step=curve.argmax("train_step"))["train_step"]
+    np.testing.assert_array_equal(training["best_step"], best)
+    costs = result["costs"].to_dataset()
+    np.testing.assert_array_equal(costs["parameters"], [76, 76, 20, 20])
+    np.testing.assert_array_equal(costs["operations"], [128, 128, 32, 32])
+
+
+def test_the_summary_is_over_seeds(result):
+    mean = result["summary"]["mean"].sel(reading="accuracy, id").to_numpy()
+    values = result["scores"]["accuracy"].sel(split="id", group="all").to_numpy()
+    np.testing.assert_allclose(mean, [values[:2].mean(), values[2:].mean()])
+    np.testing.assert_array_equal(result["summary"]["n_seeds"].sel(reading="accuracy, id"), [2, 2])
+
+
+def broken(result, change):
+    copy = result.copy(deep=True)
+    change(copy)
+    with pytest.raises(SchemaError) as error:
+        check_result(copy)
+    return str(error.value)
+
+
+def test_what_does_not_follow_the_schema_is_refused(result):
+    check_result(result)
+
+    def drop_attribute(tree):
+        del tree.attrs["seeds"]
+
+    def drop_group(tree):
+        del tree["claims"]
+
+    def unnamed(tree):
+        tree["costs"]["parameters"].attrs.clear()
+
+    def unknown_dim(tree):
+        data = tree["hidden"].to_dataset().assign(x=("thing", [1.0], {"long_name": "x"}))
+        tree["hidden"] = xr.DataTree(data)
+
+    def crossed(tree):
+        data = tree["scores"].to_dataset()
+        low, high = data["accuracy_low"], data["accuracy_high"]
+        tree["scores"] = xr.DataTree(data.assign(accuracy_low=high, accuracy_high=low))
+
+    def one_bound(tree):
+        tree["scores"] = xr.DataTree(tree["scores"].to_dataset().drop_vars("accuracy_low"))
+
+    def other_cells(tree):
+        tree["costs"] = xr.DataTree(tree["costs"].to_dataset().isel(cell=[1, 0, 2, 3]))
+
+    def other_version(tree):
+        tree.attrs["schema_version"] = 1
+
+    for change, message in (
+        (drop_attribute, "attribute seeds is missing"),
+        (drop_group, "group claims is missing"),
+        (unnamed, "/costs: parameters has no long_name"),
+        (unknown_dim, "dim thing is none of the schema's"),
+        (crossed, "accuracy_low is above accuracy_high"),
+        (one_bound, "/scores: accuracy has one bound"),
+        (other_cells, "groups have different cells"),
+        (other_version, "schema_version is 1, not 2"),
+    ):
+        assert message in broken(result, change)
+
+
+def test_cells_with_other_labels_are_joined():
+    def cell(steps, values, extra=None):
+        data = xr.Dataset({"loss": ("train_step", values)}, {"train_step": steps})
+        groups = {"training": data}
+        if extra is not None:
+            groups["only"] = xr.Dataset({"x": ("kind", extra)}, {"kind": ["z", "a"]})
+        return xr.DataTree.from_dict(groups)
+
+    joined = join_cells([cell([1, 2], [1.0, 2.0]), cell([2, 3], [5.0, 6.0], [7, 8])], ["p", "q"])
+    expected = [[1, 2, np.nan], [np.nan, 5, 6]]
+    np.testing.assert_array_equal(joined["training"]["loss"], expected)
+    np.testing.assert_array_equal(joined["only"]["x"], [[np.nan] * 2, [7, 8]])
+    assert joined["only"]["kind"].to_numpy().tolist() == ["z", "a"]

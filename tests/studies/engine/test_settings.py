@@ -1,0 +1,119 @@
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from studies.engine import settings
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Something inside.
+
+    Args:
+        rate: how fast,
+            in steps.
+        kind: of which kind.
+    """
+
+    rate: float = 0.1
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A config.
+
+    Args:
+        inner: inside.
+        sizes: several numbers.
+        limit: the most.
+        flag, name: a switch, and a name.
+
+    Raises:
+        ValueError: limit is 13.
+    """
+
+    inner: Inner = Inner()
+    sizes: tuple[int, ...] = (1, 2)
+    limit: int | None = None
+    flag: bool = False
+    name: str = "x"
+
+    def __post_init__(self):
+        if self.limit == 13:
+            raise ValueError("limit must not be 13")
+
+
+def test_settings_are_read_and_put_by_their_full_names():
+    assert settings.get(Outer(), "inner.rate") == 0.1
+    changed = settings.put(Outer(), {"inner.rate": 0.5, "inner.kind": "b", "limit": 4})
+    assert changed == Outer(inner=Inner(0.5, "b"), limit=4)
+    assert settings.put(Outer(), {"inner": Inner(2.0), "name": "y"}) == Outer(Inner(2.0), name="y")
+    assert settings.put(Outer(), {}) == Outer()
+
+
+def test_a_group_and_one_of_its_settings_can_be_put_together():
+    changed = settings.put(Outer(), {"inner": Inner(0.5, "b"), "inner.rate": 0.7})
+    assert changed.inner == Inner(0.7, "b")
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "values"),
+    [
+        ("inner.rate", "0.5", (0.5,)),
+        ("inner.rate", "1", (1.0,)),
+        ("inner.rate", "1e-3,3e-3", (0.001, 0.003)),
+        ("inner.kind", "b,a", ("b", "a")),
+        ("sizes", "3,4", ((3, 4),)),
+        ("limit", "none,7", (None, 7)),
+        ("flag", "True", (True,)),
+        ("name", "one,two", ("one", "two")),
+    ],
+)
+def test_text_becomes_values_of_the_settings_type(path, text, values):
+    found = settings.parse(Outer(), path, text)
+    assert found == values
+    assert [type(one) for one in found] == [type(one) for one in values]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("inner.rat", "1", "unknown setting 'inner.rat'; nearest are inner.rate"),
+        ("inner", "1", "inner is a group of settings: inner.rate, inner.kind"),
+        ("limit", "1.5", "limit must be of type int, got '1.5'"),
+        ("flag", "3", "flag must be of type bool, got '3'"),
+        ("inner.kind", "c", "inner.kind must be one of a, b, got 'c'"),
+    ],
+)
+def test_wrong_text_is_refused(path, text, message):
+    with pytest.raises(ValueError, match=message):
+        settings.parse(Outer(), path, text)
+
+
+def test_validation_of_the_config_counts():
+    with pytest.raises(ValueError, match="limit must not be 13"):
+        settings.put(Outer(), {"limit": 13})
+
+
+def test_settings_are_described_by_their_docstrings():
+    said = {name: about for name, _, about in settings.describe(Outer())}
+    assert said == {
+        "inner.rate": "how fast, in steps.",
+        "inner.kind": "of which kind.",
+        "sizes": "several numbers.",
+        "limit": "the most.",
+        "flag": "a switch, and a name.",
+        "name": "a switch, and a name.",
+    }
+
+
+def test_configs_as_json_values_tell_their_classes_apart():
+    @dataclass(frozen=True)
+    class Other:
+        rate: float = 0.1
+        kind: str = "a"
+
+    assert settings.plain(Inner()) != settings.plain(Other())
+    assert settings.plain({"a": (1, Inner())})["a"][1]["rate"] == 0.1

@@ -1,0 +1,190 @@
+"""A small study: which of four numbers is the largest? It trains in a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import xarray as xr
+from torch import nn
+
+from studies.engine import (
+    ALL,
+    Claim,
+    Metric,
+    Preset,
+    Setup,
+    Study,
+    TrainedIf,
+    TrainingConfig,
+    metric,
+)
+from tasks import Batch
+
+SPLITS = ("train", "id", "ood")
+
+
+@dataclass(frozen=True)
+class LargestConfig:
+    """Args: n: numbers; shift: what is added to those of `ood`; size: of the splits, 0: no end."""
+
+    n: int = 4
+    shift: float = 0.5
+    size: int = 0
+
+
+class Largest:
+    """The task; of a finite split example number k is always the same."""
+
+    def __init__(self, config: LargestConfig):
+        self.config = config
+        self.drawn: list[tuple[str, int, int]] = []
+
+    def batch(self, split, index, size, device="cpu"):
+        self.drawn.append((split, index, size))
+        if self.config.size and split != "train":
+            numbers = torch.arange(index * size, (index + 1) * size) % self.config.size
+            inputs = torch.stack([self._one(split, int(number)) for number in numbers])
+        else:
+            inputs = self._draw(split, index, size)
+            numbers = torch.full((size,), index)
+        mask = torch.ones(size, 1, dtype=torch.bool)
+        latents = {"number": numbers, "position": inputs.argmax(-1)[:, 0]}
+        return Batch(inputs, inputs.argmax(-1), mask, latents).to(device)
+
+    def _draw(self, split, index, size):
+        seed = 3 * (index % 2**32) + SPLITS.index(split)
+        random = torch.Generator().manual_seed(seed + index // 2**30 * 7919)
+        shift = self.config.shift * (split == "ood")
+        return torch.randn(size, 1, self.config.n, generator=random) + shift
+
+    def _one(self, split, number):
+        return self._draw(split, number, 1)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySetup(Setup):
+    """A perceptron.
+
+    Args:
+        model: `mlp`, or `linear`, to which width and dropout do not apply.
+        task: which numbers.
+        width: hidden units.
+        dropout: of them.
+    """
+
+    task: LargestConfig = LargestConfig()
+    width: int = 8
+    dropout: float = 0.1
+
+    metrics: ClassVar = {
+        "accuracy": Metric("share of right answers", percent=True),
+        "loss": Metric("mean loss", better="lower", units="nats"),
+    }
+    at_once: ClassVar = 64
+
+    def models(self):
+        return ("mlp", "linear")
+
+    def inapplicable(self):
+        return frozenset({"width", "dropout"} if self.model == "linear" else ())
+
+    def sampler(self):
+        return SAMPLERS.setdefault(self.task, Largest(self.task))
+
+    def size(self, split):
+        return self.task.size or None
+
+    def build(self, generator):
+        n = self.task.n
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            if self.model == "linear":
+                return nn.Sequential(nn.Linear(n, n))
+            hidden = nn.Linear(n, self.width)
+            drop = nn.Dropout(self.dropout)
+            return nn.Sequential(hidden, nn.ReLU(), drop, nn.Linear(self.width, n))
+
+    def scores(self, output, batch, split):
+        one = torch.ones(len(batch))
+        loss = nn.functional.cross_entropy(output[:, 0], batch.targets[:, 0], reduction="none")
+        return {"accuracy": ((output.argmax(-1) == batch.targets)[:, 0].float(), one),
+                "loss": (loss, one)}  # fmt: skip
+
+    def groups(self, batch):
+        return {"first": batch.latents["position"] == 0}
+
+    def references(self, split):
+        return {"chance": {"accuracy": {ALL: 1 / self.task.n}}}
+
+
+SAMPLERS: dict[LargestConfig, Largest] = {}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The mean size of the first layer's weights, trained and untrained.
+
+    Args:
+        n: examples whose mean input is told.
+    """
+
+    n: int = 20
+
+    def __call__(self, trained):
+        batch = trained.batch("id", self.n)
+        values = [
+            float(model[0].weight.detach().abs().mean())
+            for model in (trained.model, trained.untrained)
+        ]
+        return xr.Dataset(
+            {
+                "size": ("control", values, {"long_name": "mean size of weights"}),
+                "input": ((), float(batch.inputs.mean()), {"long_name": "mean input"}),
+            },
+            {"control": ["trained", "untrained"]},
+        )
+
+
+def only_mlp(trained):
+    """Something that only one of the models has."""
+    if trained.setup.model != "mlp":
+        return None
+    about = {"long_name": "width"}
+    return xr.Dataset({"hidden": ((), trained.setup.width, about)})
+
+
+TRAINING = TrainingConfig(
+    n_steps=40,
+    batch_size=16,
+    learning_rate=1e-2,
+    weight_decay=0.1,
+    warmup_steps=5,
+    evaluate_every=10,
+    keep_at=(10, 30),
+)
+
+TOY = Study(
+    name="toy",
+    question="Which is the largest?",
+    setup=ToySetup(model="mlp", training=TRAINING, n_validation=100),
+    grids=({"model": ("mlp", "linear"), "seed": (0, 1)},),
+    presets={
+        "wide": Preset(changes={"width": 16, "weights.n": 30}),
+        "rates": Preset(changes={"training.learning_rate": (1e-3, 1e-2)}),
+    },
+    measures={"weights": Weights(), "hidden": only_mlp},
+    along_training=("weights",),
+    tuned=("training.learning_rate",),
+    trained=TrainedIf(reaches=0.3),
+    claims=(
+        Claim(
+            statement="hidden units help",
+            source="ours",
+            reading=metric("accuracy", "id"),
+            of={"model": "mlp"},
+            exceeds={"model": "linear"},
+        ),
+    ),
+)
