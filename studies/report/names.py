@@ -27,12 +27,42 @@ NAMES = {
     "concatenation": "concatenation",
     "encoder": "encoder",
     "monolithic": "monolithic",
+    "pooled": "all layers",
+    "collapse_attainable": "collapse over the attainable",
     "id": "in distribution",
     "ood": "out of distribution",
     "pca": "PCA",
     "tsne": "t-SNE",
 }
 """What mechanisms, splits and methods are called where people read them."""
+
+SETTINGS = {
+    "alignment=heads": "",
+    "alignment=networks": "single",
+    "affinity=tanh": "",
+    "affinity=sigmoid": "sigmoid(E)",
+    "affinity=arctan": "arctan(E)",
+    "affinity=algebraic": "algebraic(E)",
+    "gate=sigmoid": "",
+    "gate=tanh": "tanh(N)",
+    "gate=arctan": "arctan(N)",
+    "gate=algebraic": "algebraic(N)",
+    "affinity_centring=none": "",
+    "affinity_centring=row": "E by row",
+    "affinity_centring=matrix": "E by matrix",
+    "gate_centring=none": "",
+    "gate_centring=row": "N by row",
+    "gate_centring=matrix": "N by matrix",
+    "doubled=0": "",
+    "doubled=1": "doubled gate",
+    "objective=sampled": "",
+    "selection_bottleneck=0": "",
+    "selection_bottleneck=1": "selection bottleneck",
+    "functional_bottleneck=oracle": "",
+    "functional_bottleneck=attention": "attention to operands",
+    "functional_bottleneck=none": "no functional bottleneck",
+}
+"""What values of settings are called; "" for one that goes without saying."""
 
 COLOURS = {
     "softmax": "#4477aa",
@@ -77,6 +107,13 @@ MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
 def name_of(key: object) -> str:
     """What something is called where people read it: its name, or its key with spaces."""
     return NAMES.get(str(key), str(key).replace("_", " "))
+
+
+def setting_name(setting: str, value: object) -> str:
+    """What a setting's value is called; "" if it goes without saying."""
+    text = str(value) if isinstance(value, str) else f"{value:g}"
+    usual = name_of(value) if isinstance(value, str) else f"{setting}={text}"
+    return SETTINGS.get(f"{setting}={text}", usual)
 
 
 def colour_of(key: object, number: int = 0) -> str:

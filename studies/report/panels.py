@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine.readings import conditions_of, varied
-from studies.report.names import colour_of, name_of
+from studies.report.names import colour_of, setting_name
 
 Legend = Any
 
@@ -47,12 +47,12 @@ def shown_conditions(result: xr.DataTree, *, but: tuple[str, ...] = ()) -> list[
     alone = len({one.values["model"] for one in conditions}) == len(conditions)
     for number, one in enumerate(conditions):
         parts = [
-            name_of(value) if isinstance(value, str) else f"{name}={value:g}"
+            setting_name(name, value)
             for name in names
             if name not in but and (value := one.values[name]) is not None
         ]
         colour = colour_of(one.values["model"]) if alone else colour_of("", number)
-        found.append(Shown(dict(one.values), one.cells, ", ".join(parts), colour))
+        found.append(Shown(dict(one.values), one.cells, ", ".join(filter(None, parts)), colour))
     return found
 
 

@@ -11,7 +11,7 @@ import xarray as xr
 
 import probes
 from studies.engine.readings import Reading, conditions_of, varied
-from studies.report.names import name_of
+from studies.report.names import setting_name
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -141,7 +141,7 @@ class Table:
                     data["example_high"][row, column] = bounds[1][one.cells[0]]
         dims = ("condition", "reading")
         coordinates = {
-            name: ("condition", [_file_value(one.values[name]) for one in conditions])
+            name: ("condition", _file_values([one.values[name] for one in conditions]))
             for name in conditions[0].values
         }
         return xr.Dataset(
@@ -245,9 +245,11 @@ def _heading(values: Mapping[str, Any], shown: list[str]) -> str:
         value = values[name]
         if value == "" or value != value:
             continue
-        parts.append(name_of(value) if isinstance(value, str) else f"{name}={value:g}")
-    return "\n".join(parts)
+        parts.append(setting_name(name, value))
+    return "\n".join(filter(None, parts))
 
 
-def _file_value(value: Any) -> Any:
-    return "" if value is None else value
+def _file_values(values: list[Any]) -> list[Any]:
+    """For a file, what does not apply is NaN, or among text an empty string."""
+    missing = "" if any(isinstance(value, str) for value in values) else np.nan
+    return [missing if value is None else value for value in values]

@@ -8,9 +8,7 @@ import xarray as xr
 from rich.console import Console
 
 from studies import (
-    coda_composition,
     compositional_benchmarks,
-    fuzzy_logic_latent_code,
     language_modelling,
     modular_routing,
     ndr_control_flow,
@@ -23,9 +21,7 @@ ROUTING = RESULTS / "modular_routing"
 
 # The pages of these tell once what the caption says under every table.
 WITHOUT_CAPTION = (
-    coda_composition,
     compositional_benchmarks,
-    fuzzy_logic_latent_code,
     language_modelling,
 )
 

@@ -1,0 +1,113 @@
+"""Lines of arithmetic, and the encoder and decoder that answer them (Tay et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import mechanisms
+import tasks
+from studies.engine import ALL, answer
+from studies.setups.quasi_attention import QuasiSetup, kept
+from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
+
+PAPER = {"softmax": 0.761, "coda": 0.843}
+"""Share of right answers with numbers from -1000 to 999 (Tay et al. 2019, Table 6)."""
+
+_PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", "<eos>"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MluSetup(QuasiSetup):
+    """An encoder and a decoder, all of whose attention is of one kind.
+
+    An answer is right if every character is; teacher-forced output decides it as greedy one does.
+
+    Args:
+        task: which lines.
+        d_mlp: hidden units of the feed-forward layers.
+        n_layers: of the encoder, and again of the decoder.
+    """
+
+    task: MLUConfig
+    d_mlp: int
+    n_layers: int
+
+    shown: ClassVar = "cross"
+
+    def sampler(self) -> tasks.MLU:
+        """The task."""
+        return kept(tasks.MLU, self.task)
+
+    def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
+        """The encoder and the decoder."""
+        config = mechanisms.EncoderDecoderConfig(
+            d_input=len(MLU_CHARACTERS),
+            d_output=len(MLU_CHARACTERS),
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=self.attention(),
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            begin=_BEGIN,
+            end=_END,
+            padding=_PAD,
+            shared=False,
+        )
+        return mechanisms.EncoderDecoder(config, generator=generator)
+
+    def answer(self, model: nn.Module, batch: Batch[Any]) -> Tensor:
+        """[batch, pos] characters."""
+        return answer(model, batch).argmax(-1)
+
+    def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """By operator, and by whether both operands are one variable, which may cancel out."""
+        latents = batch.latents
+        found = {sign: latents["operator"] == n for n, sign in enumerate(MLU_OPERATORS)}
+        same = latents["left"] == latents["right"]
+        return found | {"one variable": same, "two variables": ~same}
+
+    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+        """The share of a group's most frequent answer, about: of 10,000 lines."""
+        batch = self.sampler().batch("train", 0, 10_000)
+        result = batch.latents["result"]
+        every = {ALL: result} | {name: result[of] for name, of in self.groups(batch).items()}
+        counts = {name: some.unique(return_counts=True)[1] for name, some in every.items()}
+        share = {name: some.max().item() / some.sum().item() for name, some in counts.items()}
+        return {"chance": {"accuracy": share}}
+
+    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The paper's test is drawn as training is; its numbers are greater than a laptop's."""
+        return {"accuracy": {"id": {ALL: PAPER[self.model]}}} if self.model in PAPER else {}
+
+    def places(self) -> dict[str, str]:
+        """The encoder's and the decoder's self-attention, and what is between them."""
+        return {
+            "encoder": "encoder_blocks.*.attn.",
+            "decoder": "decoder_blocks.*.attn.",
+            "cross": "decoder_blocks.*.cross_attn.",
+        }
+
+    def pairs(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """Of characters; a decoder's query sees itself and what is to its left."""
+        line, given = (part != _PAD for part in batch.inputs)
+        asked = batch.mask[:, :, None]
+        return {
+            "encoder": line[:, :, None] & line[:, None],
+            "decoder": (asked & given[:, None]).tril(),
+            "cross": asked & line[:, None],
+        }
+
+    def signs(self, batch: Batch[Any]) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
+        """The characters that are to be written, and those of the line."""
+        written, line = (
+            ["" if one == _PAD else MLU_CHARACTERS[one] for one in part[example].tolist()]
+            for part in (batch.targets, batch.inputs[0])
+        )
+        return written, line

@@ -1,0 +1,105 @@
+"""Pairs of sequences with planted signs, and decomposable attention that sums them up."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+import mechanisms
+import tasks
+from studies.engine import ALL
+from studies.setups.quasi_attention import QuasiSetup, kept
+from tasks import Batch, SignedPairsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedPairsSetup(QuasiSetup):
+    """Attend, compare, aggregate.
+
+    Args:
+        task: which pairs.
+        alignment: `heads`: A asks B, and B asks A, with one multi-head attention; or `networks`:
+            the paper's base model for pairs, in which both sides are aligned by one matrix, or by
+            its softmax over rows and columns.
+
+    Raises:
+        ValueError: with `networks`, a model other than softmax attention or CoDA.
+    """
+
+    task: SignedPairsConfig
+    alignment: Literal["heads", "networks"] = "heads"
+
+    shown: ClassVar = "a"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.alignment == "networks" and self.model not in ("softmax", "coda"):
+            raise ValueError(
+                f"with alignment networks, model must be softmax or coda, got {self.model!r}"
+            )
+
+    @property
+    def may_centre_matrix(self) -> bool:
+        """The base model sees all queries."""
+        return self.alignment == "networks"
+
+    def inapplicable(self) -> frozenset[str]:
+        """The base model has no heads."""
+        without = {"n_heads"} if self.alignment == "networks" else set()
+        return super().inapplicable() | without
+
+    def sampler(self) -> tasks.SignedPairs:
+        """The task."""
+        return kept(tasks.SignedPairs, self.task)
+
+    def build(self, generator: torch.Generator) -> mechanisms.DecomposableAttention:
+        """Aligned by heads, or by one matrix."""
+        headed = self.alignment == "heads"
+        config = mechanisms.DecomposableAttentionConfig(
+            d_input=self.sampler().vocabulary_size,
+            d_output=2,
+            d_model=self.d_model,
+            composition=None if headed else self.composition,
+            attention=self.attention() if headed else None,
+            padding=0,
+        )
+        return mechanisms.DecomposableAttention(config, generator=generator)
+
+    def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """By how far the signed sum is from 0."""
+        size = batch.latents["total"].abs()
+        near, far = size <= 3, size > 8
+        return {"sum 1-3": near, "sum 4-8": ~near & ~far, "sum above 8": far}
+
+    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+        """Both labels are as frequent."""
+        names = (ALL, *self.groups(self.sampler().batch("train", 0, 1)))
+        return {"chance": {"accuracy": dict.fromkeys(names, 0.5)}}
+
+    def places(self) -> dict[str, str]:
+        """`a` asks b; with heads also the other way."""
+        return {"a": "align_a.", "b": "align_b."} if self.alignment == "heads" else {"a": ""}
+
+    def pairs(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """All: there is no padding."""
+        everything = torch.ones_like(batch.latents["sign"], dtype=torch.bool)
+        return {"a": everything, "b": everything.mT}
+
+    def signs(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """Whether a token of A adds, subtracts or ignores one of B."""
+        return {"a": batch.latents["sign"], "b": batch.latents["sign"].mT}
+
+    def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
+        """The key (a letter) and polarity of A's tokens; the key and value of B's."""
+        of = {name: values[example].tolist() for name, values in batch.latents.items()}
+        key_a, key_b = (
+            [string.ascii_lowercase[key : key + 1] or f"k{key}" for key in of[name]]
+            for name in ("key_a", "key_b")
+        )
+        asking = zip(key_a, of["polarity"], strict=True)
+        asked = zip(key_b, of["value"], strict=True)
+        return [f"{k}{'-+'[sign > 0]}" for k, sign in asking], [f"{k} {v:+d}" for k, v in asked]
