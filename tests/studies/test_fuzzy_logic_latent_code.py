@@ -1,83 +1,64 @@
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import xarray as xr
+from torch import nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
-import tasks
-from studies.fuzzy_logic_latent_code import (
-    FuzzyModel,
-    capture_codes,
-    code_of_query,
-    presets,
-    run,
-    summary,
-)
-from studies.running import Resources, load_model_config
-from studies.settings import override
-from studies.training import load_weights
-
-SCRIPT = Path(__file__).parents[2] / "studies" / "fuzzy_logic_latent_code.py"
-SMOKE = ["mechanisms=softmax,hyla", "seeds=0"]
-STUDY = override(presets()["smoke"], SMOKE)
+from studies.engine import Resources, Trained, read_result, run
+from studies.engine.examples import Examples
+from studies.fuzzy_logic_latent_code import STUDY, Decoding, code_of_query, codes_of
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--preset=smoke", "--workers=1", *SMOKE, f"--out={out}"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = out.glob("fuzzy_logic_latent_code-*")
-    return folder, done.stdout
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    changes = ["n_points=6,8", "model=hyla", "decoding.n=100"]
+    return run(STUDY, "smoke", changes, resources=Resources(root=root, workers=1))
 
 
 @pytest.fixture(scope="module")
-def result(smoke):
-    with xr.open_datatree(smoke[0] / "result.nc", engine="h5netcdf") as tree:
-        return tree.load()
+def result(folder):
+    return read_result(folder / "result.nc")
 
 
-def test_the_command_prints_the_table_and_where_the_files_are(smoke):
-    folder, printed = smoke
-    for text in ("R^2 of the answers", "softmax", "hyla", str(folder)):
-        assert text in printed
-    names = {path.name for path in folder.glob("*.png")}
-    assert names == {"answers.png", "training.png", "decoding.png"}
+def test_the_table_and_the_figures_show_every_setting(result, folder):
+    assert STUDY.table.render(result).row_count == 2
+    drawn = {path.stem for path in folder.glob("*.png")}
+    # One share is held out: nothing is drawn against it.
+    assert drawn == set(STUDY.views) - {"held_out"}
 
 
-def test_the_result_tells_what_it_is(result):
-    assert json.loads(result.attrs["config"])["study"]["seeds"] == [0]
-    assert result["errors"]["cell"]["model"].to_numpy().tolist() == ["softmax", "hyla"]
-    for group in result.subtree:
-        for name, variable in group.variables.items():
-            assert variable.attrs.get("long_name"), (group.path, name)
+def test_sequences_of_both_lengths_have_the_same_functions(result):
+    scores = result["scores"]
+    assert scores["n_points"].to_numpy().tolist() == [6, 8]
+    assert scores["split"].to_numpy().tolist() == ["id", "test", "ood"]
+    for setup in STUDY.plan("smoke", ["n_points=6,8", "seed=3"]).cells:
+        task = setup.sampler()
+        assert (task.config.seed, task.config.n_examples) == (3, setup.n_points)
+        assert (
+            task.combinations("test") == cells_of("seed=3")[0].sampler().combinations("test")
+        ).all()
 
 
-def test_r2_is_that_of_the_best_checkpoint(smoke, result):
-    for number, cell in enumerate(STUDY.trained_models()):
-        task, model = tasks.FuzzyLogic(cell.task), cell.build().eval()
-        load_weights(model, smoke[0].parent / "models" / cell.folder_name / "best.safetensors")
-        found = result["errors"].to_dataset().isel(cell=number)
-        for split in ("id", "test", "ood"):
-            batch = task.batch(split, 1, STUDY.n_test)
-            with torch.no_grad():
-                error = (model(batch.inputs)[:, 0] - batch.targets).square().mean()
-            values = batch.latents["values"]
-            variance = (values - values.mean(1, keepdim=True)).square().mean()
-            one = found.sel(split=split)
-            assert one["r2"] == pytest.approx(1 - (error / variance).item(), rel=1e-4)
-            assert one["r2_low"] < one["r2"] < one["r2_high"]
+def cells_of(*changes):
+    return STUDY.plan("smoke", list(changes)).cells
+
+
+def test_r2_is_the_share_of_the_variance_that_is_explained():
+    setup = cells_of("model=hyla")[0]
+    batch = setup.sampler().batch("ood", 1, 500)
+    values = batch.latents["values"]
+    output = batch.targets[..., None] + 0.1 * torch.randn(500, 1, 1)
+    error = (output[:, 0, 0] - batch.targets[:, 0]).square()
+    variance = (values - values.mean(1, keepdim=True)).square().mean(1)
+    ratio = {
+        name: (part.sum() / whole.sum()).item()
+        for name, (part, whole) in setup.scores(output, batch, "ood").items()
+    }
+    whole = setup.metrics["r2"].transform(ratio["r2"])
+    assert whole == pytest.approx(1 - (error.mean() / variance.mean()).item(), abs=1e-5)
+    assert ratio["r2_of_sequences"] == pytest.approx((1 - error / variance).mean().item(), rel=1e-4)
 
 
 def test_the_code_is_the_last_tokens_attention():
@@ -87,22 +68,23 @@ def test_the_code_is_the_last_tokens_attention():
     assert torch.allclose(code[:, 1], pattern[:, :, 4, :4].mean(-1))
 
 
-def test_what_is_decoded_is_what_functions_are_made_of():
-    cell = STUDY.trained_models()[0]
-    task = tasks.FuzzyLogic(cell.task)
-    for split in ("id", "ood"):
-        data = capture_codes(task, cell.build(), split, 5, 40, "cpu")
-        batch = task.fixed_query(split, 5, 40)
-        for example in range(40):
-            terms = set(batch.latents["terms"][example].tolist())
-            row = data["target"].isel(example=example)
-            for label, value in zip(row["label"].to_numpy(), row.to_numpy(), strict=True):
-                kind, number = str(label).split()
-                if kind == "term":
-                    assert value == (int(number) in terms)
-                else:
-                    plain = [bool(task.conjunctions[term][int(number)]) for term in terms]
-                    assert value == np.mean(plain)
+@pytest.mark.parametrize("split", ["id", "ood"])
+def test_what_is_decoded_is_what_functions_are_made_of(split):
+    setup = cells_of("model=hyla")[0]
+    task, model = setup.sampler(), setup.build(torch.Generator().manual_seed(0))
+    batch = task.fixed_query(split, 5, 40)
+    data = codes_of(model, task, [batch])
+    assert data["code"].sizes["key"] == 2
+    for example in range(40):
+        terms = set(batch.latents["terms"][example].tolist())
+        row = data["target"].isel(example=example)
+        for label, value in zip(row["label"].to_numpy(), row.to_numpy(), strict=True):
+            kind, number = str(label).split()
+            if kind == "term":
+                assert value == (int(number) in terms)
+            else:
+                plain = [bool(task.conjunctions[term][int(number)]) for term in terms]
+                assert value == np.mean(plain)
 
 
 def test_terms_that_are_not_there_are_not_decoded(result):
@@ -112,62 +94,83 @@ def test_terms_that_are_not_there_are_not_decoded(result):
     assert np.isfinite(scores.sel(label=terms, split="id")).all()
     assert np.isnan(scores.sel(label=terms, split="ood")).all()
     # In all unseen terms the first two variables stand as they are.
-    ood = scores.sel(split="ood").dropna("label")["label"].isel(label=slice(None)).to_numpy()
+    ood = scores.sel(split="ood").dropna("label", how="all")["label"].to_numpy()
     assert {str(one) for one in ood} == {"variable 2", "variable 3"}
-
-
-def test_of_several_learning_rates_that_counts_which_is_best_on_id():
-    names = ("model", "n_variables", "n_terms", "n_examples", "held_out", "weight_decay")
-    told = {name: ("cell", ["a"] * 4 if name == "model" else [1] * 4) for name in names}
-    told |= {"learning_rate": ("cell", [0.1, 0.1, 0.2, 0.2]), "seed": ("cell", [0, 1, 0, 1])}
-    splits = ["id", "test", "ood"]
-    r2 = np.array([[0.5, 0.9, 0.9], [0.7, 0.9, 0.9], [0.9, 0.1, 0.2], [0.4, 0.3, 0.4]])
-    errors = xr.Dataset({"r2": (("cell", "split"), r2)}, coords={"split": splits} | told)
-    score = xr.DataArray(
-        np.zeros((4, 2, 3, 3, 1, 1)),
-        dims=("cell", "label", "control", "split", "layer", "metric"),
-        coords={
-            "label": ["term 0", "variable 0"],
-            "control": ["probe", "untrained", "shuffled"],
-            "split": splits,
-            "layer": ["all"],
-            "metric": ["r2"],
-        }
-        | told,
+    mean = result["decoding"]["kind_score"].sel(control="probe", layer="all", metric="r2")
+    assert np.allclose(
+        mean.sel(kind="term", split="id"), scores.sel(label=terms, split="id").mean("label")
     )
-    tree = xr.DataTree.from_dict({"errors": errors, "decoding": score.to_dataset(name="score")})
-    # The mean on id decides: .65 against .6, whatever ood says.
-    found = summary(tree).sel(figure="r2 ood").isel(condition=0)
-    assert found["mean"] == pytest.approx(0.3)
-    assert (found["lowest"], found["highest"]) == (0.2, 0.4)
 
 
-def test_trained_models_can_be_analysed_alone(smoke, tmp_path):
-    cell = STUDY.trained_models()[0]
-    place = smoke[0].parent / "models" / cell.folder_name
-    assert load_model_config(place, FuzzyModel, STUDY.tasks()) == cell
-    folder = run(STUDY, resources=Resources(root=tmp_path), checkpoints=(place,))
-    with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as tree:
-        assert tree["errors"].sizes["cell"] == 1
+class Solver(HookedRootModule):
+    """Finds a function's terms by trying all; its heads say how often variables are not negated."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task = task
+        block = nn.Module()
+        block.attn = nn.Module()
+        block.attn.hook_pattern = HookPoint()
+        self.blocks = nn.ModuleList([block])
+        self.setup()
+
+    def forward(self, inputs):
+        splits = ("train", "test", "ood")
+        terms = np.concatenate([self.task.combinations(split) for split in splits])
+        literals = torch.from_numpy(self.task.conjunctions[terms])
+        points, values = inputs[:, :-1, :-1], inputs[:, :-1, -1]
+        tried = [self.task.solve(points, one.expand(len(inputs), -1, -1)) for one in literals]
+        best = (torch.stack(tried) - values).abs().sum(-1).argmin(0)
+        pattern = torch.zeros(len(inputs), 4, inputs.shape[1], inputs.shape[1])
+        pattern[:, :, -1, -1] = literals[best].float().mean(1)
+        self.blocks[0].attn.hook_pattern(pattern)
+        return torch.zeros(len(inputs), 1, 1)
+
+
+def test_planted_variables_are_decoded_and_controls_are_not():
+    (setup,) = cells_of("model=hyla", "n_heads=4", "n_layers=1", "n_points=16")
+    fresh = Examples(setup, "cpu").fresh("decoding")
+    found = Decoding(n=120)(Trained(setup, Solver(setup.sampler()), 0, "cpu", fresh))
+    score = found["kind_score"].sel(kind="variable", layer="all", metric="r2")
+    assert (score.sel(control="probe") > 0.95).all()
+    assert (score.sel(control="shuffled") < 0.3).all()
+    assert (score.sel(control="untrained") < 0.9).all()
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("mechanisms=linear,hyper", "mechanisms must be among"),
-        ("seeds=1,1", "seeds must be different"),
-        ("n_test=3", "n_test must be at least 10"),
+        ("model=linear,hyper", "model must be one of softmax"),
+        ("seed=1,1", "different"),
         ("held_out=1.5", "held_out"),
+        ("n_points=1", "n_examples"),
     ],
 )
-def test_wrong_settings_are_told(setting, message):
+def test_wrong_settings_get_a_clear_error(setting, message):
     with pytest.raises(ValueError, match=message):
-        override(presets()["smoke"], [setting]).trained_models()
+        STUDY.plan("smoke", [setting])
 
 
-def test_the_paper_preset_is_the_papers():
-    paper = presets()["paper"]
-    assert len(paper.trained_models()) == 5 * 4 * 3 * 2 * 2 * 3
-    assert paper.training.n_steps == 50_000
-    cell = paper.trained_models()[0]
-    assert (cell.n_layers, cell.d_model, cell.n_heads, cell.d_head) == (2, 128, 8, 2)
+@pytest.mark.parametrize("preset", ["laptop", *STUDY.presets])
+def test_every_preset_builds_its_models(preset):
+    cells = {(one.model, one.n_points): one for one in STUDY.plan(preset).cells}
+    for setup in cells.values():
+        model = setup.build(torch.Generator().manual_seed(0))
+        assert torch.isfinite(setup.loss(model, setup.sampler().batch("train", 0, 2), 0))
+
+
+def test_presets_have_their_sizes():
+    plan = STUDY.plan("paper")
+    assert len(plan.cells) == 5 * 4 * 3 * 2 * 2 * 3
+    assert [plan.coordinate_of(name) for name in STUDY.tuned] == ["learning_rate", "weight_decay"]
+    setup, training = plan.setup, plan.setup.training
+    assert (training.n_steps, training.batch_size, training.warmup_steps) == (50_000, 128, 1000)
+    assert (setup.n_layers, setup.d_model, setup.n_heads, setup.d_head) == (2, 128, 8, 2)
+    assert (setup.n_variables, setup.n_terms, setup.d_mlp) == (4, 2, 256)
+    known = {one.paper()["r2_of_sequences"]["test"]["all"] for one in plan.cells if one.paper()}
+    assert known == {0.633, 0.599, 0.811, 0.813, 0.845}
+    assert len(STUDY.plan("laptop").cells) == 5
+    assert {one.n_points for one in STUDY.plan("context").cells} == {16, 32, 64, 96}
+    assert {one.held_out for one in STUDY.plan("held_out").cells} == {0.3, 0.5, 0.7}
+    # They find the models that `laptop` trained.
+    assert set(STUDY.plan("laptop").cells) & set(STUDY.plan("context").cells)

@@ -1,0 +1,125 @@
+"""Fuzzy logic functions in context, and the transformer that learns them (Schug et al. 2024)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import mechanisms
+import tasks
+from studies.engine import ALL, Metric, Selection, Setup, answer
+from tasks import Batch, FuzzyLogicConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+REPORTED = {"softmax": 0.633, "linear": 0.599, "hyla": 0.811}
+REPORTED |= {"linear_relu": 0.813, "rms_head_linear": 0.845}
+"""Mean R^2 of held-out combinations, as reported for Schug et al. 2024, table A1."""
+
+
+def explained(unexplained: Any) -> Any:
+    """R^2, from the share of the variance that is not explained."""
+    return 1 - unexplained
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzySetup(Setup):
+    """A transformer that sees points of a function and is asked for its value at another one.
+
+    The task's seed, of what is held out and of all examples, is the model's `seed`: seeds differ in
+    the data too.
+
+    Args:
+        model: the attention, one of `mechanisms.ATTENTION_VARIANTS`.
+        n_variables, n_terms: of a function, L and K; see `tasks.FuzzyLogicConfig`.
+        n_points: points of a sequence, the one that is asked for among them, N.
+        held_out: share of the combinations of seen terms that is held out, for split `test`.
+        n_layers: blocks.
+        d_model: width of the residual stream.
+        n_heads, d_head: heads of the attention, and their width.
+        d_mlp: hidden units of the feed-forward layers.
+
+    Raises:
+        ValueError: the model is unknown, or a number is out of its range.
+    """
+
+    n_variables: int = 4
+    n_terms: int = 2
+    n_points: int = 32
+    held_out: float = 0.7
+    n_layers: int = 2
+    d_model: int = 128
+    n_heads: int = 8
+    d_head: int = 2
+    d_mlp: int = 256
+
+    metrics: ClassVar = {
+        "r2": Metric("R^2 of the answers", transform=explained),
+        "r2_of_sequences": Metric("R^2 of the answers, mean over sequences"),
+    }
+    selection: ClassVar = Selection("id", "r2")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.model not in mechanisms.ATTENTION_VARIANTS:
+            allowed = ", ".join(mechanisms.ATTENTION_VARIANTS)
+            raise ValueError(f"model must be one of {allowed}, got {self.model!r}")
+        self.sampler()
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        """Familiar combinations of terms, held-out ones (`test`), and unseen terms (`ood`)."""
+        return {"id": "in", "test": "out", "ood": "out"}
+
+    def sampler(self) -> tasks.FuzzyLogic:
+        """The task, with the model's seed."""
+        config = FuzzyLogicConfig(
+            n_variables=self.n_variables,
+            n_terms=self.n_terms,
+            n_examples=self.n_points,
+            held_out=self.held_out,
+            seed=self.seed,
+        )
+        return _sampler(config)
+
+    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
+        """A transformer over the points, read out at the last one."""
+        config = mechanisms.TransformerConfig(
+            d_input=self.n_variables + 1,
+            d_output=1,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=mechanisms.AttentionConfig.named(
+                self.model, n_heads=self.n_heads, d_head=self.d_head
+            ),
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            positions="relative",
+            max_distance=self.n_points,
+            n_readout=1,
+        )
+        return mechanisms.Transformer(config, generator=generator)
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
+        """The mean squared error of the value that is asked for."""
+        return (answer(model, batch)[:, :, 0] - batch.targets).square().mean()
+
+    def scores(self, output: Tensor, batch: Batch, split: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """Squared errors beside the variances of the sequences; and R^2 of each of these."""
+        scored, variance = self.sampler().score(output[:, :, 0], batch), batch.latents["variance"]
+        each = scored["r2"], variance.new_ones(len(batch))
+        return {"r2": (scored["squared_error"], variance), "r2_of_sequences": each}
+
+    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The paper's R^2, of its setting alone."""
+        if (self.n_variables, self.n_terms, self.n_points, self.held_out) != (4, 2, 32, 0.7):
+            return {}
+        return {"r2_of_sequences": {"test": {ALL: REPORTED.get(self.model, math.nan)}}}
+
+
+@functools.lru_cache(maxsize=16)
+def _sampler(config: FuzzyLogicConfig) -> tasks.FuzzyLogic:
+    return tasks.FuzzyLogic(config)
