@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +162,8 @@ class Cell:
             TrainingError: see `train`.
         """
         setup = self.setup
-        with locked(self.folder):
+        # Another study may be at the same model, or a worker that was given up for lost.
+        with locked(self.folder, wait=True):
             self._check_code(code_of(setup, run_training))
             if not self.finished:
                 run_training(setup, self.folder, self.identity, self._device, position)
@@ -234,7 +235,8 @@ class Cell:
                 return
             found = {name: self._looked_at(name, measure, "best", self._best_step())}
             if along:
-                steps = self.setup.training.keep_at
+                last = read_log(self.folder)[-1]["step"]
+                steps = [step for step in self.setup.training.keep_at if step <= last]
                 parts = [self._looked_at(name, measure, f"step-{step}", step) for step in steps]
                 found[f"{name}_along_training"] = _along(steps, parts)
             tree = xr.DataTree()
@@ -299,10 +301,10 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
     )
 
 
-def _along(steps: tuple[int, ...], parts: list[Any]) -> xr.Dataset | None:
+def _along(steps: Sequence[int], parts: list[Any]) -> xr.Dataset | None:
     if not parts or parts[0] is None:
         return None
-    steps_dim = xr.Variable("train_step", list(steps))
+    steps_dim = xr.Variable("train_step", steps)
     joined = cast(xr.Dataset, xr.concat(parts, steps_dim, combine_attrs="override"))
     joined["train_step"].attrs["long_name"] = "training step"
     return joined

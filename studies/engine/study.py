@@ -195,9 +195,11 @@ class _Planning:
         self._measures = dict(study.all_measures)
         # These win over what follows from other settings.
         self._fixed: set[str] = set()
-        for name, value in preset.changes.items():
-            several = isinstance(value, tuple) and not self._is_tuple(name)
-            self._change(name, value if several else (value,))
+        several = {
+            name: isinstance(value, tuple) and not self._is_tuple(name)
+            for name, value in preset.changes.items()
+        }
+        self._change({name: v if several[name] else (v,) for name, v in preset.changes.items()})
 
     def plan(self, preset: str, changes: Sequence[str]) -> Plan:
         given: dict[str, tuple[Any, ...]] = {}
@@ -211,7 +213,7 @@ class _Planning:
         for name, values in given.items():
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"values of {name} must be different from one another: {values}")
-            self._change(name, values)
+        self._change(given)
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         for cell in cells:
             if cell.model not in (allowed := cell.models() or (cell.model,)):
@@ -247,19 +249,25 @@ class _Planning:
         hints = get_type_hints(type(settings.get(owner, parent) if parent else owner))
         return settings.is_tuple(hints[last])
 
-    def _change(self, name: str, values: tuple[Any, ...]) -> None:
-        owner, path = self._owner(name)
-        if owner is not self._setup:
-            if len(values) != 1:
-                raise ValueError(f"{name} is a measure's and no axis: it has one value: {values}")
-            (value,) = values
-            self._measures[name.partition(".")[0]] = settings.put(owner, {path: value})
-            return
-        self._fixed.add(name)
-        self._setup = settings.put(self._setup, {name: values[0]})
-        for grid in self._grids:
-            if len(values) > 1 or name in grid:
-                grid[name] = values
+    def _change(self, changes: Mapping[str, tuple[Any, ...]]) -> None:
+        """Put new values; all of one config at once, so that it is checked as a whole."""
+        of_setup: dict[str, Any] = {}
+        of_measures: dict[str, dict[str, Any]] = {}
+        for name, values in changes.items():
+            owner, path = self._owner(name)
+            if owner is not self._setup:
+                if len(values) > 1:
+                    raise ValueError(f"{name} is a measure's and no axis: it has one value")
+                (of_measures.setdefault(name.partition(".")[0], {})[path],) = values
+                continue
+            self._fixed.add(name)
+            of_setup[name] = values[0]
+            for grid in self._grids:
+                if len(values) > 1 or name in grid:
+                    grid[name] = values
+        self._setup = settings.put(self._setup, of_setup)
+        for name, some in of_measures.items():
+            self._measures[name] = settings.put(self._measures[name], some)
 
     def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> list[Setup]:
         cells = []

@@ -1,0 +1,60 @@
+import torch
+
+from mechanisms import AttentionConfig, CompositionalAttentionConfig
+from studies.engine.costs import count_operations, count_parameters
+
+
+class Itself(torch.nn.Module):
+    """Self-attention, called with one argument."""
+
+    def __init__(self, config, d_model):
+        super().__init__()
+        self.attention = config.build(d_model)
+
+    def forward(self, x):
+        return self.attention(x, x)
+
+
+def test_operations_of_attention_are_those_of_its_formula():
+    n, d_model, heads, width = 7, 24, 3, 5
+    x = torch.randn(4, n, d_model)
+    model = Itself(AttentionConfig(n_heads=heads, d_head=width), d_model)
+    projections = 4 * n * d_model * heads * width
+    assert count_operations(model, lambda model: model(x), len(x)) == 2 * (
+        projections + 2 * heads * n**2 * width
+    )
+    assert model.training
+    biases = 3 * heads * width + d_model
+    assert count_parameters(model) == 4 * d_model * heads * width + biases
+
+
+def test_operations_that_are_done_piece_by_piece_are_counted():
+    n, d_model, searches, retrievals, width = 7, 24, 3, 2, 5
+    config = CompositionalAttentionConfig(
+        n_searches=searches, n_retrievals=retrievals, d_head=width, biases="none"
+    )
+    x = torch.randn(4, n, d_model)
+    # Queries, keys, value queries and the output have a matrix for each search.
+    projections = n * d_model * (4 * searches + retrievals) * width
+    attending = searches * n**2 * width * (1 + retrievals)
+    folding = n * searches * width**2
+    found = count_operations(Itself(config, d_model), lambda model: model(x), len(x))
+    assert found == 2 * (projections + attending + folding)
+
+
+class Product(torch.nn.Module):
+    """The matrix product of two arguments."""
+
+    def forward(self, first, second):
+        return first @ second
+
+
+def test_several_inputs_are_arguments():
+    inputs = (torch.randn(2, 3, 4), torch.randn(2, 4, 5))
+    assert count_operations(Product(), lambda model: model(*inputs), 2) == 2 * 3 * 4 * 5
+
+
+def test_what_is_frozen_is_no_parameter_that_is_trained():
+    model = torch.nn.Linear(3, 4)
+    model.bias.requires_grad_(False)
+    assert count_parameters(model) == 12

@@ -1,0 +1,83 @@
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from studies.engine.folders import (
+    RunError,
+    config_hash,
+    git_commits,
+    library_versions,
+    locked,
+    read_json,
+    set_aside,
+    write_atomically,
+    write_json,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    size: int = 1
+    names: tuple[str, ...] = ("a",)
+
+
+@dataclass(frozen=True)
+class Other:
+    size: int = 1
+    names: tuple[str, ...] = ("a",)
+
+
+def test_equal_configs_have_equal_hashes_and_others_do_not():
+    assert config_hash(Config()) == config_hash(Config())
+    assert config_hash(Config()) != config_hash(Config(size=2))
+    assert config_hash(Config()) != config_hash(Other())
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "result.nc"
+    write_atomically(path, lambda place: place.write_text("old"))
+
+    def half(place):
+        place.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError, match=r"cannot write .*result.nc: No space left"):
+        write_atomically(path, half)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_set_aside_is_kept(tmp_path):
+    for number in (1, 2):
+        write_json(tmp_path / "run" / "config.json", {"number": number})
+        set_aside(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    kept = [json.loads((tmp_path / f"run.old-{n}" / "config.json").read_text()) for n in (1, 2)]
+    assert kept == [{"number": 1}, {"number": 2}]
+    set_aside(tmp_path / "run")
+
+
+def test_a_folder_is_locked_once(tmp_path):
+    with locked(tmp_path), pytest.raises(RunError, match="another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot write"), locked(tmp_path / "file" / "run"):
+        pass
+
+
+def test_damaged_json_is_told(tmp_path):
+    assert read_json(tmp_path / "none.json") == {}
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"config.json is damaged"):
+        read_json(tmp_path / "config.json")
+
+
+def test_versions_and_commits(tmp_path):
+    assert library_versions()["torch"].startswith("2.")
+    assert git_commits({"study": tmp_path}) == {"study": "unknown"}

@@ -1,0 +1,428 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from studies.engine.checkpoints import load_weights
+from studies.engine.folders import RunError, locked
+from studies.engine.training import TrainingConfig, TrainingError, cross_entropy, train
+
+CONFIG = TrainingConfig(
+    n_steps=40,
+    batch_size=16,
+    learning_rate=1e-2,
+    weight_decay=0.1,
+    warmup_steps=5,
+    evaluate_every=10,
+    clip=1.0,
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+
+    def __getitem__(self, examples):
+        return Batch(self.inputs[examples], self.targets[examples], self.mask[examples])
+
+
+def sample(step, size):
+    """Which of four inputs is the largest."""
+    inputs = torch.randn(size, 1, 4, generator=torch.Generator().manual_seed(step))
+    return Batch(inputs, inputs.argmax(-1), torch.ones(size, 1, dtype=torch.bool))
+
+
+def evaluate(model):
+    batch = sample(10_000, 200)
+    return {"id/accuracy": (model(batch.inputs).argmax(-1) == batch.targets).float().mean().item()}
+
+
+def small_model():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
+
+
+def run(folder, *, config=CONFIG, model=None, **changes):
+    model = small_model() if model is None else model
+    arguments = {
+        "config": config,
+        "sample": sample,
+        "evaluate": evaluate,
+        "select": "id/accuracy",
+        "folder": folder,
+        "identity": f"{config}",
+        "seed": 0,
+    }
+    log = train(model, **(arguments | changes))
+    return model, log
+
+
+def weights(folder, name="last"):
+    return load_file(folder / f"{name}.safetensors")
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_agrees_with_a_plain_loop(tmp_path):
+    config = replace(CONFIG, n_steps=12, evaluate_every=12)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    copy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    copy.load_state_dict(model.state_dict())
+    run(tmp_path / "run", config=config, model=model)
+
+    decayed = [p for n, p in copy.named_parameters() if n.endswith("weight")]
+    rest = [p for n, p in copy.named_parameters() if n.endswith("bias")]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest}])
+    optimizer.param_groups[1]["weight_decay"] = 0.0
+    for step in range(12):
+        warm = min(1, (step + 1) / 5)
+        cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - 5) / 7))
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * warm * (0.1 + 0.9 * cosine)
+        batch = sample(step, 16)
+        loss = nn.functional.cross_entropy(copy(batch.inputs)[:, 0], batch.targets[:, 0])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(copy.parameters(), 1.0)
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_learns_and_logs(tmp_path):
+    model, log = run(tmp_path / "run", config=replace(CONFIG, n_steps=300, evaluate_every=100))
+    assert evaluate(model)["id/accuracy"] > 0.8
+    assert [entry["step"] for entry in log] == [100, 200, 300]
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == log
+    best = max(log, key=lambda entry: entry["id/accuracy"])
+    load_weights(model, tmp_path / "run" / "best.safetensors")
+    assert evaluate(model.eval())["id/accuracy"] == best["id/accuracy"]
+
+
+def test_the_mask_takes_targets_out():
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    batch = sample(0, 2)
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    targets = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    loss = cross_entropy(logits, Batch(batch.inputs, targets, mask))
+    picked = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    assert loss == pytest.approx(-picked[mask].mean().item())
+
+
+def test_going_on_from_a_checkpoint_ends_in_the_same_weights(tmp_path):
+    whole, _ = run(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def interrupted(step, size):
+        if step == 27:
+            raise Stop
+        return sample(step, size)
+
+    with pytest.raises(Stop):
+        run(tmp_path / "parts", sample=interrupted)
+    resumed, log = run(tmp_path / "parts")
+    assert [entry["step"] for entry in log] == [10, 20, 30, 40]
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert same(dict(whole.named_parameters()), dict(resumed.named_parameters()))
+
+
+def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
+    """kill -9 in the middle of training, three times."""
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tests.studies.engine import test_training as t
+def slow(step, size):
+    time.sleep(0.01)
+    return t.sample(step, size)
+t.run(Path(sys.argv[1]), sample=slow)
+"""
+    run(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    log = folder / "log.jsonl"
+    for lines in (1, 2, 3):
+        process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
+        deadline = time.monotonic() + 60
+        while not log.exists() or len(log.read_text().splitlines()) < lines:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert weights(folder)["step/0.weight"] < CONFIG.n_steps
+    run(folder)
+    assert same(weights(tmp_path / "whole"), weights(folder))
+    assert not list(folder.glob(".last*"))
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    run(tmp_path / "run")
+
+    def never(step, size):
+        raise AssertionError("a finished run drew a batch")
+
+    model, log = run(tmp_path / "run", sample=never)
+    assert len(log) == 4
+    assert torch.equal(model[0].weight, weights(tmp_path / "run")["model/0.weight"])
+
+
+def test_training_ends_early_where_it_may_and_is_not_taken_up_again(tmp_path):
+    config = replace(CONFIG, n_steps=300, stop_at=0.85)
+    model, log = run(tmp_path / "run", config=config)
+    assert log[-1]["id/accuracy"] >= 0.85
+    assert all(entry["id/accuracy"] < 0.85 for entry in log[:-1])
+    assert 10 < log[-1]["step"] < 300
+    again, same_log = run(tmp_path / "run", config=config)
+    assert same_log == log
+    assert same(again.state_dict(), model.state_dict())
+    _, whole = run(tmp_path / "full", config=replace(config, stop_at=None))
+    figures = [[entry["loss"], entry["id/accuracy"]] for entry in whole]
+    assert figures[: len(log)] == [[entry["loss"], entry["id/accuracy"]] for entry in log]
+
+
+def test_the_learning_rate_falls_to_its_share():
+    steps = (0, 4, 5, 22, 39, 100)
+    kept = replace(CONFIG, final_learning_rate=1.0)
+    assert [kept.learning_rate_at(step) for step in steps[1:]] == [1e-2] * 5
+    falling = replace(CONFIG, final_learning_rate=0.2)
+    rates = [falling.learning_rate_at(step) for step in steps]
+    assert rates[0] == pytest.approx(2e-3)
+    assert rates[1:3] == pytest.approx([1e-2, 1e-2])
+    halfway = 5 + 35 // 2
+    progress = (halfway - 5) / 35
+    expected = 1e-2 * (0.2 + 0.8 * (1 + math.cos(math.pi * progress)) / 2)
+    assert falling.learning_rate_at(halfway) == pytest.approx(expected)
+    assert rates[-1] == pytest.approx(2e-3)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
+    def poisoned(step, size):
+        batch = sample(step, size)
+        return replace(batch, inputs=batch.inputs * math.nan) if step >= 15 else batch
+
+    with pytest.raises(TrainingError, match="not finite after a step between 10 and 19"):
+        run(tmp_path / "run", sample=poisoned)
+    kept = weights(tmp_path / "run")
+    assert kept["step/0.weight"] == 10
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+    _, log = run(tmp_path / "run")
+    assert log[-1]["step"] == 40
+
+
+def test_a_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
+    """Just before a checkpoint is due: the loss is finite still, the weights are not."""
+
+    def objective(model, batch, step):
+        value = cross_entropy(model(batch.inputs), batch)
+        return value + (value * 0).sqrt() if step == 19 else value
+
+    with pytest.raises(TrainingError, match="a gradient is not finite after a step between 10 and"):
+        run(tmp_path / "run", objective=objective)
+    kept = weights(tmp_path / "run")
+    assert kept["step/0.weight"] == 10
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+
+
+def test_lower_can_be_better(tmp_path):
+    def loss(model):
+        return {"id/loss": 1 - evaluate(model)["id/accuracy"]}
+
+    changes = {"evaluate": loss, "select": "id/loss", "sign": -1}
+    config = replace(CONFIG, learning_rate=0.3, stop_at=0.15, n_steps=300)
+    model, log = run(tmp_path / "run", config=config, **changes)
+    assert log[-1]["id/loss"] == min(entry["id/loss"] for entry in log) <= 0.15
+    assert log[-1]["step"] < 300
+    load_weights(model, tmp_path / "run" / "best.safetensors")
+    assert loss(model.eval())["id/loss"] == log[-1]["id/loss"]
+
+
+def test_weights_are_kept_where_they_are_asked_for_also_after_an_interruption(tmp_path):
+    config = replace(CONFIG, keep_at=(3, 25, 1000))
+    run(tmp_path / "whole", config=config)
+    kept = {path.name for path in (tmp_path / "whole").glob("step-*")}
+    assert kept == {"step-3.safetensors", "step-25.safetensors"}
+
+    def interrupted(step, size):
+        if step == 27:
+            raise KeyboardInterrupt
+        return sample(step, size)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", config=config, sample=interrupted)
+    run(tmp_path / "parts", config=config)
+    for name in ("step-3", "step-25", "last"):
+        assert same(weights(tmp_path / "whole", name), weights(tmp_path / "parts", name))
+    run(tmp_path / "plain")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "plain"))
+
+
+def test_parameters_that_are_not_trained_go_on_from_a_checkpoint_too(tmp_path):
+    def model():
+        net = small_model()
+        net[0].bias.requires_grad = False
+        return net
+
+    whole, _ = run(tmp_path / "whole", model=model())
+    short = replace(CONFIG, n_steps=20)
+    run(tmp_path / "parts", config=short, model=model(), identity=f"{CONFIG}")
+    assert torch.equal(whole[0].bias, model()[0].bias)
+    parts = tmp_path / "parts"
+    assert not {"step/0.bias"} & set(weights(parts))
+    resumed, log = run(parts, config=short, model=model(), identity=f"{CONFIG}")
+    assert log[-1]["step"] == 20
+    assert torch.equal(resumed[0].bias, whole[0].bias)
+
+
+def test_checkpoints_of_other_configs_are_refused(tmp_path):
+    run(tmp_path / "run")
+    with pytest.raises(RunError, match="checkpoint of another config"):
+        run(tmp_path / "run", config=replace(CONFIG, n_steps=50))
+
+
+def test_a_truncated_checkpoint_is_refused_and_kept(tmp_path):
+    run(tmp_path / "run")
+    path = tmp_path / "run" / "last.safetensors"
+    content = path.read_bytes()[:-100]
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"last.safetensors is damaged"):
+        run(tmp_path / "run")
+    assert path.read_bytes() == content
+
+
+def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    run(folder, config=replace(CONFIG, n_steps=40))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    longer = tmp_path / "longer"
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("studies.engine.checkpoints.save_file", full)
+    with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
+        run(longer)
+    assert not list(longer.glob("*.safetensors"))
+    assert not list(longer.glob(".[a-z]*-*"))
+    run(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot write"):
+        run(tmp_path / "file" / "run")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from studies.engine.folders import locked\n"
+        "with locked(Path(sys.argv[1])): pass"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "run")]
+    root = Path(__file__).parents[3]
+    with locked(tmp_path / "run"):
+        done = subprocess.run(words, capture_output=True, text=True, cwd=root)
+    assert "another process is at work in" in done.stderr
+    assert subprocess.run(words, cwd=root).returncode == 0
+
+
+def test_dropout_leaves_the_global_random_state_alone(tmp_path):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    run(tmp_path / "run", config=replace(CONFIG, n_steps=3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_compiled_training_leaves_the_eager_model_to_hooks(tmp_path, monkeypatch):
+    """The step goes through the compiled handle, evaluation through the model itself."""
+    calls = []
+
+    def compile_stub(model):
+        handle = nn.Sequential(model)
+        handle.register_forward_hook(lambda *_: calls.append("compiled"))
+        return handle
+
+    monkeypatch.setattr(torch, "compile", compile_stub)
+    model, _ = run(tmp_path / "run", config=replace(CONFIG, n_steps=3, compile=True))
+    assert len(calls) == 3
+    assert isinstance(model, nn.Sequential)
+    assert not model._forward_hooks
+
+
+def test_bfloat16_trains(tmp_path):
+    model, log = run(tmp_path / "run", config=replace(CONFIG, precision="bf16"))
+    assert model[0].weight.dtype == torch.float32
+    assert math.isfinite(log[-1]["loss"])
+
+
+def test_two_processes_train_the_same_model_as_one(tmp_path):
+    pytest.importorskip("accelerate")
+    run(tmp_path / "one", config=replace(CONFIG, n_steps=20), model=no_dropout())
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+import torch
+torch.set_num_threads(1)
+from dataclasses import replace
+from pathlib import Path
+from tests.studies.engine import test_training as t
+t.run(Path(sys.argv[1]), config=replace(t.CONFIG, n_steps=20), model=t.no_dropout())
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, str(path), str(tmp_path / "two")],
+        check=True,
+        env=environment,
+        timeout=120,
+        capture_output=True,
+    )
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
+def no_dropout():
+    model = small_model()
+    model[2].p = 0.0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_steps": 0}, "n_steps must be at least 1, got 0"),
+        ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"keep_at": (0, 5)}, r"keep_at must be at least 1, got \(0, 5\)"),
+        ({"clip": 0.0}, "clip must be None or greater than 0, got 0.0"),
+        ({"beta2": 1.0}, r"beta2 must be in \(0, 1\), got 1.0"),
+        ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **setting)

@@ -1,0 +1,188 @@
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from studies.engine import Resources, RunError, TrainingError, read_result, run
+from studies.engine.workers import run_side_by_side
+from tests.studies.engine.toy import TOY
+
+ROOT = Path(__file__).parents[3]
+
+
+# Several at once. What jobs do, they write down: they run in other processes.
+
+
+def note(folder, text):
+    with (folder / "notes").open("a") as file:
+        file.write(f"{text}\n")
+
+
+def notes(folder):
+    return Counter((folder / "notes").read_text().split("\n")[:-1])
+
+
+def works(folder, name, *, seconds=0.0):
+    note(folder, name)
+    time.sleep(seconds)
+
+
+def raises(folder, name, *, error):
+    note(folder, name)
+    raise error
+
+
+def dies(folder, name, *, times):
+    note(folder, name)
+    if notes(folder)[name] <= times:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """The address of a scheduler with two workers, and the repository as their directory."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        memory_limit=None,
+        dashboard_address=None,
+        silence_logs=50,
+        scheduler_kwargs={"allowed_failures": 1},
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+def writes_process(folder):
+    note(folder, os.getpid())
+    time.sleep(0.3)
+
+
+def test_a_process_that_dies_costs_only_its_job(scheduler, tmp_path):
+    work = [functools.partial(works, tmp_path, f"work {n}", seconds=0.1) for n in range(20)]
+    jobs = [functools.partial(dies, tmp_path, "death", times=1), *work]
+    run_side_by_side(jobs, 1, scheduler=scheduler)
+    once = [f"work {n}" for n in range(20)]
+    assert notes(tmp_path) == {"death": 2} | dict.fromkeys(once, 1)
+
+
+def test_this_process_works_beside_the_others_and_they_live_on(tmp_path):
+    run_side_by_side([functools.partial(writes_process, tmp_path)] * 40, 2)
+    done = notes(tmp_path)
+    assert sum(done.values()) == 40
+    assert len(done) == 2
+    assert done[str(os.getpid())] >= 5
+
+
+def test_with_one_worker_the_first_error_ends_it(tmp_path):
+    jobs = [functools.partial(works, tmp_path, "a"),
+            functools.partial(raises, tmp_path, "b", error=KeyError("b")),
+            functools.partial(works, tmp_path, "c")]  # fmt: skip
+    with pytest.raises(KeyError):
+        run_side_by_side(jobs, 1)
+    assert notes(tmp_path) == {"a": 1, "b": 1}
+
+
+def test_an_error_in_this_process_waits_for_the_others_too(tmp_path):
+    jobs = [functools.partial(raises, tmp_path, "b", error=RunError("broken"))]
+    jobs += [functools.partial(works, tmp_path, name) for name in "cde"]
+    with pytest.raises(RunError, match=r"job 0: broken \(1 of 4 failed\)"):
+        run_side_by_side(jobs, 2)
+    assert notes(tmp_path) == dict.fromkeys("bcde", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TrainingError("not finite"), TrainingError),
+        (RunError("not finite"), RunError),
+        (UnicodeError("not finite"), ValueError),
+        (KeyError("not finite"), RuntimeError),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_an_error_waits_until_the_others_are_done(error, kind, scheduler, tmp_path):
+    jobs = [
+        functools.partial(works, tmp_path, "a"),
+        functools.partial(raises, tmp_path, "b", error=error),
+        functools.partial(raises, tmp_path, "c", error=ValueError()),
+        *[functools.partial(works, tmp_path, name, seconds=0.2) for name in "defg"],
+    ]
+    message = r"model b: .*not finite.* \(2 of 7 failed\)"
+    with pytest.raises(kind, match=message) as caught:
+        run_side_by_side(
+            jobs, 1, scheduler=scheduler, names=[f"model {name}" for name in "abcdefg"]
+        )
+    assert type(caught.value) is kind
+    assert isinstance(caught.value.__cause__, type(error))
+    # The traceback leads into the job.
+    assert any(
+        entry.name == "raises"
+        for entry in pytest.ExceptionInfo.from_exception(caught.value.__cause__).traceback
+    )
+    assert notes(tmp_path) == dict.fromkeys("abcdefg", 1)
+
+
+def test_a_job_that_always_dies_is_given_up_and_no_other_is(scheduler, tmp_path):
+    jobs = [
+        functools.partial(dies, tmp_path, "death", times=99),
+        *[functools.partial(works, tmp_path, name, seconds=2) for name in "abc"],
+    ]
+    with pytest.raises(RunError, match=r"^job 0: its process died 2 times.* \(1 of 4 failed\)"):
+        run_side_by_side(jobs, 1, scheduler=scheduler)
+    assert notes(tmp_path) == {"death": 2} | dict.fromkeys("abc", 1)
+
+
+def test_a_scheduler_that_is_not_there(tmp_path):
+    with pytest.raises(RunError, match="there is no dask scheduler at 'nowhere'"):
+        run_side_by_side([functools.partial(works, tmp_path, "a")], 1, scheduler="nowhere")
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    script = f"""
+import functools, pathlib
+from studies.engine.workers import run_side_by_side
+from tests.studies.engine.test_workers import works
+if __name__ == "__main__":
+    job = functools.partial(works, pathlib.Path({str(tmp_path)!r}), "a", seconds=100)
+    run_side_by_side([job, job], 2)
+"""
+    (tmp_path / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "notes").exists() or notes(tmp_path)["a"] < 2:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        workers = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+
+
+def test_a_study_on_a_schedulers_workers_has_the_same_result(scheduler, tmp_path, monkeypatch):
+    # Not a path that the workers would find as it is.
+    monkeypatch.chdir(tmp_path)
+    changes = ["training.n_steps=20", "scores.n_test=200"]
+    folders = [
+        run(TOY, changes=changes, resources=Resources(root=Path(root), scheduler=address))
+        for root, address in (("here", None), ("there", scheduler))
+    ]
+    here, there = (read_result(folder / "result.nc") for folder in folders)
+    for name in ("accuracy", "loss", "accuracy_low"):
+        np.testing.assert_array_equal(here["scores"][name], there["scores"][name])
+    np.testing.assert_array_equal(here["weights"]["size"], there["weights"]["size"])
