@@ -286,51 +286,46 @@ def patched(site: str, scope: str) -> Reading:
     )
 
 
+SCHUG = "Schug et al. 2024"
+
 CLAIMS = (
-    Claim(
-        statement="HYLA answers held-out combinations of rules better than softmax attention",
-        source="Schug et al. 2024",
-        reading=metric("accuracy", "ood"),
-        of={"model": "hyla"},
-        exceeds={"model": "softmax"},
+    *(
+        Claim(
+            f"HYLA answers held-out combinations of rules better than {other} attention",
+            SCHUG,
+            metric("accuracy", "ood"),
+            {"model": "hyla"},
+            {"model": other},
+        )
+        for other in ("softmax", "linear")
+    ),
+    *(
+        Claim(
+            f"The rule is decodable from the latent code, on held-out combinations, better than "
+            f"from {than}",
+            source,
+            decoded(PROBED[1]) - decoded(PROBED[1], control),
+            {},
+            0.0,
+        )
+        for control, than, source in (
+            ("untrained", "the untrained model's", f"{SCHUG}, latent-code figures"),
+            ("shuffled", "codes with labels dealt out anew", "ours"),
+        )
     ),
     Claim(
-        statement="HYLA answers held-out combinations of rules better than linear attention",
-        source="Schug et al. 2024",
-        reading=metric("accuracy", "ood"),
-        of={"model": "hyla"},
-        exceeds={"model": "linear"},
+        "HYLA's code says more of the rule on held-out combinations than softmax attention's",
+        f"{SCHUG}, latent-code figures",
+        decoded(PROBED[1]),
+        {"model": "hyla"},
+        {"model": "softmax"},
     ),
     Claim(
-        statement="The rule is decodable from the latent code, on held-out combinations, better "
-        "than from the untrained model's",
-        source="Schug et al. 2024, latent-code figures",
-        reading=decoded(PROBED[1]) - decoded(PROBED[1], "untrained"),
-        of={},
-        exceeds=0.0,
-    ),
-    Claim(
-        statement="The rule is decodable from the latent code, on held-out combinations, better "
-        "than labels that are dealt out anew",
-        source="ours",
-        reading=decoded(PROBED[1]) - decoded(PROBED[1], "shuffled"),
-        of={},
-        exceeds=0.0,
-    ),
-    Claim(
-        statement="HYLA's code says more of the rule on held-out combinations than that of softmax "
-        "attention",
-        source="Schug et al. 2024, latent-code figures",
-        reading=decoded(PROBED[1]),
-        of={"model": "hyla"},
-        exceeds={"model": "softmax"},
-    ),
-    Claim(
-        statement="The code is used: patching it in brings the answer of its rule",
-        source="ours",
-        reading=patched("all layers", "code") - patched("none", "code"),
-        of={},
-        exceeds=0.0,
+        "The code is used: patching it in brings the answer of its rule",
+        "ours",
+        patched("all layers", "code") - patched("none", "code"),
+        {},
+        0.0,
     ),
 )
 
@@ -393,37 +388,15 @@ LAPTOP = RavenSetup(
 )
 
 SMOKE = Preset(
-    changes={
-        "n_layers": 2,
-        "d_model": 16,
-        "n_heads": 4,
-        "d_mlp": 16,
-        "training.n_steps": 40,
-        "training.batch_size": 16,
-        "training.warmup_steps": 5,
-        "training.evaluate_every": 20,
-        "n_validation": 64,
-        "scores.n_test": 64,
-        "ceiling.n": 64,
-        "decoding.n": 100,
-        "interchange.n_pairs": 20,
-        "projection.n": 40,
-    }
+    changes="n_layers=2 d_model=16 n_heads=4 d_mlp=16 n_validation=64 training.n_steps=40 "
+    "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 scores.n_test=64 "
+    "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40"
 )
 
 PAPER = Preset(
-    changes={
-        "task": RavenConfig(n_features=4),
-        "n_layers": 4,
-        "d_model": 128,
-        "n_heads": 16,
-        "d_mlp": 256,
-        "attention_dropout": 0.1,
-        "training.n_steps": 156_250,
-        "training.batch_size": 128,
-        "training.learning_rate": 1e-3,
-        "training.warmup_steps": 1000,
-    }
+    changes="task.n_features=4 task.seed=0 n_layers=4 d_model=128 n_heads=16 d_mlp=256 "
+    "attention_dropout=0.1 training.n_steps=156250 training.batch_size=128 "
+    "training.learning_rate=0.001 training.warmup_steps=1000"
 )
 
 STUDY = Study(

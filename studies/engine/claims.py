@@ -29,7 +29,7 @@ LEVEL = 0.05
 MOST_SEEDS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """That one condition exceeds another, or a number, in something that is read.
 

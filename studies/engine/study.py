@@ -35,8 +35,8 @@ class Preset:
     """Named settings of a study: what differs from the study's own.
 
     Args:
-        changes: values by the full names of settings, those of measures among them
-            (`"decoding.n": 100`). A tuple for a setting that is none makes an axis.
+        changes: as on the command line, `"n_layers=2 seed=0,1 decoding.n=100"`; or values by
+            names, `{"task": RavenConfig(...)}`: a tuple for a setting that is none is an axis.
         grids: in place of the study's.
         where: in place of the study's.
         setup: in place of the study's.
@@ -44,7 +44,7 @@ class Preset:
             reason.
     """
 
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] | str = ""
     grids: tuple[Grid, ...] | None = None
     where: Where | None = None
     setup: Setup | None = None
@@ -195,25 +195,19 @@ class _Planning:
         self._measures = dict(study.all_measures)
         # These win over what follows from other settings.
         self._fixed: set[str] = set()
-        several = {
-            name: isinstance(value, tuple) and not self._is_tuple(name)
-            for name, value in preset.changes.items()
-        }
-        self._change({name: v if several[name] else (v,) for name, v in preset.changes.items()})
+        if isinstance(preset.changes, str):
+            self._change(self._read(preset.changes.split()))
+            return
+        tuples = {name for name in preset.changes if self._is_tuple(name)}
+        self._change(
+            {
+                name: value if isinstance(value, tuple) and name not in tuples else (value,)
+                for name, value in preset.changes.items()
+            }
+        )
 
     def plan(self, preset: str, changes: Sequence[str]) -> Plan:
-        given: dict[str, tuple[Any, ...]] = {}
-        for change in changes:
-            name, equals, text = change.partition("=")
-            if not equals:
-                raise ValueError(f"a setting looks like key=value, got {change!r}")
-            owner, path = self._owner(name)
-            # The same setting again is a further value of it.
-            given[name] = given.get(name, ()) + settings.parse(owner, path, text)
-        for name, values in given.items():
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"values of {name} must be different from one another: {values}")
-        self._change(given)
+        self._change(self._read(changes))
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         for cell in cells:
             if cell.model not in (allowed := cell.models() or (cell.model,)):
@@ -229,6 +223,21 @@ class _Planning:
             cells=tuple(cells),
             axes=_coordinate_names(list(axes)),
         )
+
+    def _read(self, changes: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        """The values of settings that are given as text, such as `["seed=0,1"]`."""
+        given: dict[str, tuple[Any, ...]] = {}
+        for change in changes:
+            name, equals, text = change.partition("=")
+            if not equals:
+                raise ValueError(f"a setting looks like key=value, got {change!r}")
+            owner, path = self._owner(name)
+            # The same setting again is a further value of it.
+            given[name] = given.get(name, ()) + settings.parse(owner, path, text)
+        for name, values in given.items():
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"values of {name} must be different from one another: {values}")
+        return given
 
     def _owner(self, name: str) -> tuple[Any, str]:
         """The config that a setting is of, a measure's or the setup, and its name there."""
@@ -258,7 +267,7 @@ class _Planning:
             if owner is not self._setup:
                 if len(values) > 1:
                     raise ValueError(f"{name} is a measure's and no axis: it has one value")
-                (of_measures.setdefault(name.partition(".")[0], {})[path],) = values
+                of_measures.setdefault(name.partition(".")[0], {})[path] = next(iter(values))
                 continue
             self._fixed.add(name)
             of_setup[name] = values[0]
