@@ -10,16 +10,13 @@ import torch
 from torch.nn.functional import logsigmoid
 from torch.profiler import ProfilerActivity, profile
 
-import tasks
 from mechanisms import (
     AttentionConfig,
     GeometricAttentionConfig,
-    NeuralDataRouter,
-    NeuralDataRouterConfig,
     geometric_weights,
 )
-from studies.ndr_control_flow import presets
-from studies.training import cross_entropy, keep_freed_memory
+from studies.engine.training import cross_entropy, keep_freed_memory
+from studies.ndr_control_flow import STUDY
 from tests.benchmarks.timing import in_turns, seconds
 
 keep_freed_memory()  # as `train` does
@@ -90,24 +87,10 @@ def test_geometric_weights_beside_gathering(batch, heads, length, record):
 
 @pytest.mark.parametrize("name", ["laptop", "paper"])
 def test_training_steps_per_second(name, record):
-    study = presets()[name]
-    sizes = study.router
-    task = tasks.TableLookup(study.tasks()[0])
-    config = NeuralDataRouterConfig.named(
-        "ndr",
-        d_input=len(task.vocabulary),
-        d_output=len(task.answers),
-        d_model=sizes.d_model,
-        d_mlp=sizes.d_mlp,
-        n_heads=sizes.n_heads,
-        n_steps=sizes.n_steps,
-        dropout=sizes.dropout,
-        attention_dropout=sizes.attention_dropout,
-        gate_dropout=sizes.gate_dropout,
-    )
-    model = NeuralDataRouter(config, generator=torch.Generator().manual_seed(0))
+    setup = STUDY.plan(name, ["model=ndr", "task.direction=forward"]).cells[0]
+    task, model = setup.sampler(), setup.build(torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    size = sizes.training.batch_size
+    size = setup.training.batch_size
     batch = task.batch("train", 0, size)
     number = iter(range(1, 10**6))
 

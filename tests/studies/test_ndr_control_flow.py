@@ -1,11 +1,8 @@
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
+import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import pytest
@@ -13,295 +10,262 @@ import torch
 import xarray as xr
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
-from scipy.stats import binomtest
+from rich.console import Console
 
 import probes
-import tasks
-from studies import ndr_control_flow as module
-from studies.ndr_control_flow import (
-    GATED,
-    MODELS,
+from studies.engine import Resources, Trained, read_result, run
+from studies.engine.cells import initial_model
+from studies.engine.examples import Examples
+from studies.ndr_control_flow import CLAIMS, KINDS, PRESETS, STUDY, TABLE, broken, flow
+from studies.ndr_measures import (
     NODES,
-    PAPER,
-    NdrModel,
-    accuracy,
-    analyse,
-    assemble,
-    beyond_training,
+    ControlFlow,
+    Drawn,
     capture_columns,
-    closing_table,
     graphs_of,
-    presets,
-    run,
+    means_by_depth,
     spread_over_depths,
-    task_of,
-    train_model,
     true_dataflow,
 )
-from studies.ndr_figures import control_flow_graphs, figures
-from studies.running import Resources, command, load_model_config
-from studies.runs import RunError, write_json
-from studies.settings import override
+from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS
+from studies.views import ndr as views
 from tasks import ListOpsConfig, TableLookupConfig
 from tasks.arithmetic import describe_arithmetic
 from tasks.listops import describe_listops
 from tasks.table_lookup import look_up
 
-SCRIPT = Path(__file__).parents[2] / "studies" / "ndr_control_flow.py"
-SMOKE = ["directions=forward", "models=ndr,lstm", "n_graphs=30"]
-LIGHT = ["--workers", "1", "--threads", "1"]
-STUDY = override(presets()["smoke"], SMOKE)
-UNGATED = {"accuracy", "training"}
-FIGURES = UNGATED | {"scores", "cuts", "parallelism", "attention_ndr_forward"}
-FIGURES |= {"graph_ndr_forward_gate", "graph_ndr_forward_change"}
+SMOKE = ["task.direction=forward", "model=ndr,lstm"]
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--preset", "smoke", *SMOKE, *LIGHT, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = out.glob("ndr_control_flow-*")
-    return folder, done.stdout
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return run(STUDY, "smoke", SMOKE, resources=Resources(root=root, workers=1))
 
 
 @pytest.fixture(scope="module")
-def result(smoke):
-    with xr.open_datatree(smoke[0] / "result.nc", engine="h5netcdf") as tree:
-        return tree.load()
+def result(folder):
+    return read_result(folder / "result.nc")
 
 
 @pytest.fixture(scope="module")
-def drawn(result):
-    return figures(result)
+def setup():
+    return STUDY.plan("smoke", SMOKE).cells[0]
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures take longer than all the rest of a tiny run."""
-    monkeypatch.setattr(module, "draw_figures", lambda result: {})
+@pytest.fixture(scope="module")
+def trained(setup):
+    """An untrained model, as measures get it."""
+    return trained_of(setup)
 
 
-def numbers(tree):
-    return {
-        (group.relative_to(tree), name): group[name].to_numpy()
-        for group in tree.subtree
-        for name in group.data_vars
-    }
+def trained_of(setup):
+    model = initial_model(setup, "cpu").eval()
+    return Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("control_flow"))
 
 
-def same_numbers(first, second):
-    first, second = numbers(first), numbers(second)
-    return first.keys() == second.keys() and all(
-        np.array_equal(first[key], second[key], equal_nan=first[key].dtype.kind == "f")
-        for key in first
-    )
+@pytest.fixture(scope="module")
+def batch(setup):
+    return spread_over_depths(trained_of(setup), 40)
 
 
 # The run
 
 
-def test_the_smoke_run_ends_in_a_table_and_says_where_the_files_are(smoke):
-    folder, printed = smoke
-    for word in ("ndr", "lstm", "right, id", "depth 5", "the paper", "edges, F1", "chance"):
-        assert word in printed
-    assert str(folder) in printed
+def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
+    scores = result["scores"].to_dataset()
+    assert scores["model"].to_numpy().tolist() == ["ndr", "lstm"]
+    assert scores["split"].to_numpy().tolist() == ["id", "valid", "ood"]
+    depths = scores["accuracy"].sel(split=["id", "valid", "ood"]).notnull().isel(cell=0)
+    known = {
+        split: [name for name in scores["group"].to_numpy() if depths.sel(split=split, group=name)]
+        for split in ("id", "valid", "ood")
+    }
+    assert known == {
+        "id": ["all", "depth 2", "depth 3"],
+        "valid": ["all", "depth 4"],
+        "ood": ["all", "depth 5"],
+    }
+    assert float(scores["accuracy_chance"].sel(split="ood", group="all")[0]) == 1 / 8
+    assert float(scores["accuracy_paper"].sel(split="ood", group="all")[0]) == 1
+    flows = result["control_flow"].to_dataset()
+    assert set(flows["control"].to_numpy()) == {"trained", "shuffled", "untrained"}
+    assert set(flows["nodes"].to_numpy()) == set(NODES) == set(KINDS)
+    assert flows["score"].isel(cell=0).notnull().any()
+    assert flows["score"].isel(cell=1).isnull().all()
+    assert result.attrs["selection_protocol"].startswith("Csordas et al. 2021")
 
 
-def test_the_result_says_how_it_was_made(result, smoke):
-    attrs = result.attrs
-    assert attrs["schema_version"] == 1
-    assert attrs["config_hash"] == smoke[0].name.removeprefix("ndr_control_flow-")
-    assert json.loads(attrs["config"])["study"]["task"]["train_depth"] == 3
-    assert "ndr_control_flow.py --preset smoke" in attrs["command"]
-    for name in ("created_at", "git_commit", "versions", "seed", "device"):
-        assert attrs[name]
+def test_readings_of_the_table_and_of_claims_are_there(result):
+    by_hand = result["control_flow"]["score"].sel(
+        nodes="change", metric="f1", control="untrained", depth="all", correct="all"
+    )
+    found = flow("f1", "change", "untrained").values(result)
+    np.testing.assert_array_equal(found, by_hand.to_numpy())
+    rates = result["control_flow"]["rate"].sel(condition="no node", outcome="broken")
+    by_hand = rates.sel(nodes="change", cut="lasting").to_numpy()
+    np.testing.assert_array_equal(broken("no node").values(result), by_hand)
+    assert np.isfinite(by_hand[0])
+    known = {reading.label for _, reading in TABLE.readings().values()}
+    assert len(known) == len(TABLE.readings())
+    for claim in CLAIMS:
+        assert claim.reading.values(result).shape == (2,)
 
 
-def test_every_variable_and_coordinate_has_a_name(result):
-    named = 0
-    for group in result.subtree:
-        for name, variable in {**group.data_vars, **group.coords}.items():
-            assert variable.attrs.get("long_name"), (group.path, name)
-            named += 1
-    assert named > 50
-    scores = result["control_flow"]
-    assert set(scores["control"].to_numpy()) == {"trained", "shuffled", "untrained"}
-    for group, name in ((scores, "score"), (result["cuts"], "rate")):
-        low, middle, high = (group[name + end] for end in ("_low", "", "_high"))
-        assert bool((low <= middle).where(middle.notnull(), True).all())
-        assert bool((middle <= high).where(middle.notnull(), True).all())
-    assert result["accuracy"]["model"].to_numpy().tolist() == ["ndr", "lstm"]
-    # Only the one with gates has graphs.
-    assert scores["model"].to_numpy().tolist() == ["ndr"]
-    assert float(result["accuracy"]["chance"].sel(task="forward")) == 1 / 8
+def test_the_table_renders(result):
+    console = Console(width=100, record=True)
+    with console.capture() as capture:
+        console.print(TABLE.render(result))
+    for word in ("NDR", "LSTM", "right, id", "depth 4, valid", "depth 5, ood", "the paper's"):
+        assert word in capture.get()
 
 
-def test_a_finished_study_is_not_run_again(smoke):
-    folder = smoke[0]
-    before = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")}
-    assert run(STUDY, resources=Resources(root=folder.parent)) == folder
-    assert {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")} == before
+def test_every_figure_is_drawn(folder):
+    for name in STUDY.views:
+        for kind in ("png", "pdf"):
+            assert (folder / f"{name}.{kind}").stat().st_size > 1000
 
 
-class Killed(BaseException):
-    """What no handler of errors catches."""
+def test_without_gates_the_control_flow_is_left_out(result):
+    few = xr.DataTree.from_dict(
+        {name: result[name].to_dataset().isel(cell=[1]) for name in ("scores", "training")}
+    )
+    few.attrs = result.attrs
+    drawn = {name for name, view in STUDY.views.items() if view(few) is not None}
+    plt.close("all")
+    assert drawn == {"accuracy", "training"}
 
 
-def dies_at(call, function):
-    calls = Counter()
-
-    def mortal(*args, **named):
-        calls["made"] += 1
-        if calls["made"] == call:
-            raise Killed
-        return function(*args, **named)
-
-    return mortal
+# Settings
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "left"),
+    ("preset", "change", "message"),
     [
-        # Each evaluation scores two splits: the third call belongs to the second one.
-        (tasks.TableLookup, "score", 3, "models/ndr-*/last.safetensors"),
-        (probes, "write_graphml", 3, "ndr*/result.nc"),
-    ],
-    ids=["while training", "while exporting"],
-)
-def test_a_killed_study_ends_in_the_same_result(
-    owner, name, call, left, smoke, result, undrawn, tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dies_at(call, getattr(owner, name)))
-        with pytest.raises(Killed):
-            run(STUDY, resources=Resources(root=tmp_path))
-    assert list(tmp_path.glob(left))
-    assert not list(tmp_path.glob("ndr*/graphs"))
-    again = run(STUDY, resources=Resources(root=tmp_path))
-    with xr.open_datatree(again / "result.nc", engine="h5netcdf") as tree:
-        assert same_numbers(tree, result)
-    graphs = {path.name: path.read_text() for path in (smoke[0] / "graphs").iterdir()}
-    assert graphs == {path.name: path.read_text() for path in (again / "graphs").iterdir()}
-
-
-def test_a_checkpoint_is_analysed_without_training(smoke, result, undrawn, tmp_path):
-    (model,) = smoke[0].parent.glob("models/ndr-*")
-    folder = run(STUDY, resources=Resources(root=tmp_path), checkpoints=(model,))
-    assert not list(tmp_path.glob("models/*"))
-    with xr.open_datatree(folder / "result.nc", engine="h5netcdf") as tree:
-        assert tree["accuracy"]["model"].to_numpy().tolist() == ["ndr"]
-        for name in ("control_flow", "cuts", "examples"):
-            assert same_numbers(xr.DataTree(tree[name].to_dataset()), result[name])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--preset", "huge"], "preset must be one of smoke, laptop, paper"),
-        (["models=ndr,gru"], "models must be among ndr, geometric"),
-        (["models=ndr,ndr"], "models must be different from one another"),
-        (["directions=sideways"], "directions must be among ('forward', 'backward')"),
-        (["directions="], "directions"),
-        (["router.d_modle=3"], "unknown setting 'router.d_modle'; nearest are router.d_model"),
-        (["n_graphs=3"], "n_graphs must be at least 10, got 3"),
-        (["n_drawn=0"], "n_drawn must be at least 1, got 0"),
-        (["backward_readout=middle"], "backward_readout must be"),
-        (["task.n_tables=40"], "n_tables"),
-        (["--checkpoint", "nowhere"], "nowhere is no run folder of a NdrModel"),
+        ("smoke", "model=gru", "model must be one of ndr, geometric"),
+        ("smoke", "task.direction=sideways", "direction must be one of forward, backward"),
+        ("smoke", "readout=middle", "readout must be one of first, last"),
+        ("smoke", "router.d_model=3", "unknown setting 'router.d_model'"),
+        ("smoke", "task.n_tables=40", "n_tables"),
+        ("smoke", "n_validation=50", "n_validation must be less than task.n_valid = 50"),
+        ("paper-listops", "task.direction=forward", "unknown setting 'task.direction'"),
     ],
 )
-def test_wrong_input_gets_a_clear_error(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["ndr_control_flow.py", "--preset", "smoke", *words, "--out", str(tmp_path)]
+def test_wrong_settings_get_a_clear_error(preset, change, message):
+    with pytest.raises(ValueError, match=message.replace("(", "\\(")):
+        STUDY.plan(preset, [change])
+
+
+def cells_of(preset, *changes):
+    some = [f"model={','.join(MODELS)}", *changes]
+    cells = STUDY.plan(preset, some).cells
+    return {cell.model: cell for cell in cells if getattr(cell.task, "direction", "") != "backward"}
+
+
+SMALL = {
+    "paper-arithmetic": ["task.n_train=600", "task.n_id=100"],
+    "paper-listops": ["task.n_train=600", "task.n_id=100"],
+}
+
+
+@pytest.mark.parametrize("preset", ["laptop", *PRESETS])
+def test_every_preset_builds_its_models_and_their_losses_are_finite(preset):
+    cells = cells_of(
+        preset, *SMALL.get(preset, []), *(["task.direction=forward"] * (preset == "near-mark"))
     )
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        command(question="?", presets=presets, run=run, table=closing_table)
-    assert ended.value.code == 1
-    assert message in " ".join(capsys.readouterr().out.split())
-    assert not list(tmp_path.iterdir())
+    assert set(cells) == set(MODELS)
+    for name, cell in cells.items():
+        model = cell.build(torch.Generator().manual_seed(0))
+        batch = cell.sampler().batch("train", 0, 2)
+        assert torch.isfinite(cell.loss(model, batch, 0))
+        tokens = len(cell.sampler().vocabulary)
+        if name in ROUTERS:
+            assert model.W_E.shape == (tokens + 2, cell.d_model)  # and the marks at both ends
+            assert len(model.blocks) == cell.n_steps
 
 
-def test_other_tasks_have_no_directions():
-    with pytest.raises(ValueError, match="directions must be among \\(\\) for this task"):
-        override(presets()["paper-listops"], ["directions=forward"])
+TRAINING = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
+PAPER_SIZES = {
+    "paper": {
+        "ndr": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 1.5e-4, 0.01, 5.0, 0),
+        "geometric": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 1.5e-4, 0.01, 5.0, 0),
+        "relative_gate": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 2e-4, 0.01, 5.0, 0),
+        "transformer": (128, 256, 4, 11, 11, 0.1, 0.1, 30_000, 512, 1.5e-4, 0.0025, 5.0, 0),
+    },
+    "paper-arithmetic": {
+        "ndr": (256, 1024, 4, 15, 15, 0.5, 0.1, 100_000, 512, 1.5e-4, 0.01, 1.0, 0),
+        "abs_rel_gate": (256, 1024, 4, 15, 15, 0.5, 0.1, 100_000, 512, 1.5e-4, 0.01, 1.0, 0),
+        "relative": (128, 256, 4, 11, 11, 0.5, 0.1, 200_000, 512, 1.5e-4, 0.0025, 1.0, 0),
+    },
+    "paper-listops": {
+        "ndr": (512, 1024, 16, 20, 24, 0.1, 0.05, 100_000, 512, 2e-4, 0.09, 1.0, 0),
+        "abs_rel_gate": (512, 2048, 16, 20, 24, 0.1, 0.1, 100_000, 512, 2e-4, 0.09, 1.0, 0),
+        "transformer": (256, 1024, 16, 6, 6, 0.015, 0.05, 200_000, 512, 4e-4, 0.05, 1.0, 0),
+    },
+    "laptop": {
+        "ndr": (64, 128, 4, 8, 14, 0.2, 0.1, 12_000, 128, 3e-3, 0.01, 5.0, 100),
+        "abs_rel_gate": (64, 128, 4, 8, 14, 0.2, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
+        "relative": (64, 128, 4, 8, 8, 0.2, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
+    },
+}
+RECURRENT_SIZES = {
+    "paper": (200, 1, 0.5, 20_000, 256, 1e-3, 0.0, 5.0, 0),
+    "paper-arithmetic": (200, 2, 0.5, 200_000, 256, 1e-3, 0.0, 1.0, 0),
+    "paper-listops": (512, 4, 0.1, 200_000, 512, 1e-3, 0.08, 1.0, 0),
+    "laptop": (128, 1, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
+}
 
 
-def test_a_checkpoint_of_another_task_is_refused(smoke, tmp_path):
-    (model,) = smoke[0].parent.glob("models/ndr-*")
-    other = override(STUDY, ["directions=backward"])
-    with pytest.raises(RunError, match="was trained on"):
-        run(other, resources=Resources(root=tmp_path), checkpoints=(model,))
+@pytest.mark.parametrize("preset", PAPER_SIZES)
+def test_presets_have_the_settings_of_their_source(preset):
+    cells = cells_of(preset)
+    sizes = ("d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "dropout", "gate_dropout")
+    for name, expected in PAPER_SIZES[preset].items():
+        own = [getattr(cells[name], one) for one in sizes]
+        assert (*own, *(getattr(cells[name].training, one) for one in TRAINING)) == expected
+    for name in ("lstm", "bilstm"):
+        own = [getattr(cells[name], one) for one in ("d_hidden", "n_layers", "dropout")]
+        training = cells[name].training
+        found = (*own, *(getattr(training, one) for one in TRAINING))
+        assert found == RECURRENT_SIZES[preset]
+    ndr, dnc = cells["ndr"], cells["dnc"]
+    assert (dnc.n_cells, dnc.d_cell, dnc.n_read_heads) == (32, 32, 4)
+    at_home = preset == "laptop"
+    assert ndr.initial_s_bias == (-2 if at_home else 0)
+    assert ndr.attention_dropout == (0 if at_home else 0.1)
+    assert ndr.training.stop_at == (0.995 if at_home else None)
+    assert cells["transformer"].training.stop_at is None
+    assert ndr.training.final_learning_rate == (0.1 if at_home else 1)
+    assert ndr.training.evaluate_every == (500 if at_home else 1000)
+    # What chooses the checkpoint is not all of `valid`.
+    assert ndr.n_validation == {"paper": 1000}.get(preset, 500) < ndr.task.n_valid
 
 
-@pytest.mark.parametrize("preset", ["paper", "paper-arithmetic", "paper-listops"])
-@pytest.mark.parametrize("name", ["ndr", "lstm"])
-def test_what_a_run_folder_says_is_read_back(preset, name, tmp_path):
-    study = replace(presets()[preset], models=(name,))
-    config = study.trained_models()[0]
-    write_json(tmp_path / "config.json", {"version": "0", "config": config})
-    assert load_model_config(tmp_path, NdrModel, study.tasks()) == config
+def test_the_papers_tasks_are_the_defaults():
+    assert cells_of("paper")["ndr"].task == TableLookupConfig()
+    assert cells_of("paper-listops")["ndr"].task == ListOpsConfig()
 
 
-# Models and presets
+def test_recurrent_models_are_trained_once_for_all_settings_of_routers():
+    plan = STUDY.plan("smoke", ["model=lstm,dnc,ndr", "d_mlp=16,32", "task.direction=forward"])
+    assert Counter(cell.model for cell in plan.cells) == {"lstm": 1, "dnc": 1, "ndr": 2}
+    plan = STUDY.plan("smoke", ["model=lstm,dnc", "n_cells=4,8", "task.direction=forward"])
+    assert Counter(cell.model for cell in plan.cells) == {"lstm": 1, "dnc": 2}
+    assert set(RECURRENT) < set(MODELS)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_built_and_trained(name, tmp_path):
-    study = replace(STUDY, models=(name,), n_graphs=10)
-    sizes = ("router", "gated", "ungated", "recurrent")
-    steps = [f"{one}.training.n_steps=2" for one in sizes]
-    study = override(study, [*steps, *(f"{one}.training.evaluate_every=2" for one in sizes)])
-    (config,) = study.trained_models()
-    folder = train_model(config, root=tmp_path, device="cpu", position=0)
-    assert folder.name == config.folder_name
-    found = analyse(study, config, folder, "cpu")
-    assert found["training"]["train_step"].to_numpy().tolist() == [2]
-    assert ("control_flow" in found.children) == (name in GATED)
-    # Two steps of training changed the weights, and what is analysed runs as long as in a test.
-    trained, untrained = config.build(testing=True), config.build(testing=True)
-    module.load_weights(trained, folder / "best.safetensors")
-    batch = task_of(config.task).batch("ood", 0, 20)
-    assert not torch.equal(trained.eval()(batch.inputs), untrained.eval()(batch.inputs))
-    if name in module.ROUTERS:
-        assert len(trained.blocks) == config.sizes.n_test_steps
-
-
-@pytest.mark.parametrize("preset", [name for name in presets() if name.startswith("paper")])
-def test_paper_presets_build_their_models(preset):
-    study = replace(presets()[preset], models=MODELS)
-    width = {"ndr": study.router.d_model, "geometric": study.router.d_model}
-    for config in study.trained_models():
-        model = config.build()
-        if config.name in width:
-            tokens = len(task_of(config.task).vocabulary) + 2  # the marks at both ends
-            assert model.W_E.shape == (tokens, width[config.name])
-            assert len(model.blocks) == config.sizes.n_steps
-
-
-def test_the_paper_presets_are_the_papers():
-    lookup, arithmetic, listops = (
-        presets()[f"paper{suffix}"] for suffix in ("", "-arithmetic", "-listops")
+def test_where_it_is_tested_a_model_takes_more_steps_with_the_same_weights(setup):
+    built, tested = (
+        make(torch.Generator().manual_seed(0)).eval() for make in (setup.build, setup.build_tested)
     )
-    assert (lookup.router.d_model, lookup.router.n_heads, lookup.router.n_steps) == (256, 1, 14)
-    assert lookup.task == TableLookupConfig()
-    assert (lookup.router.training.batch_size, lookup.router.training.n_steps) == (512, 30_000)
-    assert (arithmetic.router.d_mlp, arithmetic.router.n_steps) == (1024, 15)
-    assert arithmetic.router.training.n_steps == 100_000
-    assert (listops.router.d_model, listops.router.n_heads) == (512, 16)
-    assert (listops.router.n_steps, listops.router.n_test_steps) == (20, 24)
-    assert listops.task == ListOpsConfig()
-    assert {model for _, model in PAPER} <= set(MODELS)
+    assert (len(built.blocks), len(tested.blocks)) == (4, 6)
+    batch = setup.sampler().batch("ood", 0, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(setup.answer(built, batch), tested(batch.inputs))
+        assert not torch.allclose(built(batch.inputs), tested(batch.inputs))
 
 
-# What is looked at
+# The truth
 
 
 def lookup_example(direction):
@@ -447,94 +411,61 @@ def test_perfect_control_flow_is_scored_as_perfect(name, nodes):
     assert float(scores.sel(control="shuffled", metric="f1")) < 0.7
 
 
-@pytest.fixture(scope="module")
-def untrained():
-    config, _ = STUDY.trained_models()
-    return config.build(testing=True).eval()
+# What is looked at
 
 
-@pytest.fixture(scope="module")
-def batch():
-    return spread_over_depths(task_of(STUDY.tasks()[0]), 40, "cpu")
-
-
-def test_examples_are_spread_over_the_depths_of_all_splits(batch):
-    task = task_of(STUDY.tasks()[0])
+def test_examples_are_spread_over_the_depths_of_all_splits(batch, setup):
+    task = setup.sampler()
     counts = Counter(batch.latents["depth"].tolist())
     # 20 of `id` are as evenly of depths 2 and 3 as there are expressions of depth 2.
     available = Counter(task.batch("id", 0, 20).latents["depth"].tolist())
     assert counts == {2: min(10, available[2]), 3: 10, 4: 10, 5: 10}
     # They are still examples of the task, beside their own latents.
-    config = replace(task.config, direction="forward")
-    again = look_up(batch.inputs.numpy(), tasks.TableLookup(config).tables, "forward")
+    again = look_up(batch.inputs.numpy(), task.tables, "forward")
     assert torch.equal(again.targets.long(), batch.targets[:, 0])
-    assert torch.equal(again.latents["depth"].long(), batch.latents["depth"])
-    assert len({tuple(row) for row in batch.inputs.tolist()}) == len(batch)
+    for name in ("depth", "length", "edges", "edge_used", "root"):
+        assert torch.equal(again.latents[name].to(batch.latents[name]), batch.latents[name])
+    found = {tuple(one for one in row if one >= 0) for row in batch.inputs.tolist()}
+    assert len(found) == len(batch)
+    # None of them chose the checkpoint.
+    chose = task.batch("valid", 0, setup.n_validation).inputs.tolist()
+    assert not found & {tuple(one for one in row if one >= 0) for row in chose}
 
 
-def test_a_few_examples_of_the_deepest_of_training_and_of_all_beyond_are_drawn(batch):
-    shown = beyond_training(batch, STUDY.tasks()[0], 2)
-    depth = batch.latents["depth"]
-    assert depth[shown].tolist() == [3, 3, 4, 4, 5, 5]
-    assert shown[0] == depth.tolist().index(3)
-
-
-def test_accuracy_is_the_share_of_right_answers_counted_one_by_one(untrained):
-    task = task_of(STUDY.tasks()[0])
-    found = accuracy(untrained, task, 50, "cpu")
-    right, every = Counter(), Counter()
-    for split in ("id", "valid", "ood"):
-        held = task.batch(split, 0, task.size(split))
-        for example in range(len(held)):
-            one = held[example : example + 1]
-            with torch.no_grad():
-                answer = int(untrained(one.inputs)[0, 0].argmax())
-            for key in (split, int(one.latents["depth"])):
-                every[key] += 1
-                right[key] += answer == int(one.targets[0, 0])
-    for dim, name in (("split", "accuracy"), ("depth", "accuracy_at_depth")):
-        for key in found[dim].to_numpy().tolist():
-            cell = found.sel({dim: key})
-            assert float(cell[name]) == right[key] / every[key]
-            interval = binomtest(right[key], every[key]).proportion_ci(method="exact")
-            assert float(cell[f"{name}_low"]) == pytest.approx(interval.low)
-            assert float(cell[f"{name}_high"]) == pytest.approx(interval.high)
-
-
-def test_gates_changes_and_attention_are_those_of_the_model(untrained, batch):
-    columns = capture_columns(untrained, batch)
+def test_gates_changes_and_attention_are_those_of_the_model(trained, batch):
+    columns, model = capture_columns(trained.model, batch, 16), trained.model
     with torch.no_grad():
-        logits, cache = untrained.run_with_cache(batch.inputs)
-    last = len(untrained.blocks) - 1
+        logits, cache = model.run_with_cache(batch.inputs)
+    last = len(model.blocks) - 1
     gate = cache[f"blocks.{last}.hook_gate"].mean(-1)
     before, after = (cache[f"blocks.{last}.hook_resid_{place}"] for place in ("pre", "post"))
     change = (after - before).norm(dim=-1) / (after.norm(dim=-1) + before.norm(dim=-1))
-    attention = cache[f"blocks.{last}.attn.hook_pattern"]
+    attention = cache[f"blocks.{last}.attn.hook_pattern"].permute(0, 2, 3, 1)
+    valid = columns["valid"].to_numpy()
     for name, expected in (("gate", gate), ("change", change), ("attention", attention)):
         found = columns[name].isel(step=last)
-        valid = columns["valid"].to_numpy()
         if name == "attention":
             found = found.transpose("example", "query_pos", "key_pos", "head")
-            expected = expected.permute(0, 2, 3, 1)
         np.testing.assert_allclose(found.to_numpy()[valid], expected.numpy()[valid], atol=1e-6)
-    assert columns.sizes["step"] == len(untrained.blocks)
-    assert columns["answer"].to_numpy().tolist() == logits[:, 0].argmax(-1).tolist()
+    assert columns.sizes["step"] == len(model.blocks)
+    answer = logits[:, 0].argmax(-1)
+    assert columns["answer"].to_numpy().tolist() == answer.tolist()
+    assert columns["correct"].to_numpy().tolist() == (answer == batch.targets[:, 0]).tolist()
 
 
-def test_columns_are_numbered_as_the_model_does(untrained, batch):
+def test_columns_are_numbered_as_the_model_does(trained, batch):
     changed = batch.inputs.clone()
     changed[:, 1] = torch.where(changed[:, 1] == 8, 9, 8)
     with torch.no_grad():
-        _, one = untrained.run_with_cache(batch.inputs)
-        _, two = untrained.run_with_cache(changed)
+        _, one = trained.model.run_with_cache(batch.inputs)
+        _, two = trained.model.run_with_cache(changed)
     differs = (one["hook_embed"] != two["hook_embed"]).any(-1)
     assert differs.nonzero()[:, 1].unique().tolist() == [2]
 
 
 @pytest.mark.parametrize("readout", ["first", "last"])
-def test_the_answer_is_read_where_the_truth_says(readout, batch):
-    config, _ = STUDY.trained_models()
-    model = replace(config, readout=readout).build(testing=True).eval()
+def test_the_answer_is_read_where_the_truth_says(readout, setup, batch):
+    model = trained_of(replace(setup, readout=readout)).model
     column = torch.from_numpy(true_dataflow(batch, readout)["readout"].to_numpy())
     name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
 
@@ -552,54 +483,109 @@ def test_the_answer_is_read_where_the_truth_says(readout, batch):
     assert not torch.isclose(erased, plain).all(-1).any()
 
 
-def test_graphs_are_written_for_other_programs(smoke, result):
-    folder = smoke[0] / "graphs"
+@pytest.mark.parametrize("nodes", NODES)
+def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes):
+    columns = capture_columns(trained.model, batch, 250)
+    generator = np.random.default_rng(0)
+    lively = columns.assign(
+        {nodes: columns[nodes].copy(data=generator.random(columns[nodes].shape) ** 4)}
+    )
+    lively["attention"] = columns["attention"].copy(
+        data=generator.random(columns["attention"].shape) ** 4
+    )
+    graphs = graphs_of(lively, nodes)
+    control = graphs_of(columns, nodes, as_dense_as=graphs)
+    assert graphs_of(columns, "gate")["update"].sum() == 0
+    for count in (
+        lambda one: one["update"].sum().item(),
+        lambda one: (one["head"] >= 0).sum().item(),
+    ):
+        assert count(control) == pytest.approx(count(graphs), rel=0.25)
+    assert graphs["update"].sum() > 50
+
+
+def test_series_are_means_over_the_examples_of_a_depth_and_answer():
+    truth = truth_of("forward").assign(correct=("example", [True, False]))
+    graphs = graphs_of(perfect_columns(truth), "gate")
+    scored = probes.score_control_flow(graphs, truth, by=("depth", "correct"))
+    found = means_by_depth(scored)
+    assert "example" not in found.dims
+    # Depth 2 and 1: one operation at each level, the mark that is read out among them.
+    operations = found["operations"].sel(correct="all")
+    assert operations.sel(depth="2").to_numpy().tolist() == [1, 1, 1]
+    assert operations.sel(depth="1").to_numpy().tolist() == [1, 1, 0]
+    assert operations.sel(depth="all").to_numpy().tolist() == [1, 1, 0.5]
+    done = found["done"].sel(control="trained", depth="all")
+    assert done.sel(correct="True").to_numpy()[:3].tolist() == [1, 1, 1]
+    assert done.sel(correct="False").to_numpy()[:3].tolist() == [1, 1, 0]
+    assert found["done"].sel(control="trained", depth="1", correct="True").isnull().all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_models_with_gates_have_control_flow(name, setup):
+    trained = trained_of(replace(setup, model=name))
+    assert (ControlFlow(n=8)(trained) is not None) == (name in GATED)
+    assert (Drawn(n=1)(trained_of(replace(setup, model=name))) is not None) == (name in GATED)
+
+
+def test_examples_of_the_deepest_of_training_and_of_all_beyond_are_drawn(trained, setup):
+    found = Drawn(n=2)(trained_of(setup))
+    assert found["depth"].to_numpy().tolist() == [3, 3, 4, 4, 5, 5]
+    # A mark at both ends, and as many tokens as the depth and one.
+    for depth, tokens in zip(found["depth"].to_numpy(), found["tokens"].to_numpy(), strict=True):
+        first, *inner, last = tokens.split()
+        assert (first, last, len(inner)) == ("BOS", "EOS", depth + 1)
+        value = int(inner[0], 2)
+        for table in inner[1:]:
+            value = trained.task.tables["abc".index(table)][value]
+        assert found["target"].to_numpy()[found["tokens"].to_numpy() == tokens] == f"{value:03b}"
+
+
+# Graphs that are drawn
+
+
+@pytest.fixture(scope="module")
+def planted(result):
+    """The smoke run's result, with gates that open and attention that reads."""
+    tree = result.copy(deep=True)
+    drawn = tree["drawn"].to_dataset()
+    for name in NODES:
+        drawn[name][0, :, 2, 1] = 0.9
+        drawn[name][0, :, 4, 2] = 0.9
+    drawn["attention"][0, :, 2, 0, 1, 2] = 0.8
+    drawn["attention"][0, :, 4, 0, 2, 1] = 0.7
+    tree["drawn"] = xr.DataTree(drawn)
+    return tree
+
+
+def test_graphs_are_written_for_other_programs(planted, tmp_path):
+    views.export(planted, tmp_path)
+    data = planted["drawn"].to_dataset().isel(cell=0)
+    files = sorted(path.name for path in (tmp_path / "graphs").iterdir())
+    n = data.sizes["example"]
+    assert len(files) == 2 * len(NODES) * n
     for nodes in NODES:
-        graphs = result[f"graphs/forward/ndr/0/{nodes}"].to_dataset()
-        for example in range(graphs.sizes["example"]):
-            expected = probes.to_networkx(graphs, example)
-            place = folder / f"ndr-forward-seed0-{nodes}-{example}"
-            text = place.with_suffix(".json").read_text()
-            found = nx.node_link_graph(json.loads(text), edges="edges")
-            assert nx.utils.graphs_equal(
-                nx.relabel_nodes(found, lambda node: tuple(node)), expected
-            )
-            loaded = nx.read_graphml(place.with_suffix(".graphml"))
-            assert set(loaded) == {str(node) for node in expected}
-            assert loaded.number_of_edges() == expected.number_of_edges()
-            assert nx.is_directed_acyclic_graph(expected)
-            # A mark at both ends, and as many tokens as the depth and one.
-            depth = int(result["examples"]["depth"].sel(task="forward").squeeze()[example])
-            assert sum(step == -1 for _, step in expected) == depth + 3
-    kept = 2 * len(NODES) * graphs.sizes["example"]
-    assert len(list(folder.iterdir())) == kept
+        for example in range(n):
+            path = tmp_path / "graphs" / f"ndr-forward-seed0-{nodes}-{example}.json"
+            graph = nx.node_link_graph(json.loads(path.read_text()), edges="edges")
+            loaded = nx.read_graphml(path.with_suffix(".graphml"))
+            assert (len(loaded), loaded.number_of_edges()) == (len(graph), graph.number_of_edges())
+            assert nx.is_directed_acyclic_graph(graph)
+            inputs = [node for node in graph if node[1] == -1]
+            assert len(inputs) == int(data["depth"][example]) + 3
+            updates = {tuple(node) for node in graph if node[1] >= 0}
+            assert {(1, 2), (2, 4)} <= updates
+            assert graph.has_edge((2, -1), (1, 2))
+            assert graph.has_edge((1, 2), (2, 4))
 
 
-# Figures
-
-
-def test_the_figures_are_drawn_from_the_file_alone(drawn, smoke):
-    assert set(drawn) == FIGURES
-    for name in drawn:
-        for kind in ("png", "pdf"):
-            assert (smoke[0] / f"{name}.{kind}").stat().st_size > 1000
-
-
-def test_without_gates_there_are_two_figures(result):
-    few = xr.DataTree.from_dict({name: result[name].to_dataset() for name in UNGATED})
-    few.attrs = result.attrs
-    assert set(figures(few)) == UNGATED
-
-
-def test_the_accuracy_figure_shows_the_accuracies(drawn, result):
-    (axis,) = drawn["accuracy"].axes
-    handles, labels = axis.get_legend_handles_labels()
-    assert labels == ["depths of training", "Neural Data Router", "LSTM", "chance"]
-    for handle, model in zip(handles[1:3], ("ndr", "lstm"), strict=True):
-        expected = result["accuracy"]["accuracy_at_depth"].sel(task="forward", model=model, seed=0)
-        assert handle.get_ydata().tolist() == expected.to_numpy().tolist()
-    box = handles[0].get_extents().transformed(axis.transData.inverted())
-    assert (box.x0, box.x1) == pytest.approx((1.5, 3.5))
+def test_figures_of_graphs_show_examples_answers_and_updates(planted):
+    for figure in (views.graphs(planted, nodes="change"), views.attention(planted)):
+        titles = [axis.get_title(loc="left") + axis.get_ylabel() for axis in figure.axes]
+        assert any("depth 3: right is" in title for title in titles)
+    framed = [axis for axis in figure.axes if axis.patches]
+    assert [axis.get_title() for axis in framed] == ["step 2", "step 4"]
+    plt.close("all")
 
 
 def outlined(axis):
@@ -611,7 +597,7 @@ def outlined(axis):
     ]
 
 
-def test_the_graph_figure_shows_nodes_reads_and_answers():
+def test_a_graph_is_drawn_with_its_nodes_and_reads():
     """A graph worked out by hand: column 1 updates twice, and reads first 2, then 0 and 2."""
     gate = np.full((1, 3, 3), 0.1)
     gate[0, [0, 2], 1] = 0.9
@@ -625,53 +611,27 @@ def test_the_graph_figure_shows_nodes_reads_and_answers():
         xr.DataArray(attention, dims=dims),
         xr.DataArray(np.ones((1, 3), dtype=bool), dims=("example", "pos")),
     )
-    examples = xr.Dataset(
-        {
-            "token": (("example", "pos"), [["BOS", "x", "EOS"]]),
-            "target": ("example", ["101"]),
-            "answer": ("example", ["011"]),
-            "depth": ("example", [5]),
-        }
-    )
-    figure = control_flow_graphs(examples, graphs, [0], nodes="gate", title="a model")
-    axis = figure.axes[0]
+    figure, axis = plt.subplots()
+    views.draw_graph(axis, graphs, 1.0)
     assert sorted(outlined(axis)) == [(1, 0), (1, 2)]
     arrows = [(one.xyann, one.xy) for one in axis.texts]
     assert sorted(arrows) == [((0, -1), (1, 2)), ((2, -1), (1, 0)), ((2, -1), (1, 2))]
-    assert "right is 101, answered 011" in axis.get_title(loc="left")
-    assert [one.label1.get_text() for one in axis.xaxis.get_major_ticks()] == ["BOS", "x", "EOS"]
     # Steps go down.
     assert axis.get_ylim()[0] > axis.get_ylim()[1]
-    figure.draw_without_rendering()
+    plt.close(figure)
 
 
-def test_several_seeds_and_directions_fit_into_figures_and_table(smoke):
-    """The smoke run's analyses, once more as those of other seeds and directions."""
-    study = override(STUDY, ["directions=forward,backward", "seeds=0,1"])
-    trees = {}
-    for name in study.models:
-        (path,) = smoke[0].glob(f"models/{name}-*.nc")
-        trees[name] = xr.load_datatree(path, engine="h5netcdf")
-    models = study.trained_models()
-    tree = assemble(models, [trees[one.name].copy() for one in models])
-    tree.attrs = {"config": json.dumps({"study": {"task": {"train_depth": 3}}})}
-    drawn = figures(tree)
-    assert set(drawn) == FIGURES | {name.replace("forward", "backward") for name in FIGURES}
-    # Two models on two tasks; one of them with gates, and two kinds of nodes.
-    for name, panels in {"accuracy": 2, "training": 4, "scores": 16, "cuts": 8}.items():
-        assert len(drawn[name].axes) == panels
-    table = closing_table(tree)
-    assert len(table.columns) == 1 + 4
-
-
-def test_help_does_not_import_transformer_lens_or_matplotlib():
-    script = f"""
-import sys, runpy
-sys.argv = ["ndr", "--help"]
-try:
-    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-except SystemExit:
-    pass
-assert not {{"transformer_lens", "matplotlib"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+def test_accuracy_is_drawn_at_each_depth_beside_chance(result):
+    figure = views.accuracy_by_depth(result)
+    axis = figure.axes[0]
+    scores = result["scores"]["accuracy"].isel(cell=0)
+    expected = [
+        float(scores.sel(split=split, group=f"depth {depth}"))
+        for split, depth in (("id", 2), ("id", 3), ("valid", 4), ("ood", 5))
+    ]
+    assert axis.lines[0].get_xdata().tolist() == [2, 3, 4, 5]
+    assert axis.lines[0].get_ydata().tolist() == expected
+    assert any(
+        line.get_ydata() == [1 / 8, 1 / 8] for line in axis.lines[1:] if len(line.get_ydata()) == 2
+    )
+    plt.close(figure)
