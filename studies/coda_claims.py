@@ -86,10 +86,10 @@ def weighs(statement: str, source: str, reading: Reading, than: float) -> Claim:
     return Claim(statement=statement, source=source, reading=reading, of=of, exceeds=than)
 
 
-def claims_of_both() -> Iterator[Claim]:
-    """What the paper's analysis, and our results page, say of any task."""
+def claims_of_both(*centrings: str) -> Iterator[Claim]:
+    """What the paper's analysis, and our results page, say of any task with these centrings."""
     tay, ours = "Tay et al. 2019, ", "ours"
-    for over in ("row", "matrix"):
+    for over in centrings:
         e, n = {"affinity_centring": over}, {"gate_centring": over}
         for what, one in (("E", e), ("E and N", e | n)):
             statement = f"Centring {what} ({over}) does not help"

@@ -269,7 +269,7 @@ ARITHMETIC = Study(
     measures=MEASURES,
     along_training=("saturation",),
     trained=TrainedIf(reaches=0.5),
-    claims=(*claims_of_both(), *arithmetic_claims()),
+    claims=(*claims_of_both("row"), *arithmetic_claims()),
     table=ARITHMETIC_TABLE,
     views={
         "accuracy": functools.partial(plots.bars, readings=RIGHT, ylabel="right answers"),
@@ -296,7 +296,7 @@ SIGNED_PAIRS = Study(
     measures=MEASURES,
     along_training=("saturation",),
     trained=TrainedIf(reaches=0.9),
-    claims=(*claims_of_both(), *pairs_claims()),
+    claims=(*claims_of_both("row", "matrix"), *pairs_claims()),
     table=PAIRS_TABLE,
     views={
         "accuracy": functools.partial(plots.bars, readings=RIGHT, ylabel="right answers"),

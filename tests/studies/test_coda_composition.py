@@ -131,6 +131,24 @@ def test_each_preset_trains_what_it_should():
     assert {key: len(STUDIES[key[0]].plan(key[1]).cells) for key in numbers} == numbers
 
 
+@pytest.mark.parametrize("task", STUDIES)
+def test_some_preset_has_the_models_of_every_claim(task):
+    known = []
+    for preset in PRESETS:
+        plan = STUDIES[task].plan(preset)
+        known.append([plan.coordinates(cell) for cell in plan.cells])
+
+    def there(models, wanted):
+        return any(
+            all(one.get(name, value) in (value, None) for name, value in wanted.items())
+            for one in models
+        )
+
+    for claim in STUDIES[task].claims:
+        sides = [one for one in (claim.of, claim.other) if not isinstance(one, float)]
+        assert any(all(there(models, one) for one in sides) for models in known), claim.statement
+
+
 @pytest.mark.parametrize(
     ("task", "preset", "alignment", "centrings"),
     [
@@ -201,6 +219,7 @@ def test_models_of_every_preset_learn_from_a_batch(task, preset):
     ("task", "setting", "message"),
     [
         ("mlu", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
+        ("signed_pairs", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
         ("mlu", "model=softmax,hyper", "model must be one of .*coda, got 'hyper'"),
         ("mlu", "gate=relu", "gate must be one of tanh, .*got 'relu'"),
         ("signed_pairs", "n_heads=3", "n_heads must divide d_model = 64, got 3"),
