@@ -17,7 +17,7 @@ retrieval: .venv/installed
 
 coda: .venv/installed
 	$(BIN)/python studies/coda_composition.py
-	$(BIN)/python studies/coda_composition.py --task signed_pairs
+	$(BIN)/python studies/coda_composition.py --study coda_signed_pairs
 
 fuzzy: .venv/installed
 	$(BIN)/python studies/fuzzy_logic_latent_code.py

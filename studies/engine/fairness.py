@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from studies.engine.readings import Condition, conditions_of, metric
+from studies.engine.readings import Condition, conditions_of, metric, varied
 
 STILL = 0.02
 """Share of the whole improvement that the last fifth of training must have for it to go on."""
@@ -120,7 +120,8 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         },
         coords={"condition": np.arange(len(rows))},
     )
-    labels = [one.label for one in conditions]
+    shown = varied(result)
+    labels = [one.label(shown) for one in conditions]
     data["label"] = ("condition", labels, {"long_name": "values of the axes"})
     if trained is not None:
         data.attrs["trained_if"] = json.dumps(trained.__dict__)

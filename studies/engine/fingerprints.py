@@ -284,15 +284,21 @@ def _is_own(module: str) -> bool:
     top, _, rest = module.partition(".")
     if top == "studies" and rest in {f"engine.{name}" for name in BOOKKEEPING}:
         return False
-    spec = _spec(module)
-    if spec is None or not (spec.origin or "").endswith(".py"):
+    if top not in PACKAGES and _is_library(top):
         return False
-    if top in PACKAGES:
+    spec = _spec(module)
+    return spec is not None and (spec.origin or "").endswith(".py")
+
+
+@functools.cache
+def _is_library(top: str) -> bool:
+    """Whether a package or module is Python's or installed; its own are then not looked at."""
+    if top in sys.stdlib_module_names:
         return True
-    libraries = {
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    }
-    return not any(Path(str(spec.origin)).is_relative_to(folder) for folder in libraries)
+    spec = _spec(top)
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    origin = None if spec is None else spec.origin
+    return origin is not None and any(Path(origin).is_relative_to(folder) for folder in folders)
 
 
 @functools.cache
@@ -315,5 +321,5 @@ def _module(name: str) -> _Module:
 
 def forget() -> None:
     """Read sources anew at the next call: for tests that edit them."""
-    for cached in (_code_at, _module, _spec, _is_own):
+    for cached in (_code_at, _module, _spec, _is_own, _is_library):
         cached.cache_clear()

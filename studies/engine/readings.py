@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +117,9 @@ class Condition:
             for name, value in wanted.items()
         )
 
-    @property
-    def label(self) -> str:
-        """Its values in short."""
-        return ", ".join(f"{k}={v}" for k, v in self.values.items() if v is not None)
+    def label(self, names: Sequence[str]) -> str:
+        """Some of its values in short, where they apply."""
+        return ", ".join(f"{k}={self.values[k]}" for k in names if self.values[k] is not None)
 
 
 def conditions_of(result: xr.DataTree) -> list[Condition]:

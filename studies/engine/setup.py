@@ -151,6 +151,13 @@ class Setup(ABC):
         """The names that `model` can have; none: any."""
         return ()
 
+    def check(self) -> None:
+        """Raise a ValueError if there is no such model: before a run, not where a study is defined,
+        so that `--help` need not import what models are made of.
+        """
+        if self.model not in (allowed := self.models() or (self.model,)):
+            raise ValueError(f"model must be one of {', '.join(allowed)}, got {self.model!r}")
+
     @abstractmethod
     def sampler(self) -> Task:
         """What examples are drawn from; costly ones are kept with `functools.lru_cache`."""

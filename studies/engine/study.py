@@ -210,8 +210,7 @@ class _Planning:
         self._change(self._read(changes))
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         for cell in cells:
-            if cell.model not in (allowed := cell.models() or (cell.model,)):
-                raise ValueError(f"model must be one of {', '.join(allowed)}, got {cell.model!r}")
+            cell.check()
         axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
         return Plan(
             study=self._study,

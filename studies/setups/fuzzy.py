@@ -65,10 +65,11 @@ class FuzzySetup(Setup):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model not in mechanisms.ATTENTION_VARIANTS:
-            allowed = ", ".join(mechanisms.ATTENTION_VARIANTS)
-            raise ValueError(f"model must be one of {allowed}, got {self.model!r}")
         self.sampler()
+
+    def models(self) -> tuple[str, ...]:
+        """The variants of attention."""
+        return tuple(mechanisms.ATTENTION_VARIANTS)
 
     @property
     def splits(self) -> dict[str, Any]:

@@ -59,11 +59,16 @@ class QuasiSetup(Setup):
 
     def __post_init__(self):
         super().__post_init__()
-        known = (*mechanisms.ATTENTION_VARIANTS, "coda")
-        if self.model not in known:
-            raise ValueError(f"model must be one of {', '.join(known)}, got {self.model!r}")
         if self.n_heads < 1 or self.d_model % self.n_heads:
             raise ValueError(f"n_heads must divide d_model = {self.d_model}, got {self.n_heads}")
+
+    def models(self) -> tuple[str, ...]:
+        """The variants of attention, and CoDA."""
+        return (*mechanisms.ATTENTION_VARIANTS, "coda")
+
+    def check(self) -> None:
+        """Also that nothing is centred over what a model lacks."""
+        super().check()
         composition = self.composition
         if composition is not None and composition.centres_matrix and not self.may_centre_matrix:
             raise ValueError(
