@@ -64,7 +64,7 @@ def profiles(
     select: Mapping[str, Any] | None = None,
     rows: str | None = None,
     lines: str | None = None,
-    reference: str | None = None,
+    reference: str | tuple[str, ...] = (),
     ylim: tuple[float, float] | None = None,
     log_x: bool = False,
     log_y: bool = False,
@@ -81,8 +81,8 @@ def profiles(
         rows: a dim that has a row of panels for each label.
         lines: a dim that has a line for each label; the first in the condition's colour, the
             others, controls, in grey.
-        reference: a variable of the group, such as chance: a horizontal line, or, if it has the
-            dim `along`, one more line.
+        reference: a variable of the group, such as chance, or several: a horizontal line, or, if it
+            has the dim `along`, one more line.
         ylim: ends of the y-axis.
         log_x, log_y: whether an axis is logarithmic.
     """
@@ -94,6 +94,7 @@ def profiles(
     conditions = [one for one in shown_conditions(result) if has_values(data[variable], one)]
     row_labels = data[rows].to_numpy().tolist() if rows else [None]
     line_labels = data[lines].to_numpy().tolist() if lines else [None]
+    references = (reference,) if isinstance(reference, str) else reference
     figure, axes = grid(len(row_labels), max(1, len(conditions)))
     for row, row_label in zip(axes, row_labels, strict=True):
         for axis, one in zip(row, conditions, strict=False):
@@ -101,11 +102,12 @@ def profiles(
             for number, label in enumerate(line_labels):
                 part = here if lines is None else here.sel({lines: label})
                 _profile(axis, part, variable, along, one, number, label)
-            if reference is not None and along in here[reference].dims:
-                _profile(axis, here, reference, along, one, len(line_labels), reference)
-            elif reference is not None:
-                level = float(here[reference].isel(cell=one.cells).mean())
-                axis.axhline(level, color="black", lw=0.8, ls="-.", label=name_of(reference))
+            for number, name in enumerate(references):
+                if along in here[name].dims:
+                    _profile(axis, here, name, along, one, len(line_labels) + number, name)
+                    continue
+                level, ls = float(here[name].isel(cell=one.cells).mean()), LINES[-1 - number]
+                axis.axhline(level, color="black", lw=0.8, ls=ls, label=name_of(name))
             if row_label == row_labels[0]:
                 axis.set_title(one.label, fontsize=9)
             if row_label == row_labels[-1]:
@@ -114,7 +116,7 @@ def profiles(
         row[0].set_ylabel(f"{ylabel}{named}", fontsize=8)
     if ylim is not None:
         axes[0, 0].set_ylim(*ylim)
-    axes[0, 0].set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    axes[0, 0].set(**_log_scales(log_x, log_y))
     legend_beside(figure, axes)
     return figure
 
@@ -183,39 +185,47 @@ def against(
     readings: Mapping[str, Reading],
     setting: str,
     ylabel: str,
+    rows: str | None = None,
     log_x: bool = False,
     log_y: bool = False,
 ) -> Figure | None:
     """Readings against a setting that varies: a panel for each reading, a line for the rest.
 
-    None where the setting has one value.
+    None where the setting has one value. `rows`: another setting that has a row of panels for each
+    value.
     """
-    conditions = shown_conditions(result, but=(setting,))
+    conditions = shown_conditions(result, but=(setting, rows or ""))
     values = [one.values.get(setting) for one in conditions]
     if len({value for value in values if value is not None}) < 2:
         return None
-    figure, axes = grid(1, len(readings), height=3.2)
-    for axis, (label, reading) in zip(axes[0], readings.items(), strict=True):
+    row_values = list(dict.fromkeys(one.values[rows] if rows else None for one in conditions))
+    figure, axes = grid(len(row_values), len(readings), height=3.2)
+    panels = [
+        (value, label, reading) for value in row_values for label, reading in readings.items()
+    ]
+    for axis, (value, label, reading) in zip(axes.ravel(), panels, strict=True):
         numbers = reading.values(result)
         by_line: dict[str, list[Shown]] = {}
         for one in conditions:
-            by_line.setdefault(one.label, []).append(one)
+            if rows is None or one.values[rows] == value:
+                by_line.setdefault(one.label, []).append(one)
         for number, (line, some) in enumerate(by_line.items()):
             colour = colour_of(some[0].values["model"], number)
             points = [(one.values[setting], numbers[one.cells]) for one in some]
             points = sorted((v, found) for v, found in points if v is not None and len(found))
             axis.plot(
-                [value for value, _ in points],
+                [place for place, _ in points],
                 [_mean(found) for _, found in points],
                 color=colour,
                 marker=MARKERS[number % len(MARKERS)],
                 ms=4,
                 label=line,
             )
-            for value, found in points:
-                axis.plot(np.full(len(found), value), found, ".", color=colour, ms=3, alpha=0.5)
-        axis.set(title=name_of(label), xlabel=setting.replace("_", " "))
-        axis.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+            for place, found in points:
+                axis.plot(np.full(len(found), place), found, ".", color=colour, ms=3, alpha=0.5)
+        title = name_of(label) if value is None else f"{name_of(value)}\n{name_of(label)}"
+        axis.set(title=title, xlabel=setting.replace("_", " "))
+        axis.set(**_log_scales(log_x, log_y))
     axes[0, 0].set_ylabel(ylabel, fontsize=8)
     legend_beside(figure, axes)
     return figure
@@ -276,6 +286,11 @@ def _write_shares(axis: Any, table: np.ndarray) -> None:
     for i, j in np.argwhere(table >= 0.1):
         colour, text = "white" if table[i, j] > 0.6 else "black", f"{100 * table[i, j]:.0f}"
         axis.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
+
+
+def _log_scales(log_x: bool, log_y: bool) -> dict[str, Any]:
+    """The logarithmic scales alone: setting a linear one takes names under the axis away."""
+    return {name: "log" for name, log in (("xscale", log_x), ("yscale", log_y)) if log}
 
 
 def _mean(values: np.ndarray) -> float:

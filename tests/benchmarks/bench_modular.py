@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from mechanisms import (
     all_paths_loss,
     sampled_path_loss,
 )
-from studies.modular_routing import presets, run
-from studies.running import Resources
-from studies.training import keep_freed_memory
+from studies.engine import Resources, run
+from studies.engine.training import keep_freed_memory
+from studies.modular_routing import STUDY
 from tests.benchmarks.timing import in_turns, seconds
 
 keep_freed_memory()  # as `train` does
@@ -204,15 +203,13 @@ def test_memory_of_the_search(record):
 
 
 def test_many_cells_at_once(record):
-    smoke = presets()["smoke"]
-    training = replace(smoke.sizes.training, n_steps=300, evaluate_every=150)
-    study = replace(smoke, seeds=tuple(range(4)), sizes=replace(smoke.sizes, training=training))
-    assert len(study.trained_models()) == 20
+    changes = ["seed=0,1,2,3", "training.n_steps=300", "training.evaluate_every=150"]
+    assert len(STUDY.plan("smoke", changes).cells) == 20
     taken = {}
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
-            run(study, resources=Resources(root=Path(folder), workers=workers))
+            run(STUDY, "smoke", changes, resources=Resources(root=Path(folder), workers=workers))
             taken[workers] = time.perf_counter() - start
     record("20 small cells, one after another / 2 workers", f"{taken[1] / taken[2]:.2f}")
     record("20 small cells with 2 workers, seconds", f"{taken[2]:.0f}")

@@ -1,0 +1,171 @@
+"""Math equations, and the modular networks that compute them (Ostapenko et al. 2022)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import mechanisms
+import tasks
+from studies.engine import ALL, Metric, Selection, Setup
+from studies.engine.setup import Scores
+from tasks import Batch, MathEquationsConfig
+
+ROUTERS = ("cross_attention", "concatenation", "encoder")
+MODULAR = ("structural_oracle", *ROUTERS)
+MODELS = (*MODULAR, "monolithic")
+
+_OF_MODULES = (
+    *("objective", "selection_bottleneck", "functional_bottleneck", "module_keys", "pool"),
+    *("n_layers", "d_model", "d_key", "temperature", "final_temperature", "entropy"),
+)
+_OF_ENCODER = ("n_blocks", "n_heads", "d_encoder")
+
+_sampler = functools.lru_cache(maxsize=64)(tasks.MathEquations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquationsSetup(Setup):
+    """A modular network with a router, or a network without modules, that computes equations.
+
+    Args:
+        model: the router, or `monolithic`: a network of n_modules * d_mlp hidden units.
+        task: which equations.
+        objective: the error of a `sampled` path, or that of `all_paths` by their probabilities.
+        selection_bottleneck: whether a router sees one variable only, as the oracle always does.
+        functional_bottleneck: what a module is given, see `mechanisms.ModularNetworkConfig`.
+        module_keys: where the modules' keys come from, see `mechanisms.MatchingConfig`.
+        pool: `mlp`, learned modules, or `operations`, the true ones.
+        n_layers: modules that work one after another, 1 or as many as there are operators.
+        n_modules, d_mlp: learned modules, and their hidden units.
+        d_model, d_key: widths of variables, and of what is matched.
+        n_blocks, n_heads, d_encoder: of the encoder router's transformer.
+        temperature, final_temperature: of the Gumbel softmax, at the first and the last step.
+        entropy: weight of the paths' entropy where all of them are trained on.
+
+    Raises:
+        ValueError: a value is not allowed; of `id` measures need two examples of each task.
+    """
+
+    task: MathEquationsConfig
+    objective: Literal["sampled", "all_paths"] = "sampled"
+    selection_bottleneck: bool = False
+    functional_bottleneck: Literal["oracle", "attention", "none"] = "oracle"
+    module_keys: Literal["direct", "projected", "shared"] = "direct"
+    pool: Literal["mlp", "operations"] = "mlp"
+    n_layers: int = 2
+    n_modules: int = 10
+    d_mlp: int = 64
+    d_model: int = 64
+    d_key: int = 32
+    n_blocks: int = 1
+    n_heads: int = 4
+    d_encoder: int = 128
+    temperature: float = 3.0
+    final_temperature: float = 0.5
+    entropy: float = 0.0
+
+    metrics: ClassVar = {"loss": Metric("mean squared error", better="lower")}
+    selection: ClassVar = Selection("id", "loss")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.model not in MODELS:
+            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        if self.n_layers not in (1, self.task.length):
+            raise ValueError(f"n_layers must be 1 or {self.task.length}, got {self.n_layers}")
+        familiar = (self.task.n_operators - 1) * self.task.n_operators ** (self.task.length - 1)
+        if self.n_validation > (most := self.task.size("id") - 2 * familiar):
+            raise ValueError(f"n_validation must be at most {most}, got {self.n_validation}")
+
+    @property
+    def combinations(self) -> tuple[str, ...]:
+        """The names of all tasks, by their numbers."""
+        names, rows = self.sampler().operations, self.sampler().combinations.tolist()
+        return tuple(", ".join(names[one] for one in row) for row in rows)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What a layer can have to perform; with one layer that is a whole combination."""
+        return self.sampler().operations if self.n_layers > 1 else self.combinations
+
+    def sampler(self) -> tasks.MathEquations:
+        """The task."""
+        return _sampler(self.task)
+
+    def size(self, split: str) -> int:
+        """The number of points of a split."""
+        return self.task.size(split)
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """The untrained network."""
+        task = self.sampler()
+        shape: dict[str, Any] = {"n_variables": task.n_variables, "d_input": task.n_features}
+        if self.model == "monolithic":
+            wide = mechanisms.MonolithicConfig(**shape, d_mlp=self.n_modules * self.d_mlp)
+            return mechanisms.Monolithic(wide, generator=generator)
+        n_modules, pool = self.n_modules, mechanisms.MlpPoolConfig(d_mlp=self.d_mlp)
+        if self.pool == "operations":
+            n_modules = len(task.operations)
+            pool = mechanisms.OperationPoolConfig(names=task.operations)
+        config = mechanisms.ModularNetworkConfig(
+            **shape,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            router=self._router(task),
+            n_modules=n_modules,
+            pool=pool,
+            functional_bottleneck=self.functional_bottleneck,
+            temperature=self.temperature,
+        )
+        return mechanisms.ModularNetwork(config, generator=generator)
+
+    def _router(self, task: tasks.MathEquations) -> Any:
+        common: dict[str, Any] = {}
+        common["matching"] = mechanisms.MatchingConfig(d_key=self.d_key, keys=self.module_keys)
+        if self.model == "structural_oracle":
+            variables = task.deciding[: self.n_layers]
+            return mechanisms.StructuralOracleRouterConfig(**common, variables=variables)
+        common["selection_bottleneck"] = self.selection_bottleneck
+        if self.model == "cross_attention":
+            return mechanisms.CrossAttentionRouterConfig(**common)
+        if self.model == "concatenation":
+            return mechanisms.ConcatenationRouterConfig(**common)
+        return mechanisms.EncoderRouterConfig(
+            **common, n_blocks=self.n_blocks, n_heads=self.n_heads, d_mlp=self.d_encoder
+        )
+
+    def temperature_at(self, step: int) -> float:
+        """The temperature of update number `step`: geometric from the first to the last."""
+        progress = step / max(1, self.training.n_steps - 1)
+        return self.temperature * (self.final_temperature / self.temperature) ** progress
+
+    def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
+        """The squared error of the network, of a sampled path, or the expected one of all paths."""
+        inputs, targets = batch.inputs, batch.targets
+        if self.model == "monolithic":
+            return (model(inputs) - targets).square().mean()
+        network = cast(mechanisms.ModularNetwork, model)
+        if self.objective == "all_paths":
+            return mechanisms.all_paths_loss(network, inputs, targets, entropy=self.entropy)
+        at = self.temperature_at(step)
+        return mechanisms.sampled_path_loss(network, inputs, targets, temperature=at)
+
+    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
+        """Squared errors."""
+        errors = self.sampler().score(output, batch)["squared_error"]
+        return {"loss": (errors, torch.ones_like(errors))}
+
+    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+        """What always answering the mean of the training targets gives."""
+        return {"constant": {"loss": {ALL: self.sampler().baseline(split)}}}
+
+    def inapplicable(self) -> frozenset[str]:
+        """What no router, the structural oracle, or all but the encoder have no variants of."""
+        of_encoder = () if self.model == "encoder" else _OF_ENCODER
+        of_others = {"monolithic": _OF_MODULES, "structural_oracle": ("selection_bottleneck",)}
+        return frozenset(of_encoder + of_others.get(self.model, ()))
