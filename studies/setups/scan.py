@@ -1,0 +1,129 @@
+"""SCAN: commands to actions, by an encoder and a decoder (Mittal et al. 2021, section 4.6)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+import mechanisms
+import tasks
+from studies.engine import ALL, Metric, Selection
+from studies.engine.setup import Role, Scores
+from studies.setups.pairing import PairingSetup, log_likelihood
+from tasks import Batch, ScanConfig
+
+LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
+"""Numbers of actions of commands that are scored together."""
+
+PAPER_CUTOFFS = (22, 24, 25, 26, 27, 28, 29, 30)
+PAPER = {
+    0: (0.01, 0.06, 0.12, 0.11, 0.22, 0.02, 0.03, 0.05),
+    1: (0.01, 0.03, 0.24, 0.34, 0.38, 0.10, 0.13, 0.08),
+    2: (0.01, 0.04, 0.24, 0.27, 0.49, 0.09, 0.09, 0.16),
+    4: (0.00, 0.05, 0.06, 0.30, 0.26, 0.04, 0.11, 0.08),
+    8: (0.02, 0.05, 0.14, 0.18, 0.30, 0.04, 0.06, 0.08),
+}
+"""Table 4: accuracy on longer commands by cut-off, by `PairingSetup.paired`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanSetup(PairingSetup):
+    """An answer is right if every action is, which teacher-forced output decides as greedy one.
+
+    The checkpoint is that with the highest likelihood on `id`, where all is soon right.
+
+    Args:
+        task: what is held out; of the split `length` the most actions of a command of training.
+    """
+
+    task: ScanConfig
+
+    metrics: ClassVar = {
+        **PairingSetup.metrics,
+        "token_accuracy": Metric("share of right actions, those before them given", percent=True),
+    }
+    selection: ClassVar = Selection("id", "log_likelihood")
+
+    @property
+    def splits(self) -> Mapping[str, Role]:
+        """Further commands like those of training, and what was held out."""
+        return {"id": "in", "ood": "out"} if self.task.split != "simple" else {"id": "in"}
+
+    def sampler(self) -> TrimmedScan:
+        """The task."""
+        return _sampler(self.task)
+
+    def size(self, split: str) -> int:
+        """Number of commands."""
+        return self.sampler().task.size(split)
+
+    def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
+        """An encoder and a decoder, each with shared layers."""
+        actions = tasks.SCAN_ACTIONS
+        config = mechanisms.EncoderDecoderConfig(
+            d_input=len(tasks.SCAN_WORDS),
+            d_output=len(actions),
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=self.attention,
+            feed_forward=self.feed_forward,
+            begin=actions.index("<bos>"),
+            end=actions.index("<eos>"),
+            padding=actions.index("<pad>"),
+            dropout=self.dropout,
+        )
+        return mechanisms.EncoderDecoder(config, generator=generator)
+
+    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
+        """Accuracy of whole answers and of tokens, and log-likelihood."""
+        found = self.sampler().task.score(output.argmax(-1), batch)
+        n_targets = batch.mask.sum(1).float()
+        return {
+            "accuracy": (found["correct"], torch.ones_like(n_targets)),
+            "token_accuracy": (found["token_correct"] * n_targets, n_targets),
+            "log_likelihood": (log_likelihood(output, batch), n_targets),
+        }
+
+    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
+        """By the number of actions."""
+        length = batch.latents["length"]
+        return {f"{low}-{high}": (length >= low) & (length <= high) for low, high in LENGTHS}
+
+    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Accuracy with this cut-off."""
+        known = dict(zip(PAPER_CUTOFFS, PAPER.get(self.paired, ()), strict=False))
+        if self.task.split != "length" or self.task.cutoff not in known:
+            return {}
+        return {"accuracy": {"ood": {ALL: known[self.task.cutoff]}}}
+
+
+class TrimmedScan:
+    """SCAN without the columns that are padding in all of a batch.
+
+    Args:
+        config: of the task.
+    """
+
+    def __init__(self, config: ScanConfig):
+        self.task = tasks.Scan(config)
+
+    def batch(self, split: str, index: int, size: int, device: Any = "cpu") -> Batch[Any]:
+        """The task's, as wide as its longest command and its longest answer."""
+        batch = self.task.batch(split, index, size, device)
+        (command, actions), width = batch.inputs, int(batch.latents["length"].max()) + 1
+        words = int((command != tasks.SCAN_WORDS.index("<pad>")).sum(1).max())
+        return Batch(
+            inputs=(command[:, :words], actions[:, :width]),
+            targets=batch.targets[:, :width],
+            mask=batch.mask[:, :width],
+            latents=batch.latents,
+        )
+
+
+_sampler = functools.lru_cache(maxsize=32)(TrimmedScan)
