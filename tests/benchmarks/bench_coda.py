@@ -13,7 +13,7 @@ import torch
 
 from mechanisms import AttentionConfig, CodaAttentionConfig
 from mechanisms.quasi_attention import l1_distances
-from studies.training import keep_freed_memory
+from studies.engine.training import keep_freed_memory
 from tests.benchmarks.timing import in_turns
 
 keep_freed_memory()  # as `train` does

@@ -11,7 +11,7 @@ import tasks
 from mechanisms import AttentionConfig, CompositionalAttentionConfig, FeedForwardConfig
 from mechanisms.hooking import observed
 from mechanisms.transformer import Block, TransformerConfig
-from studies.training import keep_freed_memory
+from studies.engine.training import keep_freed_memory
 from tests.benchmarks.timing import in_turns, seconds
 
 keep_freed_memory()  # as `train` does

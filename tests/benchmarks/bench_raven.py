@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import probes
 import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
+from studies.engine.training import cross_entropy, keep_freed_memory
 from studies.raven_latent_code import latent_code
-from studies.training import cross_entropy, keep_freed_memory
 from tests.benchmarks.timing import in_turns
 
 keep_freed_memory()  # as `train` does
