@@ -26,7 +26,7 @@ language: .venv/installed
 	$(BIN)/python studies/language_modelling.py
 
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
 
 lint: .venv/installed
 	$(BIN)/ruff check

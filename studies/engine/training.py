@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +207,6 @@ def train(
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
-    processes = Processes(device)
     optimizer = _optimizer(model, config)
     checkpoints = Checkpoints(folder, identity)
     log = checkpoints.load(model, optimizer)
@@ -215,56 +214,78 @@ def train(
         return log
     if config.precision == "tf32":
         torch.set_float32_matmul_precision("high")
+    processes = Processes(device)
     # The eager model stays free of compilation: hooks added to it later must be heard.
     compiled = cast(nn.Module, torch.compile(model)) if config.compile else model
     step = _Step(config, processes.prepare(compiled), optimizer, objective, seed)
-    start = since = int(log[-1]["step"]) if log else 0
-    total = torch.zeros((), device=device)
-    clock = time.monotonic() - (log[-1]["seconds"] if log else 0.0)
     bar = tqdm(
         total=config.n_steps,
-        initial=start,
+        initial=int(log[-1]["step"]) if log else 0,
         desc=description,
         disable=None if processes.first else True,
         leave=False,
         position=position,
     )
+
+    def save(*, best: bool) -> None:
+        if processes.first:
+            checkpoints.save(model, optimizer, log, best=best)
+
     cuda = [device] if device.type == "cuda" else []
     with bar, torch.random.fork_rng(devices=cuda):
-        for number in range(start, config.n_steps):
-            model.train()
-            total += step(processes.share(sample(number, config.batch_size)), number)
+        for done, loss in _steps(step, sample, model, log, processes):
             bar.update()
-            done = number + 1
-            ends = done % config.evaluate_every == 0 or done == config.n_steps
-            if ends or done in config.keep_at or done % CHECK_EVERY == 0:
-                _check(total, model, number, start=since)
-                _stop_if_orphaned()
             if done in config.keep_at and processes.first:
                 checkpoints.keep(model, done)
-            if not ends:
+            if loss is None:
                 continue
             model.eval()
             with torch.no_grad():
-                figures = evaluate(model)
-            entry = {
-                "step": done,
-                "loss": processes.mean(total) / (done - since),
-                "learning_rate": config.learning_rate_at(number),
-                "seconds": round(time.monotonic() - clock, 3),
-                **figures,
-            }
-            total.zero_()
-            since = done
-            best = max((sign * earlier[select] for earlier in log), default=-math.inf)
-            log.append(entry)
-            bar.set_postfix({"loss": entry["loss"], select: entry[select]})
-            if processes.first:
-                checkpoints.save(model, optimizer, log, best=sign * entry[select] > best)
+                found = evaluate(model)
+            before = max((sign * entry[select] for entry in log), default=-math.inf)
+            log.append(loss | found)
+            bar.set_postfix({"loss": loss["loss"], select: found[select]})
+            save(best=sign * found[select] > before)
             if config.ends_with(log, select, sign):
                 break
     model.eval()
     return log
+
+
+def _steps(
+    step: _Step,
+    sample: Callable[[int, int], TrainingBatch],
+    model: nn.Module,
+    log: list[dict[str, float]],
+    processes: Processes,
+) -> Iterator[tuple[int, dict[str, float] | None]]:
+    """Make one update after the other; gives their number, and what to log where that is due."""
+    config = step.config
+    start = since = int(log[-1]["step"]) if log else 0
+    total = torch.zeros((), device=next(model.parameters()).device)
+    clock = time.monotonic() - (log[-1]["seconds"] if log else 0.0)
+    for number in range(start, config.n_steps):
+        model.train()
+        total += step(processes.share(sample(number, config.batch_size)), number)
+        done = number + 1
+        ends = done % config.evaluate_every == 0 or done == config.n_steps
+        if ends or done in config.keep_at or done % CHECK_EVERY == 0:
+            _check(total, model, number, start=since)
+            _stop_if_orphaned()
+        if not ends:
+            yield done, None
+            continue
+        yield (
+            done,
+            {
+                "step": done,
+                "loss": processes.mean(total) / (done - since),
+                "learning_rate": config.learning_rate_at(number),
+                "seconds": round(time.monotonic() - clock, 3),
+            },
+        )
+        total.zero_()
+        since = done
 
 
 class _Step:
@@ -278,12 +299,12 @@ class _Step:
         objective: Callable[[Any, Any, int], Tensor],
         seed: int,
     ):
-        self._config, self._model, self._seed = config, model, seed
+        self.config, self._model, self._seed = config, model, seed
         self._optimizer, self._objective = optimizer, objective
 
     def __call__(self, batch: TrainingBatch, number: int) -> Tensor:
         """Make update number `number`; gives its loss."""
-        config = self._config
+        config = self.config
         torch.manual_seed(step_seed(self._seed, number))
         for group in self._optimizer.param_groups:
             group["lr"] = config.learning_rate_at(number)
@@ -297,7 +318,7 @@ class _Step:
         return value.detach()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self._config.precision != "bf16":
+        if self.config.precision != "bf16":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 

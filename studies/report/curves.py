@@ -54,7 +54,7 @@ def training_curves(
         if log:
             axis.set_yscale("log")
     percent = result["scores"][metric].attrs.get("percent", 0)
-    if percent and not log and float(curves.min()) >= 0:
+    if percent and not log and not (curves.to_numpy() < 0).any():
         axes[0, 0].set_ylim(0, 1.02)
     axes[0, 0].set_ylabel(result["scores"][metric].attrs["long_name"], fontsize=8)
     legend_beside(figure, axes)
