@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
+from threadpoolctl import threadpool_limits
 
 from studies.engine import settings
 from studies.engine.cells import Cell, Measure, Trained, run_training
@@ -326,9 +327,11 @@ def work(
     if changed := changed_files(code, code_of(*setups, run_training)):
         raise RunError(f"code was changed while the study ran: {', '.join(changed)}; start again")
     cell = Cell(setup, root=root, device=device, accept_code=accept_code)
-    cell.train(position=position)
-    for name, measure in measures.items():
-        cell.measure(name, measure, along=name in along)
+    # NumPy's matrix products would else take all cores, which other workers are busy on.
+    with threadpool_limits(threads):
+        cell.train(position=position)
+        for name, measure in measures.items():
+            cell.measure(name, measure, along=name in along)
 
 
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:
