@@ -150,9 +150,8 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether the model is trained to the end."""
-        selection = self.setup.selection
-        sign = self.setup.metrics[selection.metric].sign()
-        return self.setup.training.ends_with(read_log(self.folder), selection.key, sign)
+        setup = self.setup
+        return setup.training.ends_with(read_log(self.folder), setup.selection.key, setup.sign)
 
     def train(self, *, position: int = 0) -> None:
         """Train the model, or finish its training.
@@ -259,10 +258,8 @@ class Cell:
         return code_of(measure, self.setup, Trained, Examples)
 
     def _best_step(self) -> int:
-        selection = self.setup.selection
-        sign = self.setup.metrics[selection.metric].sign()
-        log = read_log(self.folder)
-        return int(max(log, key=lambda entry: sign * entry[selection.key])["step"])
+        sign, key = self.setup.sign, self.setup.selection.key
+        return int(max(read_log(self.folder), key=lambda entry: sign * entry[key])["step"])
 
     def _looked_at(
         self, name: str, measure: Measure, checkpoint: str, step: int
@@ -291,7 +288,7 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
         sample=examples.train,
         evaluate=evaluate,
         select=selection.key,
-        sign=setup.metrics[selection.metric].sign(),
+        sign=setup.sign,
         folder=folder,
         identity=identity,
         seed=setup.seed,

@@ -72,11 +72,6 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[s
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
-def digest_of(code: Mapping[str, str]) -> str:
-    """Sixteen hexadecimal digits for all files together."""
-    return _hash("\n".join(f"{name}={digest}" for name, digest in sorted(code.items())))
-
-
 def sources_of(*roots: object) -> dict[str, Path]:
     """The folders of modscope's code, and of the user's own that `roots` are of, by name."""
     found = {"modscope": Path(__file__).parent}

@@ -204,7 +204,7 @@ def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dat
         ]
         attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
         data[name] = (("split", "group", "train_step"), np.array(values), attrs)
-    sign = setup.metrics[selection.metric].sign()
+    sign = setup.sign
     selecting = sign * np.array(along(selection.key))
     stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
     # A run that stopped because it had got where it should was not cut off.

@@ -143,6 +143,11 @@ class Setup(ABC):
         return {"id": "in", "ood": "out"}
 
     @property
+    def sign(self) -> int:
+        """1 if a higher selecting metric is better, -1 if a lower one is."""
+        return self.metrics[self.selection.metric].sign()
+
+    @property
     def all_splits(self) -> tuple[str, ...]:
         """The splits that measures can draw from: those that are scored, and further ones."""
         return tuple(self.splits)

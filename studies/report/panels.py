@@ -15,8 +15,6 @@ import probes
 from studies.engine.readings import conditions_of, varied
 from studies.report.names import colour_of, setting_name
 
-Legend = Any
-
 
 @dataclass(frozen=True)
 class Shown:
