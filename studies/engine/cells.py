@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import h5py
 import torch
 import xarray as xr
 from torch import nn
@@ -29,7 +28,7 @@ from studies.engine.folders import (
     write_atomically,
     write_json,
 )
-from studies.engine.results import load_tree
+from studies.engine.results import code_in, load_tree
 from studies.engine.scoring import figures, score, scores_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
@@ -214,12 +213,8 @@ class Cell:
 
     def has(self, name: str, measure: Measure) -> bool:
         """Whether a measure is on disk, made by the code as it is now."""
-        path = self.path_of(name, measure)
-        if not path.exists():
-            return False
-        with h5py.File(path) as file:
-            written = json.loads(str(file.attrs["code"]))
-        return not changed_files(written, self._code(measure))
+        written = code_in(self.path_of(name, measure))
+        return written is not None and not changed_files(written, self._code(measure))
 
     def measure(self, name: str, measure: Measure, *, along: bool = False) -> None:
         """Compute a measure and write it, unless it is on disk.

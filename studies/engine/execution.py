@@ -36,9 +36,9 @@ from studies.engine.folders import (
 from studies.engine.processes import process_device
 from studies.engine.results import (
     cell_coordinates,
+    code_in,
     join_cells,
     make_result,
-    read_result,
     training_dataset,
     write_result,
 )
@@ -268,11 +268,7 @@ class Run:
         return tree
 
     def _is_current(self) -> bool:
-        path = self.folder / "result.nc"
-        if not path.exists():
-            return False
-        attrs = read_result(path).attrs
-        return json.loads(attrs["code"]) == self.code()
+        return code_in(self.folder / "result.nc") == self.code()
 
     def _attributes(self, axes: Mapping[str, Any]) -> dict[str, Any]:
         plan = self.plan

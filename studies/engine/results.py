@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import xarray as xr
 
@@ -260,6 +261,14 @@ def load_tree(path: Path) -> xr.DataTree:
     with xr.open_datatree(path, engine="h5netcdf", cache=False) as tree:
         groups = {group.path: group.to_dataset(inherit=False).load() for group in tree.subtree}
     return xr.DataTree.from_dict(groups)
+
+
+def code_in(path: Path) -> dict[str, Any] | None:
+    """The digests of the code that made a file, whose arrays stay unread; None without a file."""
+    if not path.exists():
+        return None
+    with h5py.File(path) as file:
+        return json.loads(str(file.attrs["code"]))
 
 
 def config_of(result: xr.DataTree) -> dict[str, Any]:
