@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from studies.engine.folders import RunError
     from studies.engine.readings import Reading, constant, metric, read
     from studies.engine.results import SchemaError, read_result
-    from studies.engine.setup import ALL, Metric, Selection, Setup
+    from studies.engine.setup import ALL, Metric, Selection, Setup, kept
     from studies.engine.study import Preset, Study
     from studies.engine.training import TrainingConfig, TrainingError, answer, cross_entropy
     from studies.report.table import Row, Section, Table, count, percent, short
@@ -43,6 +43,7 @@ _HOME = {
     "constant": "engine.readings",
     "count": "report.table",
     "cross_entropy": "engine.training",
+    "kept": "engine.setup",
     "main": "engine.command",
     "metric": "engine.readings",
     "percent": "report.table",
@@ -75,6 +76,7 @@ __all__ = [
     "constant",
     "count",
     "cross_entropy",
+    "kept",
     "main",
     "metric",
     "percent",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +24,15 @@ Role = Literal["in", "out"]
 Scores = dict[str, tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]]
 """By metric two numbers for each example: the metric is the sum of the first over that of the
 second ones, of all examples, or of those of a group."""
+
+
+Kept = TypeVar("Kept")
+
+
+@functools.lru_cache(maxsize=64)
+def kept(kind: Callable[[Any], Kept], config: Any) -> Kept:
+    """`kind(config)`, made once for equal configs: a task that prepares its examples, say."""
+    return kind(config)
 
 
 class Task(Protocol):
@@ -165,7 +175,7 @@ class Setup(ABC):
 
     @abstractmethod
     def sampler(self) -> Task:
-        """What examples are drawn from; costly ones are kept with `functools.lru_cache`."""
+        """What examples are drawn from; see `kept` for tasks that prepare something."""
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> nn.Module:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import mechanisms
 import tasks
-from studies.engine import ALL, answer
-from studies.setups.quasi_attention import QuasiSetup, kept
+from studies.engine import ALL, answer, kept
+from studies.setups.quasi_attention import QuasiSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
 
 PAPER = {"softmax": 0.761, "coda": 0.843}

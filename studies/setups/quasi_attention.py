@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import xarray as xr
@@ -19,8 +18,6 @@ from mechanisms.quasi_attention import Centring, Composition
 from studies.engine import Setup
 from studies.engine.setup import Scores
 from tasks import Batch
-
-Sampler = TypeVar("Sampler")
 
 PAIRS = ("example", "query_pos", "key_pos")
 """Dims of what is known of every pair of tokens."""
@@ -148,9 +145,3 @@ class QuasiSetup(Setup):
                     data[name] = (PAIRS, torch.cat([one[place] for one in known]).cpu().numpy())
             found[place] = data.assign_coords(head=range(data.sizes["head"]))
         return found
-
-
-@functools.lru_cache(maxsize=16)
-def kept(kind: Callable[[Any], Sampler], config: Any) -> Sampler:
-    """The sampler of a task, the same for the same config: it prepares what it draws from once."""
-    return kind(config)

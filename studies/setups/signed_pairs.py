@@ -11,8 +11,8 @@ from torch import Tensor
 
 import mechanisms
 import tasks
-from studies.engine import ALL
-from studies.setups.quasi_attention import QuasiSetup, kept
+from studies.engine import ALL, kept
+from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch, SignedPairsConfig
 
 
