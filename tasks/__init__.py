@@ -7,12 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tasks._bundled import BUNDLED_IMAGES, PYTHON_HELP
     from tasks.arithmetic import Arithmetic, ArithmeticConfig
     from tasks.batch import Batch
     from tasks.classification import Classification, ClassificationConfig
     from tasks.contextual_retrieval import ContextualRetrieval, ContextualRetrievalConfig
     from tasks.esbn import ESBN, ESBN_CHARACTERS, ESBN_RELATIONS, ESBNConfig
-    from tasks.expressions import ExpressionTask, dataflow
+    from tasks.expressions import (
+        ExpressionTask,
+        column_dataflow,
+        dataflow,
+        spread_over_depths,
+    )
     from tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
     from tasks.images import Images, ImagesConfig
     from tasks.listops import LISTOPS_OPERATORS, ListOps, ListOpsConfig
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from tasks.triangles import Triangles, TrianglesConfig
 
 __all__ = [
+    "BUNDLED_IMAGES",
     "ESBN",
     "ESBN_CHARACTERS",
     "ESBN_RELATIONS",
@@ -49,6 +56,7 @@ __all__ = [
     "MLU",
     "MLU_CHARACTERS",
     "MLU_OPERATORS",
+    "PYTHON_HELP",
     "RAVEN_RULES",
     "SCAN_ACTIONS",
     "SCAN_LATENTS",
@@ -96,11 +104,14 @@ __all__ = [
     "Triangles",
     "TrianglesConfig",
     "apply_operation",
+    "column_dataflow",
     "dataflow",
     "score_ranking",
+    "spread_over_depths",
 ]
 
 _HOME = {
+    "BUNDLED_IMAGES": "_bundled",
     "ESBN": "esbn",
     "ESBN_CHARACTERS": "esbn",
     "ESBN_RELATIONS": "esbn",
@@ -109,6 +120,7 @@ _HOME = {
     "MLU": "mlu",
     "MLU_CHARACTERS": "mlu",
     "MLU_OPERATORS": "mlu",
+    "PYTHON_HELP": "_bundled",
     "RAVEN_RULES": "raven",
     "SCAN_ACTIONS": "scan",
     "SCAN_LATENTS": "scan",
@@ -156,8 +168,10 @@ _HOME = {
     "Triangles": "triangles",
     "TrianglesConfig": "triangles",
     "apply_operation": "math_equations",
+    "column_dataflow": "expressions",
     "dataflow": "expressions",
     "score_ranking": "pairs",
+    "spread_over_depths": "expressions",
 }
 
 

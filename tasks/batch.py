@@ -32,8 +32,12 @@ class Batch(Generic[Inputs]):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, examples: slice) -> "Batch[Inputs]":
-        """Return a batch of some of the examples, with their latents."""
+    def __getitem__(self, examples: slice | Tensor) -> "Batch[Inputs]":
+        """Return a batch of some of the examples, with their latents.
+
+        Args:
+            examples: a slice, their numbers, or a mask [batch] bool.
+        """
         if isinstance(self.inputs, tuple):
             inputs = tuple(part[examples] for part in self.inputs)
         else:

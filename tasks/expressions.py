@@ -6,10 +6,14 @@ sequence of tokens; the answer is its value. Deeper expressions are held out.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tasks._common import Key
 from tasks.batch import Batch
@@ -17,6 +21,7 @@ from tasks.finite_task import FiniteTask
 
 if TYPE_CHECKING:
     import networkx
+    import xarray as xr
 
 
 class ExpressionTask(FiniteTask):
@@ -119,3 +124,100 @@ def dataflow(latents: dict[str, Tensor], example: int) -> "networkx.DiGraph":
         if argument >= 0:
             graph.add_edge(argument, operation, used=is_used)
     return graph
+
+
+def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last") -> "xr.Dataset":
+    """Return the flow of values over the columns of a model that puts a mark at both ends.
+
+    Column 0 is the mark before the first token, and that after the last one stands behind the
+    sequence, so that column 1 is token 0. The mark that is read out takes the root's value, one
+    level later.
+
+    Args:
+        batch: of an `ExpressionTask`.
+        readout: which mark is read out: the one before the `first` or behind the `last` token.
+
+    Returns:
+        What `probes.score_control_flow` takes; -1 is padding, or stands for none:
+
+        - `edges` [example, edge, end]: column of the argument, column of the operation; the last
+          edge leads to the mark.
+        - `used` [example, edge] bool: whether the answer can depend on it.
+        - `level` [example, pos]: of the value that a column holds, 0 for literals.
+        - `group` [example, pos]: the sub-expression that it belongs to.
+        - `readout`, `root` [example]: the columns of the mark and of the answer's value.
+        - `valid` [example, pos] bool: whether a column is there.
+        - `depth`, `target` [example]: of the expression, and its answer.
+
+    Raises:
+        ValueError: `readout` is neither.
+
+    Example:
+        `column_dataflow(TableLookup(TableLookupConfig()).batch("id", 0, 10))["edges"]`
+    """
+    import xarray as xr  # `import tasks` alone does not pay for it
+
+    if readout not in ("first", "last"):
+        raise ValueError(f"readout must be 'first' or 'last', got {readout!r}")
+    latents = {name: values.cpu().numpy() for name, values in batch.latents.items()}
+    n, width = batch.inputs.shape
+    rows, root, inner = np.arange(n), latents["root"] + 1, latents["edges"]
+    behind = latents["length"] + 1
+    end = behind if readout == "last" else np.zeros_like(root)
+    last = np.stack([root, end], -1)[:, None]
+
+    level, group = (np.full((n, width + 2), -1) for _ in range(2))
+    group[:, 1:-1] = latents["node"]
+    example, node = np.nonzero(latents["node_token"] >= 0)
+    level[example, latents["node_token"][example, node] + 1] = latents["node_depth"][example, node]
+    level[rows, end] = level[rows, root] + 1
+    group[rows, end] = latents["node"].max(1) + 1
+    edges = np.concatenate([np.where(inner >= 0, inner + 1, -1), last], axis=1)
+    used = np.concatenate([latents["edge_used"], np.ones((n, 1), dtype=bool)], axis=1)
+    return xr.Dataset(
+        {
+            "edges": (("example", "edge", "end"), edges),
+            "used": (("example", "edge"), used),
+            "level": (("example", "pos"), level),
+            "group": (("example", "pos"), group),
+            "readout": ("example", end),
+            "root": ("example", root),
+            "valid": (("example", "pos"), np.arange(width + 2) <= behind[:, None]),
+            "depth": ("example", latents["depth"]),
+            "target": ("example", batch.targets[:, 0].cpu().numpy()),
+        }
+    )
+
+
+def spread_over_depths(batches: Sequence[Batch], n: int) -> Batch:
+    """Return about `n` examples in one batch, about equally many of each depth.
+
+    Args:
+        batches: of an `ExpressionTask`; of splits that differ in their widths, perhaps.
+        n: how many in all; of each depth at least one, and no more than there are.
+
+    Returns:
+        The first ones of each depth, by rising depth, as wide as the widest.
+
+    Raises:
+        ValueError: there are no batches.
+
+    Example:
+        `spread_over_depths([task.batch(split, 0, 500) for split in ("id", "ood")], 200)`
+    """
+    if not batches:
+        raise ValueError("batches must not be empty, got none")
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        if tensors[0].ndim == 1:
+            return torch.cat(tensors)
+        padding = 0 if tensors[0].dtype == torch.bool else -1
+        return pad_sequence([row for rows in tensors for row in rows], True, padding)
+
+    latents = {name: join([one.latents[name] for one in batches]) for name in batches[0].latents}
+    inputs, targets, mask = (
+        join([getattr(one, name) for one in batches]) for name in ("inputs", "targets", "mask")
+    )
+    each = [(latents["depth"] == depth).nonzero()[:, 0] for depth in latents["depth"].unique()]
+    chosen = torch.cat([places[: max(1, n // len(each))] for places in each])
+    return Batch(inputs, targets, mask, latents)[chosen]
