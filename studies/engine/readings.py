@@ -31,23 +31,51 @@ class Reading:
     bounds: Callable[[xr.DataTree], tuple[Values, Values]] | None = None
 
     def __add__(self, other: Reading | float) -> Reading:
-        return self._with(other, "+", np.add)
+        return self.apply(np.add, other, between=" + ")
 
     def __sub__(self, other: Reading | float) -> Reading:
-        return self._with(other, "-", np.subtract)
+        return self.apply(np.subtract, other, between=" - ")
 
     def __truediv__(self, other: Reading | float) -> Reading:
-        return self._with(other, "/", np.divide)
+        return self.apply(np.divide, other, between=" / ")
 
-    def _with(self, other: Reading | float, sign: str, apply: Any) -> Reading:
-        second = other if isinstance(other, Reading) else constant(other)
-        label = f"{self.label} {sign} {second.label}"
+    def apply(
+        self, function: Callable[..., Any], *others: Reading | float, between: str = ", "
+    ) -> Reading:
+        """What a function makes of the numbers of this reading and others.
+
+        Args:
+            function: from an array [cell] of each reading to one of all.
+            others: further readings, or numbers.
+            between: joins the labels.
+
+        Example:
+            `metric("loss", "ood").apply(np.log2)`
+        """
+        readings = [self, *(x if isinstance(x, Reading) else constant(x) for x in others)]
+
+        @np.errstate(invalid="ignore", divide="ignore")
+        def values(result: xr.DataTree) -> Values:
+            return function(*(reading.values(result) for reading in readings))
+
+        return Reading(between.join(reading.label for reading in readings), values)
+
+    def among(self, models: Sequence[str], **settings: Any) -> Reading:
+        """The same of some models alone, with these values of the setup's settings; NaN for others.
+
+        Example:
+            `metric("loss", "ood").among(["encoder"], n_layers=2)`
+        """
 
         def values(result: xr.DataTree) -> Values:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                return apply(self.values(result), second.values(result))
+            cells, setup = result["scores"].coords, json.loads(result.attrs["config"])["setup"]
+            known = np.isin(cells["model"], models)
+            for name, value in settings.items():
+                own = cells[name].to_numpy() if name in cells else setup[name]
+                known = known & (own == value)
+            return np.where(known, self.values(result), np.nan)
 
-        return Reading(label, values)
+        return Reading(f"{self.label} of {', '.join(models)}", values)
 
 
 def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: Any) -> Reading:

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -217,6 +218,31 @@ def test_readings_are_added_subtracted_and_divided():
     np.testing.assert_allclose((ood / 3 + 1.0).values(result), [1.2, 1.1])
     with pytest.raises(ValueError, match="select or mean must name split of scores/accuracy"):
         replace(ood, values=_without_split().values).values(result)
+
+
+def test_a_function_of_readings_sees_the_numbers_of_each():
+    result = two_models([0.6], [0.2])
+    ood, within = metric("accuracy", "ood"), metric("accuracy", "id")
+    clipped = ood.apply(np.clip, 0.25, within / 2)
+    assert clipped.label == f"{ood.label}, 0.25, {within.label} / 2"
+    np.testing.assert_allclose(clipped.values(result), [0.45, 0.25])
+
+
+def test_a_reading_of_some_models_alone_is_nan_for_the_others():
+    result = two_models([0.6, 0.2], [0.3, 0.4])
+    result.attrs["config"] = json.dumps({"setup": {"n_layers": 2}})
+    ood = metric("accuracy", "ood")
+    mine = result["scores"]["model"].to_numpy() == "a"
+    assert mine.sum() == 2
+    some = ood.among(["a"])
+    np.testing.assert_array_equal(some.values(result), np.where(mine, ood.values(result), np.nan))
+    # A setting that is no axis has its value in the setup.
+    np.testing.assert_array_equal(ood.among(["a"], n_layers=2).values(result), some.values(result))
+    assert np.isnan(ood.among(["a"], n_layers=1).values(result)).all()
+    seed = np.where(result["scores"]["seed"] == 1, some.values(result), np.nan)
+    np.testing.assert_array_equal(ood.among(["a"], seed=1).values(result), seed)
+    with pytest.raises(KeyError, match="n_heads"):
+        ood.among(["a"], n_heads=2).values(result)
 
 
 def _without_split():
