@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from tasks._bundled import BUNDLED_IMAGES, write_digits
 from tasks._common import Key, require_int
 from tasks._stored import Table, open_stored, require_splits
 from tasks.batch import Batch
@@ -44,6 +45,7 @@ class ImagesConfig:
             are drawn; or, in `folder`, any other one.
         folder: where each data set has a folder of its name, with what `save_to_disk` wrote,
             parquet files or images as SPLIT/CLASS/FILE; its splits are `train` and `test`.
+            `BUNDLED_IMAGES`: has "digits", scikit-learn's, written there when first asked for.
             None: Hugging Face's cache, or its hub.
         image_size: height and width in pixels, 8 to 256. Larger images are shrunk, their sides in
             proportion, by averaging; smaller ones are put on a black ground.
@@ -207,10 +209,13 @@ class _Stored:
         self._name = name
         self._n_valid = n_valid
         self._key = key
+        place = None if folder is None else Path(folder).expanduser() / name
+        if place is not None and folder == BUNDLED_IMAGES and name == "digits":
+            write_digits(place)
         hub, subset = _HUB.get(name, (None, None))
         self._tables: Mapping[str, Table] = open_stored(
             name,
-            folder=None if folder is None else Path(folder).expanduser() / name,
+            folder=place,
             setting="folder",
             place=f"FOLDER/{name}",
             hub=hub,

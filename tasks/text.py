@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tasks._bundled import PYTHON_HELP, write_python_help
 from tasks._cache import load_arrays, save_arrays
 from tasks._common import Key, require_choice, require_int
 from tasks._stored import how_to_fetch, open_stored, require_splits
@@ -49,7 +50,8 @@ class TextConfig:
         path: of any other text, or of a WikiText that lies in a folder: a file, whose end is held
             out; a folder with three files (.txt, .raw, .tokens) that have train, valid and test
             in their names; or one with a data set (`save_to_disk`, parquet) with the column
-            `text`. None: Hugging Face's cache, or its hub.
+            `text`. `PYTHON_HELP`: what Python's `help()` says of its language, half a megabyte,
+            written there when it is first asked for. None: Hugging Face's cache, or its hub.
         held_out: share of a single file that is `valid`, and share that is `test`, above 0,
             below 0.5.
         vocabulary_size: number of tokens with the one that begins a text, 258 to 65,536; there are
@@ -323,6 +325,8 @@ class Text:
     def _read(self) -> dict[str, bytes]:
         """Return the text of each split."""
         path = None if self.config.path is None else Path(self.config.path).expanduser()
+        if path is not None and self.config.path == PYTHON_HELP:
+            write_python_help(path)
         if path is not None and path.is_file():
             text = path.read_bytes()
             ends = [

@@ -246,6 +246,29 @@ def test_score_by_hand(simple):
         simple.score(torch.zeros(4, 49), batch)
 
 
+def test_a_trimmed_batch_lacks_padding_alone(simple):
+    whole = simple.batch("id", 3, 40)
+    trimmed = simple.trimmed(whole)
+    (command, actions), (short_command, short_actions) = whole.inputs, trimmed.inputs
+    for wide, narrow in (
+        (command, short_command),
+        (actions, short_actions),
+        (whole.targets, trimmed.targets),
+        (whole.mask, trimmed.mask),
+    ):
+        width = narrow.shape[1]
+        assert torch.equal(narrow, wide[:, :width])
+        assert not wide[:, width:].any()
+    # Nothing is left to be cut: of the longest ones the last column counts.
+    assert (short_command[:, -1] != 0).any()
+    assert trimmed.mask[:, -1].any()
+    assert short_actions.shape == trimmed.targets.shape == trimmed.mask.shape
+    assert trimmed.targets.shape[1] < whole.targets.shape[1]
+    assert [simple.text(trimmed, row) for row in range(40)] == [
+        simple.text(whole, row) for row in range(40)
+    ]
+
+
 def test_decode(simple):
     ids = torch.tensor([1, 3, 0, 7, 2, 3, 3])
     assert simple.decode(ids) == "I_WALK I_TURN_LEFT"
