@@ -12,7 +12,11 @@ and `score_paths` ask which path through the modules would have been best, and `
 a few labelled examples find it.
 
 `score_pairing` asks which retrieval serves which search, and `force_pairing` whether the right
-pairing would have mended the answer.
+pairing would have mended the answer; `summarise_value_scores`, where nobody knows the pairing,
+whether each search keeps to a retrieval and whether groups of examples differ in theirs, and
+`draw_value_scores` shows it.
+
+`loss_by_context` asks what a model of a text gains from the tokens that it has seen.
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
 much of what decides it lies where a function is flat.
@@ -29,6 +33,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from probes.adapting import adapt_paths
     from probes.capturing import Batch, Quantity, capture
+    from probes.context import loss_by_context
     from probes.control_flow_cutting import cut
     from probes.control_flow_export import to_networkx, write_graphml, write_node_link
     from probes.control_flow_graphs import collapse_columns, extract_control_flow
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
     from probes.projecting import project
     from probes.signedness import score_saturation, score_signedness
     from probes.specialization import score_specialization
+    from probes.value_scores import summarise_value_scores
+    from probes.value_scores_picture import draw_value_scores
 
 _HOME = {
     "Batch": "probes.capturing",
@@ -67,10 +74,12 @@ _HOME = {
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
+    "draw_value_scores": "probes.value_scores_picture",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
     "interval_variables": "probes.intervals",
+    "loss_by_context": "probes.context",
     "over_seeds": "probes.intervals",
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
@@ -81,6 +90,7 @@ _HOME = {
     "score_signedness": "probes.signedness",
     "score_specialization": "probes.specialization",
     "search_paths": "probes.oracle_search",
+    "summarise_value_scores": "probes.value_scores",
     "to_networkx": "probes.control_flow_export",
     "write_graphml": "probes.control_flow_export",
     "write_node_link": "probes.control_flow_export",
@@ -100,10 +110,12 @@ __all__ = [
     "cut",
     "decode",
     "decode_continuous",
+    "draw_value_scores",
     "extract_control_flow",
     "force_pairing",
     "interchange",
     "interval_variables",
+    "loss_by_context",
     "over_seeds",
     "project",
     "resolve_hooks",
@@ -114,6 +126,7 @@ __all__ = [
     "score_signedness",
     "score_specialization",
     "search_paths",
+    "summarise_value_scores",
     "to_networkx",
     "write_graphml",
     "write_node_link",

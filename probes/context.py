@@ -1,0 +1,74 @@
+"""What does a model of a text gain from the tokens it has seen? Its loss by their number."""
+
+import numpy as np
+import xarray as xr
+
+from probes.intervals import bootstrap_ratio, interval_variables
+
+
+def loss_by_context(
+    loss: xr.DataArray, mask: xr.DataArray, *, resamples: int = 1000, seed: int = 0
+) -> xr.Dataset:
+    """Compute the loss where 1, 2, 3 to 4, 5 to 8, ... tokens of a window are seen.
+
+    At position n a causal model has seen n + 1 tokens. Where the loss no longer falls, tokens
+    further back are of no use to it (Khandelwal et al. 2018, "Sharp Nearby, Fuzzy Far Away").
+
+    Args:
+        loss: [window, pos], in any order: of each token that is predicted, in nats.
+        mask: [window, pos] bool: which tokens count; what the others' losses are does not matter.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    Returns:
+        By `seen`, the most tokens that are seen, and by `window`, numbered from 0:
+
+        - `loss`, with `_low` and `_high` [seen]: mean of a token, in nats; NaN where none counts.
+          Interval: 95%, percentile bootstrap over windows.
+        - `tokens` [seen]: how many count.
+        - `window_loss`, `window_tokens` [window]: the sum over a window, and how many count: with
+          these, models that saw the same windows are compared in pairs.
+
+    Raises:
+        TypeError: `mask` that is not bool.
+        ValueError: dims or sizes that do not fit, or nothing at all.
+
+    Example:
+        >>> ones = xarray.DataArray(numpy.ones((10, 6)), dims=("window", "pos"))
+        >>> loss_by_context(ones, ones > 0)["seen"].values.tolist()
+        [1, 2, 4, 6]
+    """
+    for name, array in (("loss", loss), ("mask", mask)):
+        if set(array.dims) != {"window", "pos"} or 0 in array.shape:
+            raise ValueError(
+                f"{name} must have the dims 'window' and 'pos', none of them empty, "
+                f"got {dict(array.sizes)}"
+            )
+    if dict(loss.sizes) != dict(mask.sizes):
+        raise ValueError(f"mask must have the sizes of loss, {dict(loss.sizes)}, got {mask.sizes}")
+    if mask.dtype != bool:
+        raise TypeError(f"mask must hold booleans, got {mask.dtype}")
+    counts = mask.transpose("window", "pos").to_numpy().astype(float)
+    losses = loss.transpose("window", "pos").to_numpy().astype(float)
+    losses = np.where(counts > 0, losses, 0)
+    length = losses.shape[1]
+    # Of each group of positions the first; a group ends with a power of two.
+    starts = [0, *(2**power for power in range(length.bit_length()) if 2**power < length)]
+    sums, tokens = (np.add.reduceat(values, starts, axis=1) for values in (losses, counts))
+    means = bootstrap_ratio(sums, tokens, resamples=resamples, seed=seed)
+    return xr.Dataset(
+        interval_variables("loss", means, ("seen",), long_name="loss", units="nats")
+        | {
+            "tokens": ("seen", tokens.sum(0), {"long_name": "tokens that were predicted so"}),
+            "window_loss": (
+                "window",
+                losses.sum(1),
+                {"long_name": "summed loss", "units": "nats"},
+            ),
+            "window_tokens": ("window", counts.sum(1), {"long_name": "tokens"}),
+        },
+        coords={
+            "seen": ("seen", [*starts[1:], length], {"long_name": "tokens that are seen, at most"}),
+            "window": np.arange(len(losses)),
+        },
+    )

@@ -1,0 +1,119 @@
+"""Value scores by group: planted choices, loops, and what was drawn."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+
+from probes import summarise_value_scores
+from probes.value_scores_picture import draw_value_scores
+
+
+def label(scores, member, names=None):
+    """Scores [example, layer, search, retrieval] and members [group, example]."""
+    member = np.asarray(member)
+    return (
+        xr.DataArray(np.asarray(scores, float), dims=("example", "layer", "search", "retrieval")),
+        xr.DataArray(
+            member,
+            dims=("group", "example"),
+            coords={"group": names or [f"g{n}" for n in range(len(member))]},
+        ),
+    )
+
+
+def noise(seed, shape):
+    return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), shape[:-1])
+
+
+def test_it_is_what_a_loop_computes():
+    scores, rng = noise(0, (30, 2, 3, 4)), np.random.default_rng(1)
+    member = rng.random((3, 30)) < 0.5
+    found = summarise_value_scores(*label(scores, member))
+    for group in range(3):
+        mine = [scores[n] for n in range(30) if member[group, n]]
+        mean = sum(mine) / len(mine)
+        here = found.isel(group=group)
+        assert np.allclose(here["value_scores"], mean)
+        for layer in range(2):
+            greatest = [max(mean[layer, search]) for search in range(3)]
+            assert here["tightness"][layer] == pytest.approx(sum(greatest) / 3)
+        for other in range(3):
+            theirs = [scores[n] for n in range(30) if member[other, n]]
+            apart = np.abs(mean - sum(theirs) / len(theirs)).sum((1, 2)) / 2 / 3
+            assert np.allclose(here["distance"].isel(other_group=other), apart)
+    assert found["value_scores"].dims == ("group", "layer", "search", "retrieval")
+    assert found["distance"].dims == ("group", "other_group", "layer")
+    assert all(found[name].attrs["long_name"] for name in found)
+
+
+def test_a_tight_pairing_that_switches_between_groups():
+    first = np.arange(40) < 20
+    choice = np.where(first[:, None, None], [0, 1], [1, 0])
+    found = summarise_value_scores(*label(np.eye(2)[choice], [first, ~first, first | ~first]))
+    assert found["tightness"].to_numpy().ravel().tolist() == [1, 1, 0.5]
+    assert np.allclose(found["distance"].squeeze(), [[0, 1, 0.5], [1, 0, 0.5], [0.5, 0.5, 0]])
+
+
+def test_noise_is_neither_tight_nor_different():
+    first = np.arange(4000) < 2000
+    found = summarise_value_scores(*label(noise(2, (4000, 1, 3, 4)), [first, ~first]))
+    assert (abs(found["tightness"] - 0.25) < 0.03).all()
+    assert (found["distance"] < 0.03).all()
+    even = summarise_value_scores(*label(np.full((4000, 1, 3, 4), 0.25), [first, ~first]))
+    assert np.allclose(even["tightness"], 0.25)
+
+
+def test_a_group_without_examples_is_nan():
+    found = summarise_value_scores(*label(noise(0, (5, 1, 2, 3)), [[True] * 5, [False] * 5]))
+    assert found.sel(group="g1")["value_scores"].isnull().all()
+    assert found.sel(group="g1")["tightness"].isnull().all()
+    assert found["distance"].sel(group="g0", other_group="g1").isnull().all()
+    assert np.isfinite(found["distance"].sel(group="g0", other_group="g0")).all()
+
+
+def test_bad_input_is_named():
+    scores, member = label(noise(0, (5, 1, 2, 3)), [[True] * 5])
+    with pytest.raises(ValueError, match=r"value_scores must have the dims .*'search'"):
+        summarise_value_scores(scores.rename(search="head"), member)
+    with pytest.raises(ValueError, match=r"must hold probabilities .* sums in 2\.\.2"):
+        summarise_value_scores(2 * scores, member)
+    with pytest.raises(ValueError, match=r"'example', of size 5, got .*4"):
+        summarise_value_scores(scores, member[:, :4])
+    with pytest.raises(ValueError, match=r"names as labels of 'group'"):
+        summarise_value_scores(scores, member.drop_vars("group"))
+    with pytest.raises(TypeError, match=r"groups must hold booleans, got float64"):
+        summarise_value_scores(scores, member * 1.0)
+
+
+@pytest.fixture
+def axis():
+    figure, axis = plt.subplots()
+    yield axis
+    plt.close(figure)
+
+
+def test_the_picture_has_the_numbers_where_they_belong(axis):
+    shares = xr.DataArray([[0.9, 0.1], [0.25, 0.75], [1.0, np.nan]], dims=("search", "retrieval"))
+    image = draw_value_scores(axis, shares.T, highest=0.9)
+    assert np.allclose(image.get_array().filled(np.nan), shares, equal_nan=True)
+    assert image.get_clim() == (0, 0.9)
+    written = {text.get_position(): (text.get_text(), text.get_color()) for text in axis.texts}
+    assert written == {
+        (0, 0): (".90", "black"),
+        (1, 0): (".10", "white"),
+        (0, 1): (".25", "white"),
+        (1, 1): (".75", "black"),
+        (0, 2): ("1.00", "black"),
+    }
+    assert axis.get_xticks().tolist() == [0, 1]
+    assert axis.get_yticks().tolist() == [0, 1, 2]
+
+
+def test_many_retrievals_have_no_numbers(axis):
+    draw_value_scores(axis, xr.DataArray(noise(0, (2, 7)), dims=("search", "retrieval")))
+    assert not axis.texts
+    with pytest.raises(ValueError, match=r"must have the dims 'search' and 'retrieval', got"):
+        draw_value_scores(axis, xr.DataArray(np.ones(2), dims="search"))
+    with pytest.raises(ValueError, match=r"highest must be above 0, got 0"):
+        draw_value_scores(axis, xr.DataArray([[1.0]], dims=("search", "retrieval")), highest=0)
