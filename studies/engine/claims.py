@@ -7,7 +7,7 @@ p-values are corrected by Holm's method over all comparisons of a study. One see
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from scipy import stats
 
 import probes
 from studies.engine.fairness import Fairness
-from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, varied
+from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, shown, varied
+from studies.engine.results import described
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
@@ -77,7 +78,7 @@ class Claim:
 
 @dataclass
 class Comparison:
-    """A claim under one combination of what else varies, and what was measured.
+    """A claim under one combination of what else varies.
 
     Attributes:
         claim: which.
@@ -85,16 +86,40 @@ class Comparison:
         differences: by pair of cells.
         reason: why it cannot be compared, "" if it can.
         p: two-sided, that the mean difference is at the margin; of `equals`, that it is beyond.
+        p_holm: the same, corrected for the number of comparisons.
     """
 
     claim: Claim
-    context: str
-    differences: Float[np.ndarray, " pair"]
-    reason: str
+    context: str = ""
+    differences: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.array([]))
+    reason: str = ""
     p: float = np.nan
     p_holm: float = np.nan
-    verdict: str = NOT_RUN
-    seeds_needed: float = np.nan
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.reason:
+            return NOT_COMPARABLE
+        if len(self.differences) == 0:
+            return NOT_RUN
+        if not self.p_holm < LEVEL:
+            return UNDECIDED
+        mean, margin = self.differences.mean(), self.claim.margin
+        holds = mean > margin if self.claim.equals is None else abs(mean) < margin
+        return HOLDS if holds else CONTRADICTED
+
+    def seeds_needed(self, n_tested: int) -> float:
+        """The seeds that would decide it, were mean and spread those seen; NaN if decided."""
+        x = self.differences
+        if self.verdict != UNDECIDED or len(x) < 2:
+            return np.nan
+        effect = x.mean() if self.claim.equals is None else abs(x.mean())
+        distance, spread = abs(effect - self.claim.margin), x.std(ddof=1)
+        n = np.arange(len(x) + 1, MOST_SEEDS + 1)
+        critical = stats.t.isf(LEVEL / max(1, n_tested) / 2, n - 1)
+        enough = distance > critical * spread / np.sqrt(n)
+        return float(n[enough.argmax()]) if enough.any() else np.inf
 
 
 def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> xr.Dataset:
@@ -115,10 +140,34 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
     tested = [row for row in rows if np.isfinite(row.p)]
     for row, p in zip(tested, holm([row.p for row in tested]), strict=True):
         row.p_holm = p
-    for row in rows:
-        row.verdict = _verdict(row)
-        row.seeds_needed = _seeds_needed(row, len(tested))
-    return _as_dataset(rows)
+    intervals = [probes.over_seeds(row.differences) for row in rows]
+    columns = {
+        "statement": ("what is claimed", [row.claim.statement for row in rows]),
+        "source": ("where it is claimed", [row.claim.source for row in rows]),
+        "context": ("what else varies, and its value here", [row.context for row in rows]),
+        "reading": ("what is compared", [row.claim.reading.label for row in rows]),
+        "verdict": (f"one of: {', '.join(VERDICTS)}", [row.verdict for row in rows]),
+        "reason": ("why conditions are not comparable", [row.reason for row in rows]),
+        "effect": ("mean difference over seeds", [one.estimate for one in intervals]),
+        "effect_low": ("mean difference, lower 95% bound", [one.low for one in intervals]),
+        "effect_high": ("mean difference, upper 95% bound", [one.high for one in intervals]),
+        "margin": ("difference that counts", [row.claim.margin for row in rows]),
+        "n_pairs": ("pairs of models with the same seed", [len(row.differences) for row in rows]),
+        "p": ("p-value of a paired t-test", [row.p for row in rows]),
+        "p_holm": ("p-value, corrected by Holm's method", [row.p_holm for row in rows]),
+        "seeds_needed": (
+            "seeds that would decide it",
+            [row.seeds_needed(len(tested)) for row in rows],
+        ),
+    }
+    return xr.Dataset(
+        described("claim", columns),
+        coords=described("claim", {"claim": ("number of the comparison", range(len(rows)))}),
+        attrs={
+            "rule": "differences paired by seed, Student's t, 95%; Holm-corrected over the study",
+            "level": LEVEL,
+        },
+    )
 
 
 def holm(p_values: Sequence[float]) -> Float[np.ndarray, " n"]:
@@ -131,52 +180,51 @@ def holm(p_values: Sequence[float]) -> Float[np.ndarray, " n"]:
 
 
 def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[Comparison]:
-    conditions = conditions_of(result)
-    values = claim.reading.values(result)
-    mine = [one for one in conditions if one.matches(claim.of) and _known(values, one)]
-    if isinstance(claim.other, Mapping):
-        theirs = [one for one in conditions if one.matches(claim.other) and _known(values, one)]
-        named = {*claim.of, *claim.other}
+    """A claim under all combinations of what else varies; an empty one if none was run."""
+    values, other = claim.reading.values(result), claim.other
+    measured = [one for one in conditions_of(result) if np.isfinite(values[one.cells]).any()]
+    mine = [one for one in measured if one.matches(claim.of)]
+    if isinstance(other, Mapping):
+        named = {*claim.of, *other}
+        theirs = [one for one in measured if one.matches(other)]
         both = [(a, b) for a in mine for b in theirs if a is not b and _alike(a, b, named)]
     else:
-        named, both = {*claim.of}, [(one, None) for one in mine]
-    told = [name for name in varied(result) if name not in named]
-    found = []
-    for first, second in both:
-        place = {name: _first(first, second, name) for name in told}
-        context = ", ".join(f"{name} {value}" for name, value in place.items() if value is not None)
-        differences = _differences(result, values, first, second, claim)
-        reason = fairness.against(first, second, of_learning=claim.of_learning)
-        found.append(Comparison(claim, context, differences, reason))
-    return found or [Comparison(claim, "", np.array([]), "")]
-
-
-def _known(values: np.ndarray, condition: Condition) -> bool:
-    return len(condition.cells) > 0 and bool(np.isfinite(values[condition.cells]).any())
+        named, both = set(claim.of), [(one, None) for one in mine]
+    rest = [name for name in varied(result) if name not in named]
+    return [
+        Comparison(
+            claim,
+            _context((first, second), rest),
+            _differences(result, values, first, second or float(other)),  # pyright: ignore[reportArgumentType]
+            fairness.against(first, second, of_learning=claim.of_learning),
+        )
+        for first, second in both
+    ] or [Comparison(claim)]
 
 
 def _alike(first: Condition, second: Condition, but: set[str]) -> bool:
-    rest = {name: value for name, value in first.values.items() if name not in but}
-    known = {name: value for name, value in rest.items() if value is not None}
-    return second.matches(known)
+    """Whether all values agree `but` some; one that does not apply agrees with every value."""
+    values = {k: v for k, v in first.values.items() if k not in but and v is not None}
+    return second.matches(values)
 
 
-def _first(first: Condition, second: Condition | None, name: str) -> Any:
-    value = first.values[name]
-    return value if value is not None or second is None else second.values[name]
+def _context(conditions: Sequence[Condition | None], names: Sequence[str]) -> str:
+    """The values that two conditions share, where they apply to either."""
+    parts = []
+    for name in names:
+        values = [one.values[name] for one in conditions if one is not None]
+        if applicable := [value for value in values if value is not None]:
+            parts.append(f"{name} {shown(applicable[0])}")
+    return ", ".join(parts)
 
 
 def _differences(
-    result: xr.DataTree,
-    values: np.ndarray,
-    first: Condition,
-    second: Condition | None,
-    claim: Claim,
+    result: xr.DataTree, values: np.ndarray, first: Condition, second: Condition | float
 ) -> np.ndarray:
+    """Between cells of the same seed and draw of the data; or to a number."""
     mine = dict(zip(pairs_of(result, first.cells), values[first.cells], strict=True))
-    if second is None:
-        theirs = dict.fromkeys(mine, float(claim.other))  # pyright: ignore[reportArgumentType]
-    else:
+    theirs = dict.fromkeys(mine, second)
+    if isinstance(second, Condition):
         theirs = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
     differences = np.array([mine[pair] - theirs[pair] for pair in mine if pair in theirs])
     return differences[np.isfinite(differences)]
@@ -199,64 +247,4 @@ def _t_test(x: np.ndarray, alternative: Any) -> float:
     if np.ptp(x) <= 1e-12 * np.abs(x).max():
         holds = {"two-sided": x[0] != 0, "greater": x[0] > 0, "less": x[0] < 0}[alternative]
         return 0.0 if holds else 1.0
-    found: Any = stats.ttest_1samp(x, 0, alternative=alternative)
-    return float(found.pvalue)
-
-
-def _verdict(row: Comparison) -> str:
-    if row.reason:
-        return NOT_COMPARABLE
-    if len(row.differences) == 0:
-        return NOT_RUN
-    if not row.p_holm < LEVEL:
-        return UNDECIDED
-    mean, margin = row.differences.mean(), row.claim.margin
-    if row.claim.equals is None:
-        return HOLDS if mean > margin else CONTRADICTED
-    return HOLDS if abs(mean) < margin else CONTRADICTED
-
-
-def _seeds_needed(row: Comparison, n_tested: int) -> float:
-    """The seeds that would decide it, were their mean and spread those seen; NaN if decided."""
-    x = row.differences
-    if row.verdict != UNDECIDED or len(x) < 2:
-        return np.nan
-    distance, spread = abs(abs(x.mean()) - row.claim.margin), x.std(ddof=1)
-    if row.claim.equals is None:
-        distance = abs(x.mean() - row.claim.margin)
-    level = LEVEL / max(1, n_tested)
-    n = np.arange(len(x) + 1, MOST_SEEDS + 1)
-    enough = distance > stats.t.isf(level / 2, n - 1) * spread / np.sqrt(n)
-    return float(n[enough.argmax()]) if enough.any() else np.inf
-
-
-def _as_dataset(rows: list[Comparison]) -> xr.Dataset:
-    intervals = [probes.over_seeds(row.differences) for row in rows]
-    text = {
-        "statement": ("what is claimed", [row.claim.statement for row in rows]),
-        "source": ("where it is claimed", [row.claim.source for row in rows]),
-        "context": ("what else varies, and its value here", [row.context for row in rows]),
-        "reading": ("what is compared", [row.claim.reading.label for row in rows]),
-        "verdict": (f"one of: {', '.join(VERDICTS)}", [row.verdict for row in rows]),
-        "reason": ("why conditions are not comparable", [row.reason for row in rows]),
-    }
-    numbers = {
-        "effect": ("mean difference over seeds", [float(one.estimate) for one in intervals]),
-        "effect_low": ("mean difference, lower 95% bound", [float(one.low) for one in intervals]),
-        "effect_high": ("mean difference, upper 95% bound", [float(one.high) for one in intervals]),
-        "margin": ("difference that counts", [row.claim.margin for row in rows]),
-        "n_pairs": ("pairs of models with the same seed", [len(row.differences) for row in rows]),
-        "p": ("p-value of a paired t-test", [row.p for row in rows]),
-        "p_holm": ("p-value, corrected by Holm's method", [row.p_holm for row in rows]),
-        "seeds_needed": ("seeds that would decide it", [row.seeds_needed for row in rows]),
-    }
-    data = {
-        name: ("claim", np.array(values), {"long_name": about})
-        for name, (about, values) in (text | numbers).items()
-    }
-    coords = {"claim": ("claim", np.arange(len(rows)), {"long_name": "number of the comparison"})}
-    attrs = {
-        "rule": "differences paired by seed, Student's t, 95%; Holm-corrected over the study",
-        "level": LEVEL,
-    }
-    return xr.Dataset(data, coords=coords, attrs=attrs)
+    return float(stats.ttest_1samp(x, 0, alternative=alternative).pvalue)  # pyright: ignore[reportAttributeAccessIssue]

@@ -39,9 +39,9 @@ from studies.engine.results import (
     code_in,
     join_cells,
     make_result,
-    training_dataset,
     write_result,
 )
+from studies.engine.scoring import training_dataset
 from studies.engine.setup import Setup
 from studies.engine.study import Plan, Study
 from studies.engine.workers import run_side_by_side

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import xarray as xr
 
 from studies.engine.readings import Condition, conditions_of, metric, varied
+from studies.engine.results import described
 
 STILL = 0.02
 """Share of the whole improvement that the last fifth of training must have for it to go on."""
+
+COSTS = {
+    "parameters": "trained parameters",
+    "operations": "floating-point operations of a forward pass, one example, as tested",
+    "operations_in_training": "operations of a forward pass, one example, in training",
+    "depth": "blocks or steps, as tested",
+    "depth_in_training": "blocks or steps, in training",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,62 +95,35 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         (whether the chosen value is the least or greatest that was tried), `still_improving`,
         `trained` (-1: not judged), `n_seeds`.
     """
-    conditions = conditions_of(result)
+    conditions, shown = conditions_of(result), varied(result)
     tuned = json.loads(result.attrs["axes"])["tuned"]
-    scores, training = result["scores"].to_dataset(), result["training"].to_dataset()
-    costs = result["costs"].to_dataset()
-    rows = []
-    for one in conditions:
-        cells = one.cells
-        row = {
-            name: float(costs[name].isel(cell=cells).mean())
-            for name in (
-                "parameters",
-                "operations",
-                "operations_in_training",
-                "depth",
-                "depth_in_training",
-            )
-        }
-        row["updates"] = float(training["updates"].isel(cell=cells).mean())
-        row["examples"] = float(
-            (training["updates"] * training["batch_size"]).isel(cell=cells).mean()
-        )
-        row |= _tuning(scores, one, tuned)
-        gains = training["late_gain"].to_numpy()[cells]
-        row["still_improving"] = float(np.nan_to_num(gains).mean() > STILL)
-        row["trained"] = _is_trained(result, cells, trained)
-        row["n_seeds"] = float(len(cells))
-        rows.append(row)
-    data = xr.Dataset(
-        {
-            name: ("condition", np.array([row[name] for row in rows]), {"long_name": about})
-            for name, about in ABOUT.items()
-        },
-        coords={"condition": np.arange(len(rows))},
-    )
-    shown = varied(result)
-    labels = [one.label(shown) for one in conditions]
-    data["label"] = ("condition", labels, {"long_name": "values of the axes"})
+    n_tried, at_edge = np.array([_tried(result, one, tuned) for one in conditions], dtype=float).T
+    costs, training = (result[name].to_dataset() for name in ("costs", "training"))
+
+    def mean(values: xr.DataArray) -> list[float]:
+        return [float(values.isel(cell=one.cells).mean()) for one in conditions]
+
+    columns = {name: (about, mean(costs[name])) for name, about in COSTS.items()}
+    columns |= {
+        "updates": ("updates of training", mean(training["updates"])),
+        "examples": ("examples of training", mean(training["updates"] * training["batch_size"])),
+        "values_tried": ("values of the tuned settings that were tried", n_tried),
+        "at_edge": ("1: the chosen value is the least or greatest of those tried", at_edge),
+        "still_improving": (
+            "1: the selecting metric improved in the last fifth of training",
+            [float(gain > STILL) for gain in mean(training["late_gain"].fillna(0))],
+        ),
+        "trained": (
+            "1: reaches what counts as trained, 0: does not, -1: not judged",
+            [_is_trained(result, one.cells, trained) for one in conditions],
+        ),
+        "n_seeds": ("models with the chosen values", [float(len(one.cells)) for one in conditions]),
+        "label": ("values of the axes", [one.label(shown) for one in conditions]),
+    }
+    data = xr.Dataset(described("condition", columns), {"condition": range(len(conditions))})
     if trained is not None:
-        data.attrs["trained_if"] = json.dumps(trained.__dict__)
+        data.attrs["trained_if"] = json.dumps(asdict(trained))
     return Fairness(conditions, data)
-
-
-ABOUT = {
-    "parameters": "trained parameters",
-    "operations": "floating-point operations of a forward pass, one example, as tested",
-    "operations_in_training": "operations of a forward pass, one example, in training",
-    "depth": "blocks or steps, as tested",
-    "depth_in_training": "blocks or steps, in training",
-    "updates": "updates of training",
-    "examples": "examples of training",
-    "values_tried": "values of the tuned settings that were tried",
-    "at_edge": "1: the chosen value is the least or greatest of those tried",
-    "still_improving": "1: the selecting metric improved in the last fifth of training",
-    "trained": "1: reaches what counts as trained, 0: does not, -1: not judged",
-    "n_seeds": "models with the chosen values",
-}
 
 
 def late_gain(values: np.ndarray) -> float:
@@ -159,25 +141,15 @@ def late_gain(values: np.ndarray) -> float:
     return float((best[-1] - before) / whole) if whole > 0 else 0.0
 
 
-def _tuning(scores: xr.Dataset, one: Condition, tuned: Sequence[str]) -> dict[str, float]:
-    if not tuned:
-        return {"values_tried": 1.0, "at_edge": 0.0}
-    names = [name for name in one.values if name in scores.coords]
-    same = np.ones(scores.sizes["cell"], dtype=bool)
-    for name in names:
-        column = scores[name].to_numpy()
-        same &= (
-            column == column[one.cells[0]]
-            if column.dtype.kind != "f"
-            else np.isclose(column, column[one.cells[0]], equal_nan=True)
-        )
-    tried = {tuple(scores[name].to_numpy()[cell] for name in tuned) for cell in same.nonzero()[0]}
+def _tried(result: xr.DataTree, one: Condition, tuned: Sequence[str]) -> tuple[int, bool]:
+    """How many values of the tuned settings were tried, and whether the chosen is at an edge."""
+    columns = [result["scores"][name].to_numpy() for name in tuned]
+    n_tried = len({tuple(column[cell] for column in columns) for cell in one.tried})
     at_edge = False
-    for name in tuned:
-        values = np.unique(scores[name].to_numpy()[same])
-        chosen = scores[name].to_numpy()[one.cells[0]]
-        at_edge |= len(values) > 1 and bool(chosen in (values[0], values[-1]))
-    return {"values_tried": float(len(tried)), "at_edge": float(at_edge)}
+    for column in columns:
+        values = np.unique(column[one.tried])
+        at_edge |= len(values) > 1 and bool(column[one.cells[0]] in values[[0, -1]])
+    return n_tried, at_edge
 
 
 def _is_trained(result: xr.DataTree, cells: np.ndarray, trained: TrainedIf | None) -> float:

@@ -91,29 +91,22 @@ def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: A
     Example:
         `read("scores", "accuracy", split="ood", group="all")`
     """
-    places = ", ".join(map(str, select.values()))
 
-    def take(result: xr.DataTree, suffix: str) -> Values:
-        n_cells = result["scores"].sizes["cell"]
+    def take(result: xr.DataTree, suffix: str = "") -> Values:
         try:
-            data = result[part][variable + suffix].sel(select)
+            data = result[part][variable + suffix].sel(select).mean(mean)
         except KeyError:
-            # A preset need not have every split, depth or model.
-            return np.full(n_cells, np.nan)
-        data = data.mean(mean)
+            # A preset need not have every split, depth or model, nor a number its bounds.
+            return np.full(result["scores"].sizes["cell"], np.nan)
         if data.dims != ("cell",):
             left = ", ".join(str(dim) for dim in data.dims if dim != "cell")
             raise ValueError(f"select or mean must name {left} of {part}/{variable}")
         return data.to_numpy().astype(float)
 
-    def bounds(result: xr.DataTree) -> tuple[Values, Values]:
-        there = part in result.children and f"{variable}_low" in result[part].data_vars
-        if mean or not there:
-            nothing = np.full(result["scores"].sizes["cell"], np.nan)
-            return nothing, nothing
-        return take(result, "_low"), take(result, "_high")
-
-    return Reading(f"{part}/{variable} ({places})", lambda result: take(result, ""), bounds)
+    label = f"{part}/{variable} ({', '.join(map(str, select.values()))})"
+    # The bounds of a mean are not the mean of the bounds.
+    bounds = None if mean else lambda result: (take(result, "_low"), take(result, "_high"))
+    return Reading(label, take, bounds)
 
 
 def metric(name: str, split: str, group: str = "all") -> Reading:
@@ -132,10 +125,12 @@ class Condition:
 
     Attributes:
         values: by coordinate; None where one does not apply.
-        cells: numbers of those with the chosen values of the tuned settings.
+        tried: numbers of its cells.
+        cells: of those with the chosen values of the tuned settings.
     """
 
     values: Mapping[str, Any]
+    tried: Int[np.ndarray, " cell"]
     cells: Int[np.ndarray, " cell"]
 
     def matches(self, wanted: Mapping[str, Any]) -> bool:
@@ -147,7 +142,14 @@ class Condition:
 
     def label(self, names: Sequence[str]) -> str:
         """Some of its values in short, where they apply."""
-        return ", ".join(f"{k}={self.values[k]}" for k in names if self.values[k] is not None)
+        return ", ".join(
+            f"{name}={shown(self.values[name])}" for name in names if self.values[name] is not None
+        )
+
+
+def shown(value: Any) -> str:
+    """The value of a coordinate in words: 2 for the 2.0 that it is beside cells without a value."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def conditions_of(result: xr.DataTree) -> list[Condition]:
@@ -155,31 +157,30 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     scores = result["scores"].to_dataset()
     axes = json.loads(result.attrs["axes"])
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
-    columns = {name: _with_none(scores[name].to_numpy()) for name in names}
+    columns = [_with_none(scores[name].to_numpy()) for name in names]
     chosen = scores["chosen"].to_numpy().astype(bool)
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for cell in range(scores.sizes["cell"]):
-        groups.setdefault(tuple(columns[name][cell] for name in names), []).append(cell)
+    cells: dict[tuple[Any, ...], list[int]] = {}
+    for number in range(len(chosen)):
+        cells.setdefault(tuple(column[number] for column in columns), []).append(number)
     return [
-        Condition(dict(zip(names, key, strict=True)), np.array([c for c in cells if chosen[c]]))
-        for key, cells in groups.items()
+        Condition(dict(zip(names, values, strict=True)), tried, tried[chosen[tried]])
+        for values, tried in ((values, np.array(some)) for values, some in cells.items())
     ]
 
 
 def varied(result: xr.DataTree) -> list[str]:
     """The coordinates in which conditions differ, `model` first."""
     conditions = conditions_of(result)
-    names = list(conditions[0].values)
     return [
-        name for name in names if len({condition.values[name] for condition in conditions}) > 1
+        name for name in conditions[0].values if len({one.values[name] for one in conditions}) > 1
     ] or ["model"]
 
 
 def pairs_of(result: xr.DataTree, cells: Int[np.ndarray, " n"]) -> list[tuple[Any, ...]]:
     """What cells are paired by: their seed and draws of the data."""
-    scores = result["scores"].to_dataset()
     names = json.loads(result.attrs["axes"])["pairs"]
-    return [tuple(scores[name].to_numpy()[cell].item() for name in names) for cell in cells]
+    columns = [result["scores"][name].to_numpy()[cells].tolist() for name in names]
+    return list(zip(*columns, strict=True))
 
 
 def _with_none(values: np.ndarray) -> list[Any]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ import h5py
 import numpy as np
 import xarray as xr
 
-from studies.engine.fairness import late_gain
 from studies.engine.folders import write_atomically
-from studies.engine.setup import ALL, Setup
 
 SCHEMA_VERSION = 2
 
@@ -36,22 +34,9 @@ GROUPS = ("scores", "training", "costs", "fairness", "claims", "summary")
 """Those that every result has."""
 
 ATTRIBUTES = (
-    "schema_version",
-    "study",
-    "question",
-    "preset",
-    "created_at",
-    "config",
-    "config_hash",
-    "axes",
-    "code",
-    "git_commits_of_training",
-    "git_commits_of_analysis",
-    "accepted_code",
-    "versions",
-    "seeds",
-    "device",
-    "command",
+    *("schema_version", "study", "question", "preset", "config", "config_hash", "axes", "seeds"),
+    *("created_at", "command", "device", "versions", "code", "accepted_code"),
+    *("git_commits_of_training", "git_commits_of_analysis"),
 )
 """Those that every result has: how it was made. Whatever is no string or number is JSON."""
 
@@ -65,7 +50,6 @@ DIMS = {
     "group": "examples that are scored together",
     "metric": "what is scored",
     "train_step": "training step",
-    "example": "example",
     "step": "step of the model",
     "layer": "layer, or all of them together",
     "head": "attention head",
@@ -73,17 +57,21 @@ DIMS = {
     "query_pos": "position that asks",
     "key_pos": "position that is asked",
     "expert": "module",
-    "rule": "rule",
-    "feature": "feature",
     "control": "whose data, or what labels, the score is of",
-    "module": "module",
-    "operation": "operation",
-}
+} | {name: name for name in ("example", "rule", "feature", "module", "operation")}
 """The dims that studies share, and what they are; further ones have a coordinate with its own."""
 
 
 class SchemaError(ValueError):
     """A result does not follow the schema."""
+
+
+def described(dims: Any, columns: Mapping[str, tuple[str, Any]]) -> dict[str, tuple]:
+    """Variables for a dataset, by name: of the same dims, from what each is and its values."""
+    return {
+        name: (dims, np.asarray(values), {"long_name": about})
+        for name, (about, values) in columns.items()
+    }
 
 
 def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> xr.DataTree:
@@ -107,42 +95,33 @@ def check_result(tree: xr.DataTree) -> None:
     if (version := tree.attrs.get("schema_version")) not in (None, SCHEMA_VERSION):
         wrong.append(f"schema_version is {version}, not {SCHEMA_VERSION}")
     wrong += [f"group {name} is missing" for name in GROUPS if name not in tree.children]
+    cells = {}
     for group in tree.subtree:
         if group.data_vars:
             wrong += [f"{group.path}: {problem}" for problem in _problems(group.to_dataset())]
-    cells = {
-        group.path: tuple(group["cell"].to_numpy().tolist())
-        for group in tree.subtree
-        if "cell" in group.dims
-    }
+        if "cell" in group.dims:
+            cells[group.path] = tuple(group["cell"].to_numpy().tolist())
     if len(set(cells.values())) > 1:
         wrong.append(f"groups have different cells: {', '.join(cells)}")
     if wrong:
         raise SchemaError("; ".join(wrong))
 
 
-def _problems(data: xr.Dataset) -> list[str]:
-    wrong = [f"{name} has no long_name" for name in data.variables if not _named(data, name)]
+def _problems(data: xr.Dataset) -> Iterator[str]:
+    for name, values in data.variables.items():
+        if not values.attrs.get("long_name"):
+            yield f"{name} has no long_name"
+        if values.dtype == object and any(value is None for value in values.to_numpy().ravel()):
+            yield f"{name} has None, which no file can hold"
     for dim in data.dims:
         if dim not in DIMS and dim not in data.coords:
-            wrong.append(f"dim {dim} is none of the schema's and has no coordinate")
-    for name in map(str, data.data_vars):
-        ends = [f"{name}_low", f"{name}_high"]
-        there = [end in data.data_vars for end in ends]
-        if any(there) and not all(there):
-            wrong.append(f"{name} has one bound")
-        elif all(there):
-            low, high = (data[end].to_numpy() for end in ends)
-            if (low > high + 1e-9).any():
-                wrong.append(f"{name}_low is above {name}_high")
-    for name, variable in data.variables.items():
-        if variable.dtype == object and any(value is None for value in variable.values.ravel()):
-            wrong.append(f"{name} has None, which no file can hold")
-    return wrong
-
-
-def _named(data: xr.Dataset, name: Any) -> bool:
-    return bool(data[name].attrs.get("long_name"))
+            yield f"dim {dim} is none of the schema's and has no coordinate"
+    for name in data.data_vars:
+        bounds = [data[f"{name}{end}"] for end in ("_low", "_high") if f"{name}{end}" in data]
+        if len(bounds) == 1:
+            yield f"{name} has one bound"
+        elif bounds and (bounds[0] > bounds[1] + 1e-9).any():
+            yield f"{name}_low is above {name}_high"
 
 
 def join_cells(parts: Sequence[xr.DataTree], names: Sequence[str]) -> dict[str, xr.Dataset]:
@@ -178,55 +157,12 @@ def cell_coordinates(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     coordinates = {}
     for name in values[0]:
         column = [one[name] for one in values]
-        text = any(isinstance(value, str) for value in column)
-        if text:
+        if any(isinstance(value, str) for value in column):
             column = ["" if value is None else str(value) for value in column]
         elif None in column:
             column = [np.nan if value is None else float(value) for value in column]
         coordinates[name] = ("cell", np.array(column))
     return coordinates
-
-
-def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:
-    """What the log of a training says: loss and metrics [train_step, split, group], and its end."""
-    selection, splits = setup.selection, list(setup.splits)
-    steps = [int(entry["step"]) for entry in log]
-    keys = {key for entry in log for key in entry if key.count("/") == 2}
-    groups = [ALL, *dict.fromkeys(key.split("/")[2] for key in sorted(keys))]
-    data: dict[str, Any] = {}
-
-    def along(key: str) -> list[float]:
-        return [float(entry.get(key, np.nan)) for entry in log]
-
-    for name, metric in setup.metrics.items():
-        values = [
-            [along(f"{split}/{name}" + ("" if group == ALL else f"/{group}")) for group in groups]
-            for split in splits
-        ]
-        attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
-        data[name] = (("split", "group", "train_step"), np.array(values), attrs)
-    sign = setup.sign
-    selecting = sign * np.array(along(selection.key))
-    stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
-    # A run that stopped because it had got where it should was not cut off.
-    gain = 0.0 if stopped else late_gain(selecting)
-    about = {
-        "training_loss": (along("loss"), "mean of what training minimises since the step before"),
-        "current_rate": (along("learning_rate"), "learning rate at the step"),
-        "seconds": (along("seconds"), "seconds since the beginning, evaluations included"),
-    }
-    data |= {k: ("train_step", v, {"long_name": long}) for k, (v, long) in about.items()}
-    numbers = {
-        "best_step": (steps[int(np.nanargmax(selecting))], "step of the best checkpoint"),
-        "validation": (sign * float(np.nanmax(selecting)), f"best {selection.key}"),
-        "updates": (steps[-1], "updates of training"),
-        "batch_size": (setup.training.batch_size, "examples of an update"),
-        "late_gain": (gain, "share of the improvement that came in the last fifth of training"),
-    }
-    data |= {k: ((), v, {"long_name": long}) for k, (v, long) in numbers.items()}
-    result = xr.Dataset(data, coords={"train_step": steps, "split": splits, "group": groups})
-    result["validation"].attrs["sign"] = sign
-    return result
 
 
 def write_result(result: xr.DataTree, path: Path) -> None:

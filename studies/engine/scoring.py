@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import nn
 
 import probes
+from studies.engine.fairness import late_gain
+from studies.engine.results import described
 from studies.engine.setup import ALL, Setup
 from tasks import Batch
 
@@ -65,23 +67,20 @@ class Scored:
 
 def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: str) -> Scored:
     """Let a model, in evaluation mode, answer examples of a split."""
+    names = tuple(setup.metrics)
     parts, wholes, member, cluster = [], [], [], []
-    names: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    groups: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for batch in batches:
             found = setup.scores(setup.answer(model, batch), batch, split)
-            names = tuple(setup.metrics)
             if set(found) != set(names):
                 raise ValueError(
                     f"scores must be those of metrics {', '.join(names)}, got {', '.join(found)}"
                 )
-            parts.append(_columns([found[name][0] for name in names]))
-            wholes.append(_columns([found[name][1] for name in names]))
-            every = torch.ones(len(batch), dtype=torch.bool)
-            of = {ALL: every} | setup.groups(batch)
-            groups = tuple(of)
-            member.append(np.stack([one.cpu().numpy() for one in of.values()], 1))
+            parts.append(_columns(found[name][0] for name in names))
+            wholes.append(_columns(found[name][1] for name in names))
+            groups = {ALL: torch.ones(len(batch))} | setup.groups(batch)
+            member.append(_columns(groups.values()).astype(bool))
             if (drawn := setup.cluster(batch)) is not None:
                 cluster.append(drawn.cpu().numpy())
     n = sum(map(len, parts))
@@ -90,22 +89,29 @@ def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: 
         metrics=names,
         parts=np.concatenate(parts),
         wholes=np.concatenate(wholes),
-        groups=groups,
+        groups=tuple(groups),
         member=np.concatenate(member),
         cluster=np.asarray(numbers),
     )
 
 
+def _columns(values: Iterable[torch.Tensor]) -> Float[np.ndarray, "example column"]:
+    return np.stack([value.detach().double().cpu().numpy() for value in values], 1)
+
+
 def figures(setup: Setup, scored: Scored, split: str) -> dict[str, float]:
-    """The metrics of a split for a log: `SPLIT/METRIC`, `SPLIT/METRIC/GROUP` of other groups."""
+    """The metrics of a split for a log, by `_key`; of all examples, and of groups that have any."""
     values = scored.estimates(setup)
-    found = {}
-    for row, metric in enumerate(scored.metrics):
-        for column, group in enumerate(scored.groups):
-            name = f"{split}/{metric}" + ("" if group == ALL else f"/{group}")
-            if np.isfinite(values[row, column]) or group == ALL:
-                found[name] = float(values[row, column])
-    return found
+    return {
+        _key(split, metric, group): float(values[row, column])
+        for row, metric in enumerate(scored.metrics)
+        for column, group in enumerate(scored.groups)
+        if np.isfinite(values[row, column]) or group == ALL
+    }
+
+
+def _key(split: str, metric: str, group: str) -> str:
+    return f"{split}/{metric}" if group == ALL else f"{split}/{metric}/{group}"
 
 
 def scores_dataset(
@@ -118,36 +124,36 @@ def scores_dataset(
         scored: of the trained model, by split.
         untrained: of the untrained one.
     """
-    splits = list(scored)
-    first = next(iter(scored.values()))
+    splits, first = list(scored), next(iter(scored.values()))
     groups, dims = list(first.groups), ("split", "group")
-    intervals = [one.interval(setup) for one in scored.values()]
-    before = [one.estimates(setup) for one in untrained.values()]
+    intervals = np.stack([one.interval(setup) for one in scored.values()], 1)
+    before = np.stack([one.estimates(setup) for one in untrained.values()])
     references = {split: setup.references(split) for split in splits}
-    kinds = list(dict.fromkeys(kind for known in references.values() for kind in known))
+    kinds = dict.fromkeys(kind for known in references.values() for kind in known)
     paper = setup.paper()
+
+    def filled(known: Mapping[str, Mapping[str, float]]) -> Float[np.ndarray, "split group"]:
+        rows = [[known.get(split, {}).get(group, np.nan) for group in groups] for split in splits]
+        return np.array(rows, dtype=float)
+
     data: dict[str, Any] = {}
     for row, (name, metric) in enumerate(setup.metrics.items()):
-        interval = probes.Interval(
-            *(np.stack([bound[row] for bound in ends]) for ends in zip(*intervals, strict=True))
-        )
+        units, interval = metric.units, probes.Interval(*intervals[:, :, row])
         data |= probes.interval_variables(
-            name, interval, dims, long_name=metric.long_name, units=metric.units
+            name, interval, dims, long_name=metric.long_name, units=units
         )
         data[name][2].update(better=metric.better, percent=int(metric.percent))
-        others = {"untrained": [values[row] for values in before]}
+        others = {"untrained": before[:, row]}
         for kind in kinds:
-            known = [references[split].get(kind, {}).get(name, {}) for split in splits]
-            others[kind] = [[one.get(group, np.nan) for group in groups] for one in known]
-        if name in paper:
-            known = [paper[name].get(split, {}) for split in splits]
-            others["paper"] = [[one.get(group, np.nan) for group in groups] for one in known]
+            known = {split: references[split].get(kind, {}).get(name, {}) for split in splits}
+            others[kind] = filled(known)
+        others["paper"] = filled(paper.get(name, {}))
         for kind, values in others.items():
             if not np.isnan(values).all():
-                attrs = {"long_name": f"{metric.long_name}, {kind}", "units": metric.units}
-                data[f"{name}_{kind}"] = (dims, np.array(values, dtype=float), attrs)
+                attrs = {"long_name": f"{metric.long_name}, {kind}", "units": units}
+                data[f"{name}_{kind}"] = (dims, values, attrs)
     counts = [one.member.sum(0) for one in scored.values()]
-    data["n_examples"] = (dims, np.array(counts), {"long_name": "number of examples"})
+    data |= described(dims, {"n_examples": ("number of examples", counts)})
     over = "clusters" if len(np.unique(first.cluster)) < len(first.cluster) else "examples"
     return xr.Dataset(
         data,
@@ -156,5 +162,37 @@ def scores_dataset(
     )
 
 
-def _columns(values: list[torch.Tensor]) -> Float[np.ndarray, "example metric"]:
-    return np.stack([value.detach().double().cpu().numpy() for value in values], 1)
+def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:
+    """What the log of a training says: loss and metrics [train_step, split, group], and its end."""
+    selection, splits, sign = setup.selection, list(setup.splits), setup.sign
+    steps = [int(entry["step"]) for entry in log]
+    keys = {key for entry in log for key in entry if key.count("/") == 2}
+    groups = [ALL, *dict.fromkeys(key.split("/")[2] for key in sorted(keys))]
+
+    def along(key: str) -> list[float]:
+        return [float(entry.get(key, np.nan)) for entry in log]
+
+    data: dict[str, Any] = {}
+    for name, metric in setup.metrics.items():
+        values = [[along(_key(split, name, group)) for group in groups] for split in splits]
+        attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
+        data[name] = (("split", "group", "train_step"), np.array(values), attrs)
+    selecting = sign * np.array(along(selection.key))
+    stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
+    # A run that stopped because it had got where it should was not cut off.
+    gain = 0.0 if stopped else late_gain(selecting)
+    curves = {
+        "training_loss": ("mean of what training minimises since the step before", along("loss")),
+        "current_rate": ("learning rate at the step", along("learning_rate")),
+        "seconds": ("seconds since the beginning, evaluations included", along("seconds")),
+    }
+    numbers = {
+        "best_step": ("step of the best checkpoint", steps[int(np.nanargmax(selecting))]),
+        "validation": (f"best {selection.key}", sign * float(np.nanmax(selecting))),
+        "updates": ("updates of training", steps[-1]),
+        "batch_size": ("examples of an update", setup.training.batch_size),
+        "late_gain": ("share of the improvement that came in the last fifth of training", gain),
+    }
+    data |= described("train_step", curves) | described((), numbers)
+    data["validation"][2]["sign"] = sign
+    return xr.Dataset(data, coords={"train_step": steps, "split": splits, "group": groups})

@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xarray as xr
 from scipy import stats
 
-from studies.engine import Claim, TrainedIf, metric
+from studies.engine import Claim, TrainedIf, metric, read
 from studies.engine.claims import holm, judge
 from studies.engine.fairness import assess
 from tests.studies.engine.synthetic import result_of, two_models
@@ -129,7 +130,7 @@ def test_a_model_that_a_setting_means_nothing_to_is_compared_with_all_its_values
     ]  # fmt: skip
     cells += [{"model": "b", "width": None, "seed": s, "id": 1, "ood": 0.6} for s in range(3)]
     found = judged(result_of(cells))
-    assert found["context"].to_numpy().tolist() == ["width 8.0", "width 16.0"]
+    assert found["context"].to_numpy().tolist() == ["width 8", "width 16"]
     assert found["verdict"].to_numpy().tolist() == ["contradicted", "holds"]
 
 
@@ -245,7 +246,23 @@ def test_a_reading_of_some_models_alone_is_nan_for_the_others():
         ood.among(["a"], n_heads=2).values(result)
 
 
-def _without_split():
-    from studies.engine import read
+def test_a_reading_of_a_group_within_a_group_has_its_bounds():
+    result = two_models([0.6], [0.3])
+    data = xr.Dataset(
+        {
+            "x": ("cell", [1.0, 2.0]),
+            "x_low": ("cell", [0.5, 1.5]),
+            "x_high": ("cell", [3.0, 4.0]),
+            "y": ("cell", [5.0, 6.0]),
+        }
+    )
+    result["outer/inner"] = xr.DataTree(data)
+    reading = read("outer/inner", "x")
+    np.testing.assert_array_equal(reading.values(result), [1, 2])
+    np.testing.assert_array_equal(reading.bounds(result), [[0.5, 1.5], [3, 4]])
+    for unknown in (read("outer/inner", "y"), read("outer/other", "x")):
+        assert np.isnan(unknown.bounds(result)).all()
 
+
+def _without_split():
     return read("scores", "accuracy", group="all")
