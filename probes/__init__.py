@@ -4,8 +4,10 @@
 `decode` and `decode_continuous` ask what is linearly readable from them, `project` shows them in
 the plane, and `interchange` asks whether the model uses them.
 
-`extract_control_flow` makes graphs of gates and attention, `score_control_flow` compares them with
-the true dataflow, and `cut` asks whether they are what computes.
+`capture_control_flow` keeps what columns do at every step, `extract_control_flow` makes graphs of
+it (`match_control_flow` those of a control) and `draw_control_flow` pictures of these;
+`score_control_flow` compares them with the true dataflow, and `cut` asks whether they are what
+computes.
 
 `score_specialization` asks whether each module of a router serves one operation; `search_paths`
 and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
     from probes.adapting import adapt_paths
     from probes.capturing import Batch, Quantity, capture
     from probes.context import loss_by_context
+    from probes.control_flow_capturing import capture_control_flow
     from probes.control_flow_cutting import cut
     from probes.control_flow_export import to_networkx, write_graphml, write_node_link
     from probes.control_flow_graphs import collapse_columns, extract_control_flow
+    from probes.control_flow_matching import match_control_flow
+    from probes.control_flow_picture import draw_attention, draw_control_flow
     from probes.control_flow_scores import score_control_flow
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous
@@ -70,16 +75,20 @@ _HOME = {
     "bootstrap": "probes.intervals",
     "bootstrap_ratio": "probes.intervals",
     "capture": "probes.capturing",
+    "capture_control_flow": "probes.control_flow_capturing",
     "collapse_columns": "probes.control_flow_graphs",
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
     "draw_value_scores": "probes.value_scores_picture",
+    "draw_attention": "probes.control_flow_picture",
+    "draw_control_flow": "probes.control_flow_picture",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
     "interval_variables": "probes.intervals",
     "loss_by_context": "probes.context",
+    "match_control_flow": "probes.control_flow_matching",
     "over_seeds": "probes.intervals",
     "project": "probes.projecting",
     "resolve_hooks": "probes.hooking",
@@ -106,16 +115,20 @@ __all__ = [
     "bootstrap",
     "bootstrap_ratio",
     "capture",
+    "capture_control_flow",
     "collapse_columns",
     "cut",
     "decode",
     "decode_continuous",
     "draw_value_scores",
+    "draw_attention",
+    "draw_control_flow",
     "extract_control_flow",
     "force_pairing",
     "interchange",
     "interval_variables",
     "loss_by_context",
+    "match_control_flow",
     "over_seeds",
     "project",
     "resolve_hooks",

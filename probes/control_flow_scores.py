@@ -100,6 +100,7 @@ def score_control_flow(
         - `updates_per_step` and `done_per_step` [control, example, step]: update nodes of
           operations, and operations that update for the last time; `operations_per_level`
           [example, level], from level 1. The two series that `parallelism` compares.
+        - `done` [control, step, *by] and `operations` [level, *by]: their means over examples.
         - the variables of `by` [example], as `example_{name}`.
 
     Raises:
@@ -278,6 +279,9 @@ def _summarise(
     score = np.full((3, *shape), np.nan)
     above = np.full((3, *shape[1:]), np.nan)
     count = np.zeros(shape, dtype=np.int64)
+    done, operations = result["done_per_step"], result["operations_per_level"]
+    mean_done = np.full((done.sizes["control"], done.sizes["step"], *sizes), np.nan)
+    mean_operations = np.full((operations.sizes["level"], *sizes), np.nan)
     for place in product(*map(range, sizes)):
         chosen = np.ones(examples, dtype=bool)
         for at, name in zip(place, values, strict=True):
@@ -289,6 +293,8 @@ def _summarise(
         count[:, *place] = np.isfinite(inside).sum(axis=-1)
         score[:, :, *place] = _interval(inside, resamples, seed)
         above[:, *place] = _interval(inside[0] - inside[1], resamples, seed)
+        mean_done[:, :, *place] = done.to_numpy()[:, chosen].mean(axis=1)
+        mean_operations[:, *place] = operations.to_numpy()[chosen].mean(axis=0)
     grid = tuple(by)
     result = result.assign_coords({name: [*map(str, known), ALL] for name, known in values.items()})
     for name in by:
@@ -305,6 +311,8 @@ def _summarise(
         count,
         {"long_name": "examples for which the score is defined"},
     )
+    result["done"] = (("control", "step", *grid), mean_done, done.attrs)
+    result["operations"] = (("level", *grid), mean_operations, operations.attrs)
     return result
 
 

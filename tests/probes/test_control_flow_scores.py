@@ -301,6 +301,39 @@ def test_scores_by_depth_and_correctness():
     np.testing.assert_allclose(everywhere, alone)
 
 
+def test_series_are_means_over_the_examples_of_a_depth_and_answer():
+    programs = make_programs(40)
+    deep = programs.truth["depth"].to_numpy()
+    right = np.arange(40) % 2 == 0
+    truth = programs.truth.assign(correct=("example", right))
+    result = score_control_flow(program_graphs(programs), truth, by=("depth", "correct"))
+    assert result["done"].dims == ("control", "step", "depth", "correct")
+    assert result["operations"].dims == ("level", "depth", "correct")
+    level = programs.truth["level"].to_numpy()
+    for depth, correct, chosen in (
+        ("2", "True", (deep == 2) & right),
+        ("3", "all", deep == 3),
+        ("all", "False", ~right),
+    ):
+        # Counted in the levels themselves; the program does each level in a step of its own.
+        by_hand = [(level[chosen] == one).sum() / chosen.sum() for one in (1, 2, 3, 4)]
+        of = {"depth": depth, "correct": correct}
+        found = result["operations"].sel(of).sel(level=[1, 2, 3, 4])
+        np.testing.assert_allclose(found, by_hand)
+        done = result["done"].sel(of).sel(control="trained")
+        np.testing.assert_allclose(done[:4], by_hand)
+        assert (done[4:] == 0).all()
+        shuffled = result["done"].sel(of).sel(control="shuffled")
+        assert not np.allclose(shuffled[:4], by_hand)
+    none = score_control_flow(
+        program_graphs(programs),
+        truth.assign(correct=("example", deep > 2)),
+        by=("depth", "correct"),
+    )
+    assert none["done"].sel(depth="1", correct="True").isnull().all()
+    assert none["operations"].sel(depth="1", correct="True").isnull().all()
+
+
 def test_cells_without_examples_are_nan(tmp_path):
     programs = make_programs(30)
     deep = programs.truth["depth"].to_numpy() > 2
