@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from studies.engine.folders import RunError, write_atomically
 
+Log = list[dict[str, float]]
+"""A dict for each evaluation: `step`, `loss` (the mean since the one before), `learning_rate`,
+`seconds`, and the figures of the evaluation."""
+
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -21,13 +25,13 @@ class Checkpoints:
     Args:
         folder: where they lie.
         identity: what they must have been written with.
+        writes: whether this process is the one that writes.
     """
 
-    def __init__(self, folder: Path, identity: str):
-        self._folder = folder
-        self._identity = identity
+    def __init__(self, folder: Path, identity: str, *, writes: bool):
+        self._folder, self._identity, self._writes = folder, identity, writes
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Log:
         """Put the last state into a model and its optimizer; gives the log, empty if none.
 
         Raises:
@@ -36,31 +40,24 @@ class Checkpoints:
         path = self._folder / "last.safetensors"
         if not path.exists():
             return []
-        device = next(model.parameters()).device
-        tensors, metadata = _read(path, device)
+        tensors, metadata = _read(path, next(model.parameters()).device)
         if metadata.get("identity") != self._identity:
             raise RunError(
                 f"{path} is a checkpoint of another config ({metadata.get('identity')}, "
                 f"not {self._identity})"
             )
-        load_weights(model, path, device=device)
+        _put_weights(model, tensors, path)
         for name, parameter in model.named_parameters():
             if f"step/{name}" in tensors:
-                optimizer.state[parameter] = {
-                    key: tensors[f"{key}/{name}"].clone() for key in _MOMENTS
-                }
+                moments = {key: tensors[f"{key}/{name}"].clone() for key in _MOMENTS}
+                optimizer.state[parameter] = moments
         log = json.loads(metadata["log"])
         # The log file may be ahead of the checkpoint by the line that the kill cut off.
         self._write_log(log)
         return log
 
     def save(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        log: list[dict[str, float]],
-        *,
-        best: bool,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, log: Log, *, best: bool
     ) -> None:
         """Write the whole state, and if they are the `best` the weights."""
         weights = _weights(model)
@@ -71,27 +68,29 @@ class Checkpoints:
             if parameter in optimizer.state
             for key in _MOMENTS
         }
-        metadata = {"identity": self._identity, "log": json.dumps(log)}
         # The best weights go first: a kill in between repeats the steps, and finds them again.
         if best:
-            self._write("best", weights, metadata)
-        self._write("last", weights | moments, metadata)
+            self._write("best", weights, log=json.dumps(log))
+        self._write("last", weights | moments, log=json.dumps(log))
         self._write_log(log)
 
     def keep(self, model: nn.Module, step: int) -> None:
         """Write the weights after a step, for measures along training."""
-        self._write(f"step-{step}", _weights(model), {"identity": self._identity})
+        self._write(f"step-{step}", _weights(model))
 
-    def _write(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        path = self._folder / f"{name}.safetensors"
-        write_atomically(path, lambda place: save_file(tensors, place, metadata))
+    def _write(self, name: str, tensors: dict[str, Tensor], **about: str) -> None:
+        if self._writes:
+            metadata = {"identity": self._identity} | about
+            path = self._folder / f"{name}.safetensors"
+            write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
-    def _write_log(self, log: list[dict[str, float]]) -> None:
-        text = "".join(json.dumps(entry) + "\n" for entry in log)
-        write_atomically(self._folder / "log.jsonl", lambda place: place.write_text(text))
+    def _write_log(self, log: Log) -> None:
+        if self._writes:
+            text = "".join(json.dumps(entry) + "\n" for entry in log)
+            write_atomically(self._folder / "log.jsonl", lambda to: to.write_text(text))
 
 
-def read_log(folder: Path) -> list[dict[str, float]]:
+def read_log(folder: Path) -> Log:
     """The log of the last checkpoint of a run folder, empty if there is none.
 
     Raises:
@@ -100,11 +99,7 @@ def read_log(folder: Path) -> list[dict[str, float]]:
     path = folder / "last.safetensors"
     if not path.exists():
         return []
-    try:
-        with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {}).get("log", "[]"))
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} is damaged or no safetensors file: {error}") from error
+    return json.loads(_read(path, None)[1].get("log", "[]"))
 
 
 def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "cpu") -> None:
@@ -113,8 +108,11 @@ def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "
     Raises:
         RunError: the file is missing, damaged, or does not fit the model.
     """
-    tensors, _ = _read(path, device)
-    weights = {name[len("model/") :]: t for name, t in tensors.items() if name.startswith("model/")}
+    _put_weights(model, _read(path, device)[0], path)
+
+
+def _put_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    weights = {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -122,16 +120,15 @@ def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        f"model/{name}": tensor.detach().contiguous() for name, tensor in model.state_dict().items()
-    }
+    return {f"model/{name}": t.detach().contiguous() for name, t in model.state_dict().items()}
 
 
-def _read(path: Path, device: torch.device | str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read(path: Path, device: torch.device | str | None) -> tuple[dict[str, Tensor], dict]:
+    """The tensors of a file, on a device, and what else it says; without a device no tensors."""
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
+        with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
+            names = [] if device is None else file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except FileNotFoundError as error:
         raise RunError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError) as error:

@@ -10,24 +10,20 @@ import xarray as xr
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+Answer = Callable[[nn.Module], object]
+"""What runs a model on some examples."""
+
 
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained; those of weights that are shared count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def count_operations(
-    model: nn.Module, answer: Callable[[nn.Module], object], n_examples: int
-) -> float:
-    """Floating-point operations of a forward pass, for each of its examples.
+def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float:
+    """Floating-point operations of a forward pass, for each of the examples that `answer` runs.
 
     torch's own counter: matrix products and convolutions alone, a multiplication and an addition
     being two.
-
-    Args:
-        model: what is run.
-        answer: runs it.
-        n_examples: that it is run on.
     """
     training = model.training
     model.eval()
@@ -39,24 +35,19 @@ def count_operations(
 
 def count_blocks(model: nn.Module) -> int:
     """How many blocks or steps the names of its hook points number; 0 if they number none."""
-    found = [
-        re.match(r"(?:blocks|layers|steps)\.(\d+)\.", name) for name, _ in model.named_modules()
-    ]
-    return max((1 + int(one[1]) for one in found if one is not None), default=0)
+    names = "\n".join(name for name, _ in model.named_modules())
+    numbers = re.findall(r"^(?:blocks|layers|steps)\.(\d+)\.", names, re.MULTILINE)
+    return max((int(number) + 1 for number in numbers), default=0)
 
 
-def costs_of(
-    model: nn.Module, answer: Callable[[nn.Module], object], n_examples: int
-) -> xr.Dataset:
-    """`parameters`, `operations` and `depth` of a model; arguments as above."""
+def costs_of(model: nn.Module, answer: Answer, n_examples: int) -> xr.Dataset:
+    """`parameters`, `operations` and `depth` of a model; arguments as of `count_operations`."""
+    operations = "floating-point operations of a forward pass, for one example"
+    counts = {
+        "parameters": (count_parameters(model), "trained parameters"),
+        "operations": (count_operations(model, answer, n_examples), operations),
+        "depth": (count_blocks(model), "blocks, or steps"),
+    }
     return xr.Dataset(
-        {
-            "parameters": ((), count_parameters(model), {"long_name": "trained parameters"}),
-            "operations": (
-                (),
-                count_operations(model, answer, n_examples),
-                {"long_name": "floating-point operations of a forward pass, for one example"},
-            ),
-            "depth": ((), count_blocks(model), {"long_name": "blocks, or steps"}),
-        }
+        {name: ((), count, {"long_name": said}) for name, (count, said) in counts.items()}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -9,7 +10,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -32,50 +34,28 @@ def config_hash(config: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def package_version() -> str:
-    """The version of modscope: that of the installed package, else of this checkout."""
-    try:
-        return version("modscope")
-    except PackageNotFoundError:
-        import tomllib
-
-        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-        return tomllib.loads(text)["project"]["version"]
-
-
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then rename it: `path` is old or new, never half.
 
     Raises:
         RunError: the file cannot be written (no space, no permission); what was there stays.
     """
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
-        )
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        # mkstemp makes files that only their owner may read.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+            temporary = Path(folder, path.name)
+            write(temporary)
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: object) -> None:
     """Write `content` as indented JSON, atomically."""
     text = json.dumps(content, indent=2) + "\n"
-    write_atomically(path, lambda place: place.write_text(text))
+    write_atomically(path, lambda to: to.write_text(text))
 
 
 def read_json(path: Path) -> dict:
@@ -103,14 +83,10 @@ def set_aside(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep a folder to this process; the system lets go of it when the process dies.
-
-    Args:
-        folder: made if it is not there.
-        wait: until a process that holds it lets go.
+    """Keep a folder, new or not, to this process; the system lets go of it when the process dies.
 
     Raises:
-        RunError: another process holds it, and `wait` is false; or it cannot be made.
+        RunError: another process holds it, and no `wait` is asked for; or it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,13 +104,15 @@ def now() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of Python and of the libraries that numbers hang on."""
-    versions = {"python": platform.python_version()}
+    """The versions of Python, of modscope (installed, or this checkout) and of its libraries."""
+    versions = {"python": platform.python_version()} | dict.fromkeys(LIBRARIES, "not installed")
+    checkout = Path(__file__).parents[2] / "pyproject.toml"
     for library in LIBRARIES:
         try:
             versions[library] = version(library)
         except PackageNotFoundError:
-            versions[library] = package_version() if library == "modscope" else "not installed"
+            if library == "modscope":
+                versions[library] = tomllib.loads(checkout.read_text())["project"]["version"]
     return versions
 
 
@@ -148,21 +126,17 @@ def git_commit(folder: Path) -> str:
 
     `unknown` outside git.
     """
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-        )
-        return done.stdout.strip()
-
+    git = functools.partial(
+        subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
     try:
-        commit = git("rev-parse", "HEAD")
-        return commit + ("+changes" if git("status", "--porcelain") else "")
+        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+        return commit + ("+changes" if git(["git", "status", "--porcelain"]).stdout else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
-def git_commits(folders: dict[str, Path]) -> dict[str, str]:
+def git_commits(folders: Mapping[str, Path]) -> dict[str, str]:
     """`git_commit` by name; folders of one repository under the first name alone."""
     commits: dict[str, str] = {}
     for name, folder in folders.items():

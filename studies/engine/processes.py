@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 
 class Processes:
-    """The processes that train one model together; most often there is one."""
+    """The processes that train one model together; most often there is one.
+
+    Attributes:
+        first: whether this is the process that writes.
+    """
 
     def __init__(self, device: torch.device):
-        self._accelerator = None
+        self._accelerator, self.first = None, True
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import Accelerator
 
             self._accelerator = Accelerator(cpu=device.type == "cpu")
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes."""
-        return self._accelerator is None or self._accelerator.is_main_process
+            self.first = self._accelerator.is_main_process
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model, with gradients shared between the processes."""
@@ -32,8 +32,7 @@ class Processes:
         """This process's part of a batch: every n-th example."""
         if self._accelerator is None:
             return batch
-        mine = slice(self._accelerator.process_index, None, self._accelerator.num_processes)
-        return batch[mine]
+        return batch[self._accelerator.process_index :: self._accelerator.num_processes]
 
     def mean(self, value: Tensor) -> float:
         """The mean of a scalar over the processes."""
@@ -43,11 +42,7 @@ class Processes:
 
 
 def process_device(device: str) -> tuple[int, str]:
-    """This process's rank under `accelerate launch` or `torchrun`, and its own device.
-
-    (0, device) in a process that runs alone.
-    """
-    rank = int(os.environ.get("RANK", "0"))
+    """This process's rank among them, 0 where it runs alone, and its own device."""
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    return rank, device
+    return int(os.environ.get("RANK", "0")), device

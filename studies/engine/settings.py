@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
@@ -20,8 +21,7 @@ def plain(config: object) -> Any:
     The class tells apart configs with the same fields. Mappings keep their keys.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-        return {"class": type(config).__qualname__} | {k: plain(v) for k, v in fields.items()}
+        return {"class": type(config).__qualname__} | plain(_values(config))
     if isinstance(config, Mapping):
         return {str(key): plain(value) for key, value in config.items()}
     if isinstance(config, tuple | list):
@@ -31,16 +31,24 @@ def plain(config: object) -> Any:
     return config
 
 
+def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
+    """Name, value and documentation of every setting, from the `Args:` of the configs' classes.
+
+    Those of nested configs have names with dots.
+    """
+    found, docs = [], _documented(type(config))
+    for field, value in _values(config).items():
+        name = prefix + field
+        if dataclasses.is_dataclass(value):
+            found += describe(value, f"{name}.")
+        else:
+            found.append((name, value, docs.get(field, "")))
+    return found
+
+
 def setting_names(config: object, prefix: str = "") -> list[str]:
     """The full names of all settings of a config, nested ones with dots."""
-    names: list[str] = []
-    for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            names += setting_names(value, f"{prefix}{field.name}.")
-        else:
-            names.append(prefix + field.name)
-    return names
+    return [name for name, _, _ in describe(config, prefix)]
 
 
 def get(config: object, path: str) -> Any:
@@ -51,8 +59,7 @@ def get(config: object, path: str) -> Any:
     """
     value = config
     for name in path.split("."):
-        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        if name not in [field.name for field in fields]:
+        if not dataclasses.is_dataclass(value) or name not in _values(value):
             raise unknown_setting(path, setting_names(config))
         value = getattr(value, name)
     return value
@@ -95,12 +102,9 @@ def parse(config: object, path: str, text: str) -> tuple[Any, ...]:
     if dataclasses.is_dataclass(value):
         names = ", ".join(setting_names(value, f"{path}."))
         raise ValueError(f"{path} is a group of settings: {names}")
-    parent, _, name = path.rpartition(".")
-    owner = get(config, parent) if parent else config
-    hint = get_type_hints(type(owner))[name]
-    if is_tuple(hint):
-        return (_parse(text, hint, path),)
-    return tuple(_parse(part, hint, path) for part in text.split(",") if part)
+    hint = hint_of(config, path)
+    texts = [text] if is_tuple(hint) else filter(None, text.split(","))
+    return tuple(_parse(part, hint, path) for part in texts)
 
 
 def unknown_setting(name: str, known: list[str]) -> ValueError:
@@ -109,69 +113,60 @@ def unknown_setting(name: str, known: list[str]) -> ValueError:
     return ValueError(f"unknown setting {name!r}; nearest are {', '.join(near)}")
 
 
-def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
-    """Name, value and documentation of every setting, from the `Args:` of the configs' classes."""
-    found = []
-    docs = _documented(type(config))
-    for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value, name = getattr(config, field.name), prefix + field.name
-        if dataclasses.is_dataclass(value):
-            found += describe(value, f"{name}.")
-        else:
-            found.append((name, value, docs.get(field.name, "")))
-    return found
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """What docstrings of a class and its bases say of each argument."""
-    docs: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        text = inspect.cleandoc(one.__doc__ or "")
-        section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
-        if section is None:
-            continue
-        entries = re.split(r"^    (?=\S)", section[1], flags=re.MULTILINE)
-        for entry in entries:
-            names, colon, about = entry.partition(":")
-            if colon and re.fullmatch(r"[\w, ]+", names):
-                said = " ".join(about.split())
-                docs |= dict.fromkeys(re.split(r", *", names), said)
-    return docs
+def hint_of(config: object, path: str) -> Any:
+    """The type that a setting is annotated with."""
+    parent, _, name = path.rpartition(".")
+    return get_type_hints(type(get(config, parent) if parent else config))[name]
 
 
 def is_tuple(hint: Any) -> bool:
     """Whether a tuple is among the types that a setting may have."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return any(get_origin(kind) is tuple for kind in kinds)
+    return any(get_origin(kind) is tuple for kind in _kinds(hint))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _values(config: object) -> dict[str, Any]:
+    fields = dataclasses.fields(config)  # pyright: ignore[reportArgumentType]
+    return {field.name: getattr(config, field.name) for field in fields}
+
+
+@functools.cache
+def _documented(kind: type) -> dict[str, str]:
+    """What docstrings of a class and its bases say of each argument."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.M):
+            for entry in re.split(r"^    (?=\S)", section, flags=re.M):
+                names, _, said = entry.partition(":")
+                docs |= dict.fromkeys(names.split(", "), " ".join(said.split()))
+    return docs
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        if text.lower() == "none" and type(None) in arguments:
-            return None
-        hint = next(argument for argument in arguments if argument is not type(None))
-        return _parse(text, hint, path)
-    if origin is tuple:
-        return tuple(_parse(part, arguments[0], path) for part in text.split(",") if part)
-    if origin is Literal:
-        return _one_of(text, arguments, path)
-    if hint is str:
+    kinds = _kinds(hint)
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    if get_origin(kind) is tuple:
+        parts = filter(None, text.split(","))
+        return tuple(_parse(part, get_args(kind)[0], path) for part in parts)
+    if get_origin(kind) is Literal:
+        allowed = {str(value): value for value in get_args(kind)}
+        if text not in allowed:
+            raise ValueError(f"{path} must be one of {', '.join(allowed)}, got {text!r}")
+        return allowed[text]
+    if kind is str:
         return text
     try:
-        value = json.loads(text.lower() if hint is bool else text)
-        if hint is float and type(value) is int:
-            value = float(value)
-        if type(value) is hint:
-            return value
-        raise ValueError
+        value = json.loads(text.lower() if kind is bool else text)
     except ValueError:
-        raise ValueError(f"{path} must be of type {hint.__name__}, got {text!r}") from None
-
-
-def _one_of(text: str, allowed: tuple[Any, ...], path: str) -> Any:
-    for value in allowed:
-        if str(value) == text:
-            return value
-    names = ", ".join(map(str, allowed))
-    raise ValueError(f"{path} must be one of {names}, got {text!r}")
+        value = None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{path} must be of type {kind.__name__}, got {text!r}")
+    return value

@@ -3,6 +3,10 @@
 A step is a pure function of the weights, the optimizer's state and (seed, step): the batch
 and any dropout are drawn from those two alone. A checkpoint therefore holds nothing else, and
 a run that was interrupted ends in the same weights, bit for bit on a CPU.
+
+In a run's folder: `log.jsonl` (a line for each evaluation), `last.safetensors` (the whole state),
+`best.safetensors` (the weights with the best selecting metric) and `step-N.safetensors` (those of
+`TrainingConfig.keep_at`).
 """
 
 from __future__ import annotations
@@ -14,21 +18,24 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from studies.engine.checkpoints import Checkpoints
+from studies.engine.checkpoints import Checkpoints, Log
 from studies.engine.processes import Processes
+from tasks import Batch
 
 CHECK_EVERY = 50
 """Steps between two looks at whether all is finite: each look waits for the device."""
+
+Objective = Callable[[nn.Module, Any, int], Tensor]
+"""(model, batch, step) -> the loss to be minimised, a scalar."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -78,25 +85,25 @@ class TrainingConfig:
     compile: bool = False
 
     def __post_init__(self):
-        for name in ("n_steps", "batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "weight_decay", "warmup_steps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.final_learning_rate <= 1:
-            raise ValueError(
-                f"final_learning_rate must be in [0, 1], got {self.final_learning_rate}"
-            )
-        if not 0 < self.beta2 < 1:
-            raise ValueError(f"beta2 must be in (0, 1), got {self.beta2}")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip must be None or greater than 0, got {self.clip}")
-        if any(step < 1 for step in self.keep_at):
-            raise ValueError(f"keep_at must be at least 1, got {self.keep_at}")
-        if self.precision not in get_args(Precision):
-            allowed = ", ".join(get_args(Precision))
-            raise ValueError(f"precision must be one of {allowed}, got {self.precision!r}")
+        for name, is_allowed, allowed in (
+            ("n_steps", self.n_steps >= 1, "at least 1"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
+            ("keep_at", all(step >= 1 for step in self.keep_at), "at least 1"),
+            ("learning_rate", 0 <= self.learning_rate < math.inf, "at least 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
+            ("warmup_steps", 0 <= self.warmup_steps < math.inf, "at least 0"),
+            ("final_learning_rate", 0 <= self.final_learning_rate <= 1, "in [0, 1]"),
+            ("beta2", 0 < self.beta2 < 1, "in (0, 1)"),
+            ("clip", self.clip is None or self.clip > 0, "None or greater than 0"),
+            (
+                "precision",
+                self.precision in get_args(Precision),
+                f"one of {', '.join(get_args(Precision))}",
+            ),
+        ):
+            if not is_allowed:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of update number `step`, counted from 0."""
@@ -106,40 +113,15 @@ class TrainingConfig:
         fall = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
         return self.learning_rate * warm * (1 - fall)
 
-    def ends_with(self, log: list[dict[str, float]], select: str, sign: int) -> bool:
+    def ends_with(self, log: Log, select: str, sign: int) -> bool:
         """Whether training with this log is done: at its last step, or where it may stop."""
-        if not log:
-            return False
-        if log[-1]["step"] >= self.n_steps:
-            return True
+        if not log or log[-1]["step"] >= self.n_steps:
+            return bool(log)
         best = max(sign * entry[select] for entry in log)
         return self.stop_at is not None and best >= sign * self.stop_at
 
 
-class TrainingBatch(Protocol):
-    """What a batch must have to be trained on; `tasks.Batch` does."""
-
-    @property
-    def inputs(self) -> Tensor | tuple[Tensor, ...]:
-        """What the model is called with: an argument, or several."""
-        ...
-
-    @property
-    def targets(self) -> Tensor:
-        """[batch, pos] class ids."""
-        ...
-
-    @property
-    def mask(self) -> Tensor:
-        """[batch, pos] bool, True where a target counts."""
-        ...
-
-    def __getitem__(self, examples: slice) -> TrainingBatch:
-        """Some of the examples; asked for only when several processes share a batch."""
-        ...
-
-
-def cross_entropy(logits: Tensor, batch: TrainingBatch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Batch[Any]) -> Tensor:
     """The mean cross-entropy over the targets that count; logits [batch, pos, class]."""
     losses = nn.functional.cross_entropy(
         logits.flatten(0, -2), batch.targets.flatten(), reduction="none"
@@ -148,200 +130,132 @@ def cross_entropy(logits: Tensor, batch: TrainingBatch) -> Tensor:
     return (losses * counts).sum() / counts.sum()
 
 
-def answer(model: nn.Module, batch: TrainingBatch) -> Tensor:
-    """What the model answers to a batch."""
+def answer(model: nn.Module, batch: Batch[Any]) -> Tensor:
+    """What the model answers to a batch, whose inputs are an argument or several."""
     inputs = batch.inputs
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def answer_cross_entropy(model: nn.Module, batch: TrainingBatch, step: int) -> Tensor:
-    """The cross-entropy of what the model answers to a batch; the same at every step."""
-    return cross_entropy(answer(model, batch).float(), batch)
 
 
 def train(
     model: nn.Module,
     *,
     config: TrainingConfig,
-    sample: Callable[[int, int], TrainingBatch],
+    sample: Callable[[int, int], Batch[Any]],
     evaluate: Callable[[nn.Module], dict[str, float]],
     select: str,
     sign: int = 1,
     folder: Path,
     identity: str,
     seed: int,
-    objective: Callable[[Any, Any, int], Tensor] = answer_cross_entropy,
+    objective: Objective,
     description: str = "training",
     position: int = 0,
-) -> list[dict[str, float]]:
-    """Train `model` in place, or go on from the last checkpoint in `folder`.
+) -> Log:
+    """Train `model` in place, or go on from the last checkpoint in `folder`; gives the log.
 
-    In `folder`: `log.jsonl` (a line for each evaluation), `last.safetensors` (the whole state),
-    `best.safetensors` (the weights with the best `select`) and `step-N.safetensors` (those of
-    `config.keep_at`). The model ends with the weights of the last step, that of an early end
-    included.
-
-    Under `accelerate launch` or `torchrun` every process takes its share of each batch and the
-    first one writes.
+    The model, which is on its device, ends with the weights of the last step. Under `accelerate
+    launch` or `torchrun` every process takes its share of each batch and the first one writes.
 
     Args:
-        model: on the device where it is to be trained.
-        sample: (step, size) -> the batch of that step, on that device.
-        evaluate: gives the figures that go into the log; the model is in evaluation mode.
+        sample: (step, size) -> the batch of that step, on the model's device.
+        evaluate: gives the figures that go into the log, of the model in evaluation mode.
         select: which of these figures picks the best checkpoint.
         sign: 1 if a higher figure is better, -1 if a lower one is.
         identity: what a checkpoint must have been written with.
         seed: of the dropout masks.
-        objective: (model, batch, step) -> the loss to be minimised, a scalar.
         description: what the progress bar says.
         position: the line of the progress bar, where several models are trained side by side.
-
-    Returns:
-        The log: one dict for each evaluation with `step`, `loss` (mean since the one before),
-        `learning_rate`, `seconds` and what `evaluate` gave.
 
     Raises:
         TrainingError: the loss or a weight is not finite; the last checkpoint stays.
         RunError: a checkpoint is damaged or of another config, or files cannot be written.
     """
     device = next(model.parameters()).device
-    if device.type == "cpu":
-        keep_freed_memory()
+    processes = Processes(device)
+    checkpoints = Checkpoints(folder, identity, writes=processes.first)
     optimizer = _optimizer(model, config)
-    checkpoints = Checkpoints(folder, identity)
     log = checkpoints.load(model, optimizer)
     if config.ends_with(log, select, sign):
         return log
+    if device.type == "cpu":
+        keep_freed_memory()
     if config.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    processes = Processes(device)
     # The eager model stays free of compilation: hooks added to it later must be heard.
-    compiled = cast(nn.Module, torch.compile(model)) if config.compile else model
-    step = _Step(config, processes.prepare(compiled), optimizer, objective, seed)
+    handle = processes.prepare(cast(nn.Module, torch.compile(model)) if config.compile else model)
+    last = log[-1] if log else {"step": 0, "seconds": 0.0}
+    clock = time.monotonic() - last["seconds"]
+    total = torch.zeros((), device=device)
     bar = tqdm(
-        total=config.n_steps,
-        initial=int(log[-1]["step"]) if log else 0,
+        range(int(last["step"]), config.n_steps),
         desc=description,
+        total=config.n_steps,
+        initial=int(last["step"]),
         disable=None if processes.first else True,
         leave=False,
         position=position,
     )
-
-    def save(*, best: bool) -> None:
-        if processes.first:
-            checkpoints.save(model, optimizer, log, best=best)
-
-    cuda = [device] if device.type == "cuda" else []
-    with bar, torch.random.fork_rng(devices=cuda):
-        for done, loss in _steps(step, sample, model, log, processes):
-            bar.update()
-            if done in config.keep_at and processes.first:
+    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for step in bar:
+            model.train()
+            batch = processes.share(sample(step, config.batch_size))
+            total += _update(handle, optimizer, objective, batch, config, seed, step)
+            done = step + 1
+            ends = done % config.evaluate_every == 0 or done == config.n_steps
+            if ends or done in config.keep_at or done % CHECK_EVERY == 0:
+                _check(total, model, step, start=int(last["step"]))
+                _stop_if_orphaned()
+            if done in config.keep_at:
                 checkpoints.keep(model, done)
-            if loss is None:
+            if not ends:
                 continue
-            model.eval()
-            with torch.no_grad():
-                found = evaluate(model)
-            before = max((sign * entry[select] for entry in log), default=-math.inf)
-            log.append(loss | found)
-            bar.set_postfix({"loss": loss["loss"], select: found[select]})
-            save(best=sign * found[select] > before)
+            last = {
+                "step": done,
+                "loss": processes.mean(total) / (done - last["step"]),
+                "learning_rate": config.learning_rate_at(step),
+                "seconds": round(time.monotonic() - clock, 3),
+            } | _evaluated(model, evaluate)
+            total.zero_()
+            log.append(last)
+            bar.set_postfix({"loss": last["loss"], select: last[select]})
+            best = max(log, key=lambda entry: sign * entry[select])
+            checkpoints.save(model, optimizer, log, best=best is last)
             if config.ends_with(log, select, sign):
                 break
     model.eval()
     return log
 
 
-def _steps(
-    step: _Step,
-    sample: Callable[[int, int], TrainingBatch],
+def _update(
     model: nn.Module,
-    log: list[dict[str, float]],
-    processes: Processes,
-) -> Iterator[tuple[int, dict[str, float] | None]]:
-    """Make one update after the other; gives their number, and what to log where that is due."""
-    config = step.config
-    start = since = int(log[-1]["step"]) if log else 0
-    total = torch.zeros((), device=next(model.parameters()).device)
-    clock = time.monotonic() - (log[-1]["seconds"] if log else 0.0)
-    for number in range(start, config.n_steps):
-        model.train()
-        total += step(processes.share(sample(number, config.batch_size)), number)
-        done = number + 1
-        ends = done % config.evaluate_every == 0 or done == config.n_steps
-        if ends or done in config.keep_at or done % CHECK_EVERY == 0:
-            _check(total, model, number, start=since)
-            _stop_if_orphaned()
-        if not ends:
-            yield done, None
-            continue
-        yield (
-            done,
-            {
-                "step": done,
-                "loss": processes.mean(total) / (done - since),
-                "learning_rate": config.learning_rate_at(number),
-                "seconds": round(time.monotonic() - clock, 3),
-            },
-        )
-        total.zero_()
-        since = done
-
-
-class _Step:
-    """One update."""
-
-    def __init__(
-        self,
-        config: TrainingConfig,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Callable[[Any, Any, int], Tensor],
-        seed: int,
-    ):
-        self.config, self._model, self._seed = config, model, seed
-        self._optimizer, self._objective = optimizer, objective
-
-    def __call__(self, batch: TrainingBatch, number: int) -> Tensor:
-        """Make update number `number`; gives its loss."""
-        config = self.config
-        torch.manual_seed(step_seed(self._seed, number))
-        for group in self._optimizer.param_groups:
-            group["lr"] = config.learning_rate_at(number)
-        with self._autocast(batch.mask.device):
-            value = self._objective(self._model, batch, number)
-        self._optimizer.zero_grad()
-        value.backward()
-        if config.clip is not None:
-            nn.utils.clip_grad_norm_(self._model.parameters(), config.clip)
-        self._optimizer.step()
-        return value.detach()
-
-    def _autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self.config.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(device.type, torch.bfloat16)
-
-
-def keep_freed_memory() -> None:
-    """Ask the C library not to give memory back to the system between steps.
-
-    A step frees and asks again for the same tens of megabytes; glibc returns them each time, and
-    the page faults that follow take up to a tenth of a step on a CPU. Elsewhere it does nothing.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        trim_threshold, mmap_threshold = -1, -3  # the parameters' numbers in malloc.h
-        library.mallopt(trim_threshold, 2**31 - 1)
-        library.mallopt(mmap_threshold, 2**25)  # the largest that is allowed
-
-
-def step_seed(seed: int, step: int) -> int:
-    """The seed of one step's dropout: 63 bits of a hash of (seed, step)."""
+    optimizer: torch.optim.Optimizer,
+    objective: Objective,
+    batch: Batch[Any],
+    config: TrainingConfig,
+    seed: int,
+    step: int,
+) -> Tensor:
+    """Make update number `step`; gives its loss."""
     digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate_at(step)
+    with torch.autocast(batch.mask.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        loss = objective(model, batch, step)
+    optimizer.zero_grad()
+    loss.backward()
+    if config.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    optimizer.step()
+    return loss.detach()
+
+
+def _evaluated(
+    model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]]
+) -> dict[str, float]:
+    model.eval()
+    with torch.no_grad():
+        return evaluate(model)
 
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
@@ -376,3 +290,18 @@ def _stop_if_orphaned() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)
+
+
+def keep_freed_memory() -> None:
+    """Ask the C library not to give memory back to the system between steps.
+
+    A step frees and asks again for the same tens of megabytes; glibc returns them each time, and
+    the page faults that follow take up to a tenth of a step on a CPU. Elsewhere it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        trim_threshold, mmap_threshold = -1, -3  # the parameters' numbers in malloc.h
+        library.mallopt(trim_threshold, 2**31 - 1)
+        library.mallopt(mmap_threshold, 2**25)  # the largest that is allowed

@@ -49,6 +49,10 @@ def evaluate(model):
     return {"id/accuracy": (model(batch.inputs).argmax(-1) == batch.targets).float().mean().item()}
 
 
+def objective(model, batch, step):
+    return cross_entropy(model(batch.inputs), batch)
+
+
 def small_model():
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -65,6 +69,7 @@ def run(folder, *, config=CONFIG, model=None, **changes):
         "folder": folder,
         "identity": f"{config}",
         "seed": 0,
+        "objective": objective,
     }
     log = train(model, **(arguments | changes))
     return model, log
