@@ -60,7 +60,9 @@ if TYPE_CHECKING:
     from probes.oracle_search import search_paths
     from probes.pairing import score_pairing
     from probes.projecting import project
-    from probes.signedness import score_saturation, score_signedness
+    from probes.saturation import score_saturation
+    from probes.signedness import relative_weights, score_signedness
+    from probes.signedness_picture import draw_distribution, draw_numbers
     from probes.specialization import score_specialization
     from probes.value_scores import summarise_value_scores
     from probes.value_scores_picture import draw_value_scores
@@ -80,9 +82,11 @@ _HOME = {
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
-    "draw_value_scores": "probes.value_scores_picture",
     "draw_attention": "probes.control_flow_picture",
     "draw_control_flow": "probes.control_flow_picture",
+    "draw_distribution": "probes.signedness_picture",
+    "draw_numbers": "probes.signedness_picture",
+    "draw_value_scores": "probes.value_scores_picture",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
@@ -91,11 +95,12 @@ _HOME = {
     "match_control_flow": "probes.control_flow_matching",
     "over_seeds": "probes.intervals",
     "project": "probes.projecting",
+    "relative_weights": "probes.signedness",
     "resolve_hooks": "probes.hooking",
     "score_control_flow": "probes.control_flow_scores",
     "score_pairing": "probes.pairing",
     "score_paths": "probes.oracle_scores",
-    "score_saturation": "probes.signedness",
+    "score_saturation": "probes.saturation",
     "score_signedness": "probes.signedness",
     "score_specialization": "probes.specialization",
     "search_paths": "probes.oracle_search",
@@ -120,9 +125,11 @@ __all__ = [
     "cut",
     "decode",
     "decode_continuous",
-    "draw_value_scores",
     "draw_attention",
     "draw_control_flow",
+    "draw_distribution",
+    "draw_numbers",
+    "draw_value_scores",
     "extract_control_flow",
     "force_pairing",
     "interchange",
@@ -131,6 +138,7 @@ __all__ = [
     "match_control_flow",
     "over_seeds",
     "project",
+    "relative_weights",
     "resolve_hooks",
     "score_control_flow",
     "score_pairing",

@@ -1,7 +1,5 @@
 """Are tokens added, subtracted or deleted? The signs of attention weights, with controls."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,12 +8,14 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.intervals import Interval, bootstrap, bootstrap_ratio, interval_variables
+from probes._pairs import PAIRS, PairTable, read_pairs, spread_pairs
+from probes.intervals import Interval, bootstrap, bootstrap_ratio
 
 SHARES = ("subtracted", "partly_subtracted", "deleted", "partly_added", "added")
 SIGNS = (-1, 0, 1)
 
-_PAIRS = ("example", "query_pos", "key_pos")
+# What takes the place of a quantile of 0.
+_SMALLEST = 1e-12
 
 
 def score_signedness(
@@ -80,6 +80,9 @@ def score_signedness(
           is the planted one, and the mean of that over the planted signs that occur.
         - `chance`, `balanced_chance` [control, *cells]: both, if signs were independent of the
           planted ones, each as frequent as they are.
+        - `matched` [control, *cells]: balanced accuracy of whether a token counts at all, whatever
+          the sign: the mean of the shares of the planted 0 that are within near_zero, and of the
+          other planted signs (their mean) that are outside; 1/2 by chance, NaN without any 0.
         - `turned` [control, *cells]: 1 where the pattern was turned round, else 0.
 
     Raises:
@@ -93,7 +96,7 @@ def score_signedness(
         )
     if not limit > 0:
         raise ValueError(f"limit must be above 0, got {limit}")
-    table = _read("pattern", pattern, valid, bins, resamples)
+    table = read_pairs("pattern", pattern, valid, bins, resamples)
     weights, seen = table.values, table.valid
     beyond = np.abs(weights) > near_zero
     found = np.where(beyond, np.sign(weights), 0).astype(np.int8)
@@ -107,7 +110,7 @@ def score_signedness(
     pairs = seen.sum((2, 3))[..., None]
     about = "share of the pairs of query and key"
     table.put(result, "share", ratio(counts, pairs), about, "kind")
-    _put_distribution(result, table, -limit, limit, bins)
+    table.put_distribution(result, -limit, limit, bins)
 
     asked = seen.any(3)
     queries = asked.sum(2)
@@ -127,124 +130,43 @@ def score_signedness(
     return result
 
 
-def score_saturation(
-    values: xr.DataArray,
-    *,
-    low: float,
-    high: float,
-    valid: xr.DataArray | None = None,
-    bins: int = 40,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> xr.Dataset:
-    """Tell how much of a quantity lies in the flat parts of a function.
+def relative_weights(
+    pattern: xr.DataArray, *, valid: xr.DataArray | None = None, quantile: float = 0.99
+) -> xr.DataArray:
+    """Weights relative to the largest of their head: divided by a quantile of their sizes.
 
-    Of `hook_affinity` with low = -2 and high = 2: where tanh is within 0.04 of -1 or 1 and passes
-    on less than 8% of a gradient. Of `hook_gate` with low = 0.05 and high = 0.95: closed and open
-    gates. With a dim `train_step`: over training.
+    For `score_signedness` of heads whose weights have no limit, as those of linear attention and
+    HYLA, or are small throughout, as those of CoDA behind a gate that is nearly closed.
 
     Args:
-        values: [example, query_pos, key_pos], in any order; every further dim makes cells.
-        low: values up to here are saturated below.
-        high: values from here on are saturated above; above `low`.
-        valid: as in `score_signedness`.
-        bins: of the distribution.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        pattern: [example, query_pos, key_pos], in any order; every further dim makes cells, each
+            with a quantile of its own.
+        valid: bool, with some of these three dims: the pairs whose weights count; None: all.
+        quantile: of |weight|, above 0 and at most 1.
 
     Returns:
-        - `saturated`, with `_low` and `_high`, its 95% percentile bootstrap bounds over examples
-          [*cells, side]: share of the pairs at each side ("low", "high").
-        - `distribution` [*cells, bin]: share of the pairs in each bin, named by its middle; over
-          the range of all valid values, and at least low..high.
+        [as `pattern`], of its signs: 1 or -1 for a weight as large as the quantile.
 
     Raises:
         TypeError: `valid` that is not bool.
-        ValueError: dims or sizes that do not fit, no valid pairs, values that are not finite,
-            numbers out of range.
+        ValueError: dims or sizes that do not fit, no valid pairs, weights that are not finite, a
+            quantile out of range.
+
+    Example:
+        `score_signedness(relative_weights(pattern), sign=sign)`, in which all counts that is
+        beyond a tenth of a head's largest weights.
     """
-    if not low < high:
-        raise ValueError(f"low must be below high = {high}, got {low}")
-    table = _read("values", values, valid, bins, resamples)
-    sides = np.stack([table.values <= low, table.values >= high], -1) & table.valid[..., None]
-    pairs = table.valid.sum((2, 3))[..., None]
-    result = table.dataset("saturation", seed, resamples)
-    result.coords["side"] = ["low", "high"]
-    share = bootstrap_ratio(sides.sum((2, 3)), pairs, resamples=resamples, seed=seed)
-    table.put(result, "saturated", share, "share of the pairs that are saturated", "side")
-    known = table.values[np.broadcast_to(table.valid, table.values.shape)]
-    start = min(low, known.min(initial=low))
-    _put_distribution(result, table, start, max(high, known.max(initial=high)), bins)
-    return result
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A quantity of pairs, its cells flattened to one axis.
-
-    Attributes:
-        values: 0 where they are not valid.
-        valid: which are looked at.
-        cells: sizes of the dims that make cells.
-        coords: their coordinates.
-    """
-
-    values: Float[np.ndarray, "example cell query_pos key_pos"]
-    valid: Bool[np.ndarray, "example 1 query_pos key_pos"]
-    cells: dict[str, int]
-    coords: dict[str, xr.DataArray]
-
-    @property
-    def examples(self) -> int:
-        return len(self.values)
-
-    def dataset(self, about: str, seed: int, resamples: int) -> xr.Dataset:
-        interval = f"percentile bootstrap over examples, 95%, {resamples} resamples"
-        return xr.Dataset(
-            coords=self.coords, attrs={"long_name": about, "seed": seed, "interval": interval}
-        )
-
-    def variable(
-        self, values: Float[np.ndarray, "..."], about: str, before: Sequence[str], *after: str
-    ) -> xr.Variable:
-        """Values [*before, cell, *after], with the cells' own dims."""
-        start = len(before)
-        shape = (*values.shape[:start], *self.cells.values(), *values.shape[start + 1 :])
-        dims = (*before, *self.cells, *after)
-        return xr.Variable(dims, values.reshape(shape), {"long_name": about})
-
-    def put(
-        self,
-        result: xr.Dataset,
-        name: str,
-        interval: Interval,
-        about: str,
-        *after: str,
-        before: Sequence[str] = (),
-    ) -> None:
-        """A score with its interval."""
-        parts = [self.variable(values, about, before, *after) for values in interval]
-        shaped = Interval(*(part.to_numpy() for part in parts))
-        dims = tuple(map(str, parts[0].dims))
-        result.update(interval_variables(name, shaped, dims, long_name=about))
-
-
-def _put_distribution(
-    result: xr.Dataset, table: _Table, start: float, stop: float, bins: int
-) -> None:
-    edges = np.linspace(start, stop, bins + 1)
-    found = np.zeros((table.values.shape[1], bins))
-    for cell in range(len(found)):
-        known = table.values[:, cell][table.valid[:, 0]]
-        found[cell] = np.histogram(known.clip(start, stop), edges)[0]
-    found /= found.sum(1, keepdims=True)
-    result.coords["bin"] = (edges[1:] + edges[:-1]) / 2
-    result["distribution"] = table.variable(found, "share of the pairs in a bin", (), "bin")
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile must be above 0 and at most 1, got {quantile}")
+    read_pairs("pattern", pattern, valid, 1, 1)
+    sizes = abs(pattern) if valid is None else abs(pattern).where(valid)
+    top = sizes.quantile(quantile, PAIRS).drop_vars("quantile")
+    return pattern / top.clip(min=_SMALLEST)
 
 
 def _put_agreement(
     result: xr.Dataset,
-    table: _Table,
+    table: PairTable,
     found: Int[np.ndarray, "example cell query_pos key_pos"],
     planted: Int[np.ndarray, "example 1 query_pos key_pos"],
     resamples: int,
@@ -283,6 +205,11 @@ def _put_agreement(
     both = {name: np.stack(values) for name, values in parts.items()}
     about = "share of the pairs with a planted sign that have the found one"
     result["confusion"] = table.variable(both["confusion"], about, ("control",), "sign", "found")
+    deleted = result["confusion"].sel(found=0, drop=True)
+    counted = 1 - deleted.sel(sign=[-1, 1]).mean("sign")
+    matched = (counted + deleted.sel(sign=0, drop=True)) / 2
+    about = "balanced accuracy of whether a token counts"
+    result["matched"] = matched.assign_attrs(long_name=about)
     for name, about in (
         ("accuracy", "share of the pairs with the planted sign"),
         ("balanced_accuracy", "mean over planted signs of the share with that sign"),
@@ -335,57 +262,14 @@ def _balanced(counts: Float[np.ndarray, "... sign found"]) -> Float[np.ndarray, 
     return rates.sum(-1) / np.maximum((planted > 0).sum(-1), 1)
 
 
-def _read(
-    name: str, array: xr.DataArray, valid: xr.DataArray | None, bins: int, resamples: int
-) -> _Table:
-    for argument, number in (("bins", bins), ("resamples", resamples)):
-        if number < 1:
-            raise ValueError(f"{argument} must be at least 1, got {number}")
-    if not set(_PAIRS) <= set(array.dims) or 0 in array.shape:
-        raise ValueError(
-            f"{name} must have the dims {_PAIRS}, none of them empty, got {dict(array.sizes)}"
-        )
-    cells = [dim for dim in array.dims if dim not in _PAIRS]
-    ordered = array.transpose("example", *cells, "query_pos", "key_pos").to_numpy()
-    shape = ordered.shape
-    flat = ordered.reshape(shape[0], -1, *shape[-2:]).astype(np.float64)
-    seen = np.ones((shape[0], 1, *shape[-2:]), dtype=bool)
-    if valid is not None:
-        if valid.dtype != bool:
-            raise TypeError(f"valid must hold bool, got {valid.dtype}")
-        seen = _spread("valid", valid, seen.shape)
-    if not seen.any():
-        raise ValueError("valid must leave pairs of query and key, got none")
-    if not np.isfinite(flat).all(where=np.broadcast_to(seen, flat.shape)):
-        raise ValueError(f"{name} must be finite where valid, got NaN or infinite values")
-    return _Table(
-        values=np.where(seen, flat, 0.0),
-        valid=seen,
-        cells={str(dim): array.sizes[dim] for dim in cells},
-        coords={str(dim): array[dim] for dim in cells if dim in array.coords},
-    )
-
-
-def _planted(sign: xr.DataArray, table: _Table) -> Int[np.ndarray, "example 1 query_pos key_pos"]:
+def _planted(
+    sign: xr.DataArray, table: PairTable
+) -> Int[np.ndarray, "example 1 query_pos key_pos"]:
     if sign.dtype.kind not in "iu":
         raise TypeError(f"sign must hold whole numbers, got {sign.dtype}")
-    planted = _spread("sign", sign, table.valid.shape).astype(int)
+    planted = spread_pairs("sign", sign, table.valid.shape).astype(int)
     if not np.isin(planted, SIGNS)[table.valid].all():
         raise ValueError(
             f"sign must be -1, 0 or 1 where valid, got values in {planted.min()}..{planted.max()}"
         )
     return planted
-
-
-def _spread(name: str, array: xr.DataArray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array with some of the dims of pairs, for all pairs [example, 1, query_pos, key_pos]."""
-    sizes: dict[str, int] = dict(zip(_PAIRS, (shape[0], *shape[2:]), strict=True))
-    wrong = [dim for dim in array.dims if array.sizes[dim] != sizes.get(str(dim))]
-    if wrong:
-        raise ValueError(
-            f"{name} must have only dims of {sizes}, of these sizes, got {dict(array.sizes)}"
-        )
-    spread = array.drop_vars(list(array.coords)).expand_dims(
-        {dim: size for dim, size in sizes.items() if dim not in array.dims}
-    )
-    return spread.transpose(*_PAIRS).to_numpy()[:, None]

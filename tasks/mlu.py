@@ -176,6 +176,20 @@ class MLU:
         """Return the line of one example of a batch."""
         return self.decode(batch.inputs[0][example])
 
+    def words(
+        self, batch: Batch[tuple[Tensor, Tensor]], example: int
+    ) -> tuple[list[str], list[str]]:
+        """Return what is to be written and the line of one example, a word for each position.
+
+        For the queries and keys of attention that reads the line to write the answer: characters,
+        `<eos>` at the end of the answer, and "" for padding.
+        """
+        written, line = (
+            ["" if one == _PAD else MLU_CHARACTERS[one] for one in part[example].tolist()]
+            for part in (batch.targets, batch.inputs[0])
+        )
+        return written, line
+
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
         """Return the characters up to the first `<eos>`, which is not among them.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import comb
+from string import ascii_lowercase
 from typing import ClassVar
 
 import numpy as np
@@ -210,6 +211,23 @@ class SignedPairs:
             ValueError: `logits` has another shape.
         """
         return score_class(logits, batch, 2)
+
+    def words(
+        self, batch: Batch[tuple[Tensor, Tensor]], example: int
+    ) -> tuple[list[str], list[str]]:
+        """Return the tokens of A and of B of one example as words.
+
+        Of A the key and the polarity (`c+`), of B the key and the value (`c -3`). Keys are letters
+        from a to z, then `k26`, `k27`, ...
+        """
+        of = {name: values[example].tolist() for name, values in batch.latents.items()}
+        key_a, key_b = (
+            [ascii_lowercase[key : key + 1] or f"k{key}" for key in of[name]]
+            for name in ("key_a", "key_b")
+        )
+        asking = zip(key_a, of["polarity"], strict=True)
+        asked = zip(key_b, of["value"], strict=True)
+        return [f"{k}{'-+'[sign > 0]}" for k, sign in asking], [f"{k} {v:+d}" for k, v in asked]
 
     @cached_property
     def _sides(self) -> dict[str, Int[np.ndarray, "combination token"]]:

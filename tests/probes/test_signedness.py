@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 
 from mechanisms import AttentionConfig, CodaAttentionConfig
-from probes import score_saturation, score_signedness
+from probes import relative_weights, score_saturation, score_signedness
 
 PAIRS = ("example", "query_pos", "key_pos")
 
@@ -108,6 +108,54 @@ def test_noise_agrees_as_often_as_chance():
     assert sum(covered) >= 15
 
 
+def test_a_match_is_any_sign_where_a_token_counts():
+    pattern, sign = plant(7, noise=0.5, examples=100)
+    result = score_signedness(pattern, sign=sign, resamples=5)
+    scored, planted = pattern[1::2].to_numpy(), sign[1::2].to_numpy()
+    counts = np.abs(scored) > 0.1
+    rates = [(counts if kind else ~counts)[planted == kind].mean() for kind in (-1, 0, 1)]
+    expected = ((rates[0] + rates[2]) / 2 + rates[1]) / 2
+    assert result["matched"].sel(control="observed") == pytest.approx(expected)
+    # Weights that have all matches and no sign; and signs that are dealt out anew.
+    unsigned = score_signedness(abs(sign) * 0.5, sign=sign, resamples=5)
+    assert unsigned["matched"].sel(control="observed") == 1
+    assert unsigned["balanced_accuracy"].sel(control="observed") == pytest.approx(2 / 3)
+    assert unsigned["matched"].sel(control="shuffled") == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_matches_is_not_known_without_tokens_that_are_ignored():
+    pattern, sign = plant(8)
+    result = score_signedness(pattern, sign=xr.where(sign == 0, 1, sign), resamples=5)
+    assert result["matched"].isnull().all()
+
+
+def test_relative_weights_are_those_of_the_size_of_a_head():
+    pattern, sign = plant(9, noise=0.3)
+    heads = xr.concat([0.003 * pattern, -50 * pattern, 0 * pattern], "head")
+    relative = relative_weights(heads)
+    assert relative.dims == heads.dims
+    np.testing.assert_allclose(relative.isel(head=0), np.sign(pattern), atol=1e-6)
+    np.testing.assert_allclose(relative.isel(head=1), -np.sign(pattern), atol=1e-6)
+    assert (relative.isel(head=2) == 0).all()
+    # Where signs are those of weights beyond a tenth, the size of a head says nothing any more.
+    found, alone = (
+        score_signedness(one, sign=sign, resamples=5).sel(control="observed")
+        for one in (relative, pattern)
+    )
+    for name in ("balanced_accuracy", "matched"):
+        np.testing.assert_allclose(found[name][:2], alone[name])
+    bare = score_signedness(heads, sign=sign, resamples=5).sel(control="observed")
+    assert bare["balanced_accuracy"][0] == pytest.approx(1 / 3)
+
+
+def test_relative_weights_leave_what_is_not_valid_out():
+    pattern = label(np.array([[[1.0, -2.0, 3.0, 1000.0]]] * 2))
+    valid = xr.DataArray([True, True, True, False], dims="key_pos")
+    largest = relative_weights(pattern, valid=valid, quantile=1.0)
+    np.testing.assert_allclose(largest[0, 0, :3], [1 / 3, -2 / 3, 1])
+    np.testing.assert_allclose(relative_weights(pattern, quantile=0.5)[0, 0, :2], [0.4, -0.8])
+
+
 def test_frequent_signs_raise_accuracy_but_not_balanced_accuracy():
     pattern, sign = plant(2, examples=100)
     sign = xr.where(sign < 1, 0, sign)
@@ -206,29 +254,11 @@ def test_attention_of_every_kind_can_be_scored():
     assert (gate["saturated"].sel(side="high") == 0).all()
 
 
-def test_saturation_by_hand():
-    values = label(np.array([[[-3.0, -2.0, 0.0, 1.0, 5.0]]] * 2)).expand_dims(train_step=[0, 9])
-    values = values * xr.DataArray([1, 0], dims="train_step")
-    result = score_saturation(values, low=-2, high=2, bins=8, resamples=5)
-    assert result["saturated"].dims == ("train_step", "side")
-    np.testing.assert_allclose(result["saturated"], [[0.4, 0.2], [0, 0]])
-    np.testing.assert_allclose(result["saturated_low"], result["saturated_high"])
-    np.testing.assert_allclose(result["bin"], np.arange(-2.5, 5))
-    np.testing.assert_allclose(
-        result["distribution"].sel(train_step=0), [0.2, 0.2, 0, 0.2, 0.2, 0, 0, 0.2]
-    )
-    few = xr.DataArray([True, False, False, False, False], dims="key_pos")
-    assert score_saturation(values, low=-2, high=2, valid=few, resamples=5)["saturated"][0, 0] == 1
-
-
 def test_every_variable_says_what_it_is():
     pattern, sign = plant(0)
-    for result in (
-        score_signedness(pattern, sign=sign, resamples=5),
-        score_saturation(pattern, low=-0.5, high=0.5, resamples=5),
-    ):
-        assert all(result[name].attrs["long_name"] for name in result.data_vars)
-        assert result.attrs["interval"].startswith("percentile bootstrap over examples, 95%")
+    result = score_signedness(pattern, sign=sign, resamples=5)
+    assert all(result[name].attrs["long_name"] for name in result.data_vars)
+    assert result.attrs["interval"].startswith("percentile bootstrap over examples, 95%")
 
 
 def test_bad_input_is_named():
@@ -257,5 +287,7 @@ def test_bad_input_is_named():
         score_signedness(pattern, sign=sign[:, :3])
     with pytest.raises(ValueError, match=r"sign needs valid pairs among the even examples"):
         score_signedness(pattern[:1], sign=sign[:1])
-    with pytest.raises(ValueError, match=r"low must be below high = 0\.5, got 0\.5"):
-        score_saturation(pattern, low=0.5, high=0.5)
+    with pytest.raises(ValueError, match=r"quantile must be above 0 and at most 1, got 0"):
+        relative_weights(pattern, quantile=0)
+    with pytest.raises(TypeError, match=r"valid must hold bool, got int64"):
+        relative_weights(pattern, valid=sign)

@@ -164,6 +164,18 @@ def test_batches_depend_on_the_config_and_their_number_alone(paper):
     assert not torch.equal(late.inputs[0], other.inputs[0])
 
 
+@pytest.mark.parametrize("split", MLU.SPLITS)
+def test_words_are_those_of_line_and_answer(small, split):
+    batch = small.batch(split, 2, 40)
+    for example in range(40):
+        written, line = small.words(batch, example)
+        assert (len(written), len(line)) == (batch.targets.shape[1], batch.inputs[0].shape[1])
+        answer, _ = evaluate("".join(line))
+        assert "".join(written) == f"{answer}<eos>"
+        padding = written[written.index("<eos>") + 1 :] + line[len("".join(line)) :]
+        assert set(padding) <= {""}
+
+
 def test_score(small):
     batch = small.batch("id", 0, 50)
     ids = np.random.default_rng(0).integers(3, 13, batch.targets.shape)

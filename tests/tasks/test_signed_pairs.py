@@ -144,6 +144,36 @@ def test_batches_depend_on_the_config_and_their_number_alone():
     assert not torch.equal(late.inputs[1], task_of(seed=1).batch("train", 2**40, 5).inputs[1])
 
 
+@pytest.mark.parametrize("split", SignedPairs.SPLITS)
+def test_words_tell_the_planted_signs(split):
+    task = task_of()
+    batch = task.batch(split, 0, 20)
+    for example in range(20):
+        asking, asked = task.words(batch, example)
+        signs = [
+            [int(f"{one[-1]}1") if one[:-1] == other.split()[0] else 0 for other in asked]
+            for one in asking
+        ]
+        assert batch.latents["sign"][example].tolist() == signs
+        total = sum(
+            row[j] * int(other.split()[1]) for row in signs for j, other in enumerate(asked)
+        )
+        assert batch.latents["total"][example] == total
+
+
+def test_words_of_many_keys_have_numbers_behind_the_letters():
+    task = task_of(n_keys=40, n_a=2, n_b=200)
+    batch = task.batch("train", 0, 1)
+    _, asked = task.words(batch, 0)
+    keys = {
+        key: word.split()[0]
+        for key, word in zip(batch.latents["key_b"][0].tolist(), asked, strict=True)
+    }
+    assert {keys[key] for key in keys if key >= 26} == {f"k{key}" for key in keys if key >= 26}
+    assert keys.get(25, "z") == "z"
+    assert len(set(keys.values())) == len(keys) > 20
+
+
 def test_score():
     task = task_of()
     batch = task.batch("id", 0, 40)
