@@ -10,12 +10,15 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from studies.engine.readings import Reading
-from studies.report.names import MARKERS, name_of
+from studies.report.names import name_of
 from studies.report.panels import (
+    data_of,
+    draw_along,
+    finished,
     grid,
     has_values,
+    labels_of,
     legend_beside,
-    mean_and_bars,
     shown_conditions,
 )
 
@@ -44,34 +47,23 @@ def lines(
         ylabel: what the variable is.
         panels: a dim that has a panel for each label; None: there is one panel.
         select: labels of the other dims; a tuple of those of `panels` that are drawn.
-        log_x: whether the x-axis is logarithmic.
+        log_x: whether the x-axis is logarithmic, to base 2.
     """
-    if group not in result.children or variable not in result[group].data_vars:
+    data = data_of(result, group, variable, select)
+    if data is None:
         return None
-    data = result[group].to_dataset()
-    for dim, labels in (select or {}).items():
-        if isinstance(labels, tuple):
-            data = data.isel({dim: data[dim].isin(labels).to_numpy().nonzero()[0]})
-        else:
-            data = data.sel({dim: labels})
-    titles = [None] if panels is None else data[panels].to_numpy().tolist()
+    titles = labels_of(data, panels)
     figure, axes = grid(1, len(titles), height=3.2)
     for axis, title in zip(axes[0], titles, strict=True):
         here = data if title is None else data.sel({panels: title})
-        for number, one in enumerate(shown_conditions(result)):
+        for one in shown_conditions(result):
             if has_values(here[variable], one):
-                mean, ends = mean_and_bars(here, variable, one)
-                known = np.isfinite(mean)
-                look = {"color": one.colour, "marker": MARKERS[number % len(MARKERS)], "ms": 3}
-                places = here[along].to_numpy()[known]
-                axis.errorbar(places, mean[known], yerr=ends[:, known], label=one.label, **look)
-        axis.set(title=name_of(title or ""), xlabel=along.replace("_", " "))
+                draw_along(axis, here, variable, along, one, label=one.label)
+        axis.set_title(name_of(title or ""))
         if log_x:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:g}")
-    axes[0, 0].set_ylabel(ylabel, fontsize=8)
-    legend_beside(figure, axes)
-    return figure
+    return finished(figure, ylabel=ylabel)
 
 
 def intervals(
@@ -96,19 +88,20 @@ def intervals(
     for axis, (title, values) in zip(axes[0], found.items(), strict=True):
         bounds = readings[title].bounds
         low, high = bounds(result) if bounds is not None else (values, values)
+        ends = np.maximum(np.nan_to_num(np.stack([values - low, high - values])), 0)
         for row, one in enumerate(conditions):
             shift = 0.15 * (np.arange(len(one.cells)) - (len(one.cells) - 1) / 2)
-            ends = np.stack([values - low, high - values])[:, one.cells]
-            ends = np.maximum(np.nan_to_num(ends), 0)
             look = {"color": one.colour, "fmt": "o", "ms": 3, "capsize": 2}
-            axis.errorbar(values[one.cells], row + shift, xerr=ends, **look)
-            for (label, mark), (style, colour) in zip(
-                (marks or {}).get(title, {}).items(), MARKS, strict=False
-            ):
-                if np.isfinite(at := mark.values(result)[one.cells]).any():
-                    place = [np.nanmean(at)] * 2
+            axis.errorbar(values[one.cells], row + shift, xerr=ends[:, one.cells], **look)
+        for (label, mark), (style, colour) in zip(
+            (marks or {}).get(title, {}).items(), MARKS, strict=False
+        ):
+            at = mark.values(result)
+            for row, one in enumerate(conditions):
+                if np.isfinite(at[one.cells]).any():
+                    place = [np.nanmean(at[one.cells])] * 2
                     axis.plot(place, [row - 0.4, row + 0.4], style, color=colour, label=label)
-        axis.set(title=name_of(title))
+        axis.set_title(name_of(title))
         axis.grid(axis="x", lw=0.3)
         axis.set(yticks=[], ylim=(len(conditions) - 0.5, -0.5))
     axes[0, 0].set_yticks(range(len(conditions)), [one.label for one in conditions], fontsize=8)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
+from rich.box import SIMPLE
+from rich.table import Table as RichTable
 
 import probes
 from studies.engine.readings import Reading, conditions_of, varied
-from studies.report.names import setting_name
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from studies.engine.results import cell_coordinates, described
+from studies.report.names import names_of_settings
 
 MOST_ROWS = 60
 """Conditions that are shown; all are in the result's group `summary`."""
@@ -30,6 +30,12 @@ STATISTICS = {
     "n_seeds": "seeds",
 }
 """The variables of the group `summary`, [condition, reading]."""
+
+BRACKETS = {
+    1: ("One seed; brackets: 95% intervals over examples.", "example_low", "example_high"),
+    2: ("Means over two seeds; brackets: both of them.", "least", "greatest"),
+}
+"""What brackets hold, in words and as statistics, where seeds are few."""
 
 
 def percent(value: float) -> str:
@@ -59,7 +65,8 @@ class Row:
         reading: a number for each cell.
         shown: how numbers are written.
         spread: whether the interval is shown.
-        beside: readings whose mean over all conditions is shown in a column of its own.
+        beside: readings that have columns of their own, without intervals: of the mean over all
+            conditions; or, where conditions are rows, of each.
     """
 
     label: str
@@ -99,157 +106,120 @@ class Table:
             ValueError: two have the same name.
         """
         found: dict[str, tuple[Row, Reading]] = {}
-        title = ""
-        for row in self.rows:
+        for name, row in self._named_rows():
             if isinstance(row, Section):
-                title = row.title or title
                 continue
-            label = row.label.replace("\n", " ").strip()
-            name = f"{title}: {label}" if title else label
-            beside = {f"{name} | {column}": one for column, one in row.beside.items()}
-            for key, reading in ({name: row.reading} | beside).items():
+            rows = {name: row} | {
+                f"{name} | {column}": Row(f"{row.label}, {column}", one, row.shown, spread=False)
+                for column, one in row.beside.items()
+            }
+            for key, one in rows.items():
                 if key in found:
                     raise ValueError(f"rows must have different labels, got {key!r} twice")
-                found[key] = (row, reading)
+                found[key] = (one, one.reading)
         return found
 
     def summary(self, result: xr.DataTree) -> xr.Dataset:
         """`STATISTICS` of every reading of every condition, [condition, reading]."""
         conditions, readings = conditions_of(result), self.readings()
         shape = (len(conditions), len(readings))
-        data = {name: np.full(shape, np.nan) for name in STATISTICS}
+        found = {name: np.full(shape, np.nan) for name in STATISTICS}
         for column, (_, reading) in enumerate(readings.values()):
             values = reading.values(result)
             bounds = reading.bounds(result) if reading.bounds is not None else None
             for row, one in enumerate(conditions):
-                here = values[one.cells]
-                known = here[np.isfinite(here)]
-                data["n_seeds"][row, column] = len(known)
-                if len(known) == 0:
-                    continue
-                over = probes.over_seeds(known)
-                for name, value in (
-                    ("mean", over.estimate),
-                    ("low", over.low),
-                    ("high", over.high),
-                    ("least", known.min()),
-                    ("greatest", known.max()),
-                ):
-                    data[name][row, column] = value
-                if bounds is not None and len(one.cells) == 1:
-                    data["example_low"][row, column] = bounds[0][one.cells[0]]
-                    data["example_high"][row, column] = bounds[1][one.cells[0]]
-        dims = ("condition", "reading")
-        coordinates = {
-            name: ("condition", _file_values([one.values[name] for one in conditions]))
-            for name in conditions[0].values
-        }
-        return xr.Dataset(
-            {name: (dims, data[name], {"long_name": about}) for name, about in STATISTICS.items()},
-            coords={"reading": list(readings), "condition": np.arange(len(conditions))}
-            | coordinates,
-        )
+                for name, value in _statistics(values, bounds, one.cells).items():
+                    found[name][row, column] = value
+        data = {name: (about, found[name]) for name, about in STATISTICS.items()}
+        coords = {"reading": list(readings), "condition": np.arange(len(conditions))}
+        for name, (_, values) in cell_coordinates([one.values for one in conditions]).items():
+            coords[name] = ("condition", values)
+        return xr.Dataset(described(("condition", "reading"), data), coords)
 
     def render(self, result: xr.DataTree) -> RichTable:
         """The table, from a result's summary."""
-        from rich.box import SIMPLE
-        from rich.table import Table as RichTable
-
-        table = RichTable(
-            title=self.title, caption=f"{self.caption} {_spread_in_words(result)}".strip()
-        )
-        table.box, table.caption_justify = SIMPLE, "left"
-        summary = result["summary"].to_dataset()
-        headings = [_heading(values, varied(result)) for values in _condition_values(summary)]
-        if self.conditions == "columns":
-            self._fill_columns(table, summary, headings)
-        else:
-            self._fill_rows(table, summary, headings)
+        summary, shown = result["summary"].to_dataset(), varied(result)
+        most = int(summary["n_seeds"].max())
+        words = f"Means over {most} seeds; brackets: their 95% intervals (Student's t)."
+        caption = f"{self.caption} {BRACKETS[most][0] if most in BRACKETS else words}".strip()
+        table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
+        headings = ["\n".join(names_of_settings(c.values, shown)) for c in conditions_of(result)]
+        fill = self._fill_columns if self.conditions == "columns" else self._fill_rows
+        fill(table, summary, headings)
         return table
 
+    def _named_rows(self) -> Iterator[tuple[str, Row | Section]]:
+        """Rows with the names that the summary has for them, and sections."""
+        title = ""
+        for row in self.rows:
+            if isinstance(row, Section):
+                title = row.title or title
+                yield title, row
+            else:
+                label = row.label.replace("\n", " ").strip()
+                yield f"{title}: {label}" if title else label, row
+
     def _fill_columns(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
-        beside = dict.fromkeys(n for r in self.rows if isinstance(r, Row) for n in r.beside)
+        beside = dict.fromkeys(c for row in self.rows if isinstance(row, Row) for c in row.beside)
         table.add_column("")
         for heading in (*headings, *beside):
             table.add_column(heading, justify="right")
-        names = iter(name for name in self.readings() if " | " not in name)
-        for row in self.rows:
+        for name, row in self._named_rows():
             if isinstance(row, Section):
                 table.add_section()
                 if row.title:
                     table.add_row(row.title)
                 continue
-            name = next(names)
-            one = summary.sel(reading=name)
-            cells = [_cell(one.isel(condition=n), row) for n in range(len(headings))]
+            cells = _cells(summary, name, row)
             for column in beside:
                 mean = np.nan
                 if column in row.beside:
-                    values = summary["mean"].sel(reading=f"{name} | {column}").to_numpy()
-                    mean = np.nanmean(values) if np.isfinite(values).any() else np.nan
-                cells.append(row.shown(float(mean)) if np.isfinite(mean) else "")
+                    mean = summary["mean"].sel(reading=f"{name} | {column}").mean().item()
+                cells.append(row.shown(mean) if np.isfinite(mean) else "")
             if any(cells):
                 table.add_row(row.label, *cells)
 
     def _fill_rows(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
         table.padding = (0, 1, 0, 0)
         table.add_column("", min_width=13)
-        shown = {}
+        columns = [headings]
         for name, (row, _) in self.readings().items():
-            if " | " not in name and np.isfinite(summary["mean"].sel(reading=name)).any():
-                shown[name] = row
+            cells = _cells(summary, name, row, between="\n")
+            if any(cells):
                 table.add_column(row.label, justify="right", no_wrap=True)
-        for number, heading in enumerate(headings[:MOST_ROWS]):
-            one = summary.isel(condition=number)
-            cells = [_cell(one.sel(reading=name), row, "\n") for name, row in shown.items()]
-            table.add_row(heading, *cells)
+                columns.append(cells)
+        for cells in list(zip(*columns, strict=True))[:MOST_ROWS]:
+            table.add_row(*cells)
         if len(headings) > MOST_ROWS:
             table.add_row("... (all are in result.nc, group summary)")
 
 
-def _cell(one: xr.Dataset, row: Row, between: str = " ") -> str:
+def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str, float]:
+    """Those `STATISTICS` of a condition that are known."""
+    known = values[cells][np.isfinite(values[cells])]
+    if len(known) == 0:
+        return {"n_seeds": 0}
+    mean, low, high = probes.over_seeds(known)
+    found = {"mean": mean, "low": low, "high": high, "n_seeds": len(known)}
+    found |= {"least": known.min(), "greatest": known.max()}
+    if bounds is not None and len(cells) == 1:
+        found["example_low"], found["example_high"] = (end[cells[0]] for end in bounds)
+    return found
+
+
+def _cells(summary: xr.Dataset, name: str, row: Row, between: str = " ") -> list[str]:
+    """What is shown of a reading, for each condition."""
+    here = summary.sel(reading=name)
+    return [_cell(here.isel(condition=n), row, between) for n in range(here.sizes["condition"])]
+
+
+def _cell(one: xr.Dataset, row: Row, between: str) -> str:
     mean, n_seeds = one["mean"].item(), one["n_seeds"].item()
     if not np.isfinite(mean):
         return ""
-    names = ("low", "high") if n_seeds >= 3 else ("least", "greatest")
-    if n_seeds == 1:
-        names = ("example_low", "example_high")
-    low, high = (one[name].item() for name in names)
-    if not row.spread or not (np.isfinite(low) and np.isfinite(high)):
+    _, *names = BRACKETS.get(n_seeds, ("", "low", "high"))
+    ends = [one[name].item() for name in names]
+    if not row.spread or not np.isfinite(ends).all():
         return row.shown(mean)
-    ends = [f"{100 * end:.0f}" if row.shown is percent else row.shown(end) for end in (low, high)]
-    return f"{row.shown(mean)}{between}[{ends[0]}-{ends[1]}]"
-
-
-def _spread_in_words(result: xr.DataTree) -> str:
-    most = int(np.nanmax(result["summary"]["n_seeds"].to_numpy()))
-    if most == 1:
-        return "One seed; brackets: 95% intervals over examples."
-    if most == 2:
-        return "Means over two seeds; brackets: both of them."
-    return f"Means over {most} seeds; brackets: their 95% intervals (Student's t)."
-
-
-def _condition_values(summary: xr.Dataset) -> list[dict[str, Any]]:
-    names = [name for name in summary.coords if summary[name].dims == ("condition",)]
-    names.remove("condition")
-    return [
-        {str(name): summary[name].to_numpy()[number].item() for name in names}
-        for number in range(summary.sizes["condition"])
-    ]
-
-
-def _heading(values: Mapping[str, Any], shown: list[str]) -> str:
-    parts = []
-    for name in shown:
-        value = values[name]
-        if value == "" or value != value:
-            continue
-        parts.append(setting_name(name, value))
-    return "\n".join(filter(None, parts))
-
-
-def _file_values(values: list[Any]) -> list[Any]:
-    """For a file, what does not apply is NaN, or among text an empty string."""
-    missing = "" if any(isinstance(value, str) for value in values) else np.nan
-    return [missing if value is None else value for value in values]
+    low, high = (f"{100 * end:.0f}" if row.shown is percent else row.shown(end) for end in ends)
+    return f"{row.shown(mean)}{between}[{low}-{high}]"

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import xarray as xr
+from rich.box import SIMPLE
+from rich.table import Column
+from rich.table import Table as RichTable
 
 from studies.engine.claims import NOT_RUN, UNDECIDED
 from studies.report.table import short
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
 
 def render_claims(result: xr.DataTree) -> RichTable | None:
     """The claims that were run, with effect, interval and verdict; None if there are none."""
-    from rich.box import SIMPLE
-    from rich.table import Table as RichTable
-
     claims = result["claims"].to_dataset()
     run = [n for n in range(claims.sizes["claim"]) if claims["verdict"][n].item() != NOT_RUN]
     if not run:
         return None
-    table = RichTable(title="Claims", box=SIMPLE, caption_justify="left")
-    table.add_column("claim (source)", min_width=36)
-    table.add_column("difference", no_wrap=True)
-    table.add_column("seeds", justify="right")
-    table.add_column("verdict")
+    left = claims.sizes["claim"] - len(run)
+    rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
+    missing = f" {left} further claims ask for settings that were not run." if left else ""
+    table = RichTable(
+        Column("claim (source)", min_width=36),
+        Column("difference", no_wrap=True),
+        Column("seeds", justify="right"),
+        "verdict",
+        title="Claims",
+        caption=rule + missing,
+        caption_justify="left",
+        box=SIMPLE,
+    )
     before = None
     for number in run:
         one = claims.isel(claim=number)
@@ -40,10 +43,6 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
         if context:
             table.add_row(f"  {context}", *cells)
         before = said
-    left = claims.sizes["claim"] - len(run)
-    rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
-    missing = f" {left} further claims ask for settings that were not run." if left else ""
-    table.caption = rule + missing
     return table
 
 
