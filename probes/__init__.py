@@ -7,7 +7,7 @@ the plane, and `interchange` asks whether the model uses them.
 `capture_control_flow` keeps what columns do at every step, `extract_control_flow` makes graphs of
 it (`match_control_flow` those of a control) and `draw_control_flow` pictures of these;
 `score_control_flow` compares them with the true dataflow, and `cut` asks whether they are what
-computes.
+computes. `examine_control_flow` does all of it.
 
 `score_specialization` asks whether each module of a router serves one operation; `search_paths`
 and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
@@ -38,10 +38,22 @@ if TYPE_CHECKING:
     from probes.context import loss_by_context
     from probes.control_flow_capturing import capture_control_flow
     from probes.control_flow_cutting import cut
-    from probes.control_flow_export import to_networkx, write_graphml, write_node_link
+    from probes.control_flow_examination import examine_control_flow
+    from probes.control_flow_export import (
+        to_networkx,
+        write_control_flow,
+        write_graphml,
+        write_node_link,
+    )
     from probes.control_flow_graphs import collapse_columns, extract_control_flow
     from probes.control_flow_matching import match_control_flow
-    from probes.control_flow_picture import draw_attention, draw_control_flow
+    from probes.control_flow_picture import (
+        DrawnExample,
+        draw_attention,
+        draw_control_flow,
+        plot_attention,
+        plot_control_flow,
+    )
     from probes.control_flow_scores import score_control_flow
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous
@@ -69,6 +81,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "probes.capturing",
+    "DrawnExample": "probes.control_flow_picture",
     "HookedModel": "probes.hooking",
     "Interval": "probes.intervals",
     "PathModel": "probes.oracle_paths",
@@ -87,6 +100,7 @@ _HOME = {
     "draw_distribution": "probes.signedness_picture",
     "draw_numbers": "probes.signedness_picture",
     "draw_value_scores": "probes.value_scores_picture",
+    "examine_control_flow": "probes.control_flow_examination",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
@@ -94,6 +108,8 @@ _HOME = {
     "loss_by_context": "probes.context",
     "match_control_flow": "probes.control_flow_matching",
     "over_seeds": "probes.intervals",
+    "plot_attention": "probes.control_flow_picture",
+    "plot_control_flow": "probes.control_flow_picture",
     "project": "probes.projecting",
     "relative_weights": "probes.signedness",
     "resolve_hooks": "probes.hooking",
@@ -106,12 +122,14 @@ _HOME = {
     "search_paths": "probes.oracle_search",
     "summarise_value_scores": "probes.value_scores",
     "to_networkx": "probes.control_flow_export",
+    "write_control_flow": "probes.control_flow_export",
     "write_graphml": "probes.control_flow_export",
     "write_node_link": "probes.control_flow_export",
 }
 
 __all__ = [
     "Batch",
+    "DrawnExample",
     "HookedModel",
     "Interval",
     "PathModel",
@@ -130,6 +148,7 @@ __all__ = [
     "draw_distribution",
     "draw_numbers",
     "draw_value_scores",
+    "examine_control_flow",
     "extract_control_flow",
     "force_pairing",
     "interchange",
@@ -137,6 +156,8 @@ __all__ = [
     "loss_by_context",
     "match_control_flow",
     "over_seeds",
+    "plot_attention",
+    "plot_control_flow",
     "project",
     "relative_weights",
     "resolve_hooks",
@@ -149,6 +170,7 @@ __all__ = [
     "search_paths",
     "summarise_value_scores",
     "to_networkx",
+    "write_control_flow",
     "write_graphml",
     "write_node_link",
 ]

@@ -83,6 +83,34 @@ def write_node_link(graph: "nx.DiGraph", path: Path) -> None:
     path.write_text(json.dumps(nx.node_link_data(graph, edges="edges")) + "\n")
 
 
+def write_control_flow(graphs: xr.Dataset, folder: Path, name: str) -> list[Path]:
+    """Write every example's graph as GraphML and as node-link JSON: `NAME-0.graphml`, ...
+
+    Each file appears under its name when it is whole.
+
+    Args:
+        graphs: of `extract_control_flow`.
+        folder: is made where there is none.
+        name: what the files' names begin with.
+
+    Returns:
+        The files.
+
+    Example:
+        `write_control_flow(graphs, Path("graphs"), "ndr")`
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for example in range(graphs.sizes["example"]):
+        graph = to_networkx(graphs, example)
+        for ending, write in ((".json", write_node_link), (".graphml", write_graphml)):
+            path = folder / f"{name}-{example}{ending}"
+            unfinished = path.with_name(f".{path.name}.unfinished")
+            write(graph, unfinished)
+            written.append(unfinished.replace(path))
+    return written
+
+
 def _merged(
     target_pos: Int[np.ndarray, " edge"],
     target_step: Int[np.ndarray, " edge"],

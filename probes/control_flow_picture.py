@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
@@ -20,6 +23,98 @@ _READ, _KEPT = "#cc3311", "#888888"
 # Arrows and outlines must stand out from an open gate.
 _GATES = ListedColormap(colormaps["Greys"](np.linspace(0, 0.65, 256)), name="gates")
 _HALF = 0.42
+_WIDEST = 24  # graphs with more columns together are drawn below each other
+
+
+@dataclass(frozen=True)
+class DrawnExample:
+    """An example whose control flow is drawn.
+
+    Attributes:
+        title: above it.
+        graphs: of `extract_control_flow`.
+        number: of the example in the graphs, from 0.
+        labels: of its valid columns, such as their tokens.
+        attention: [step, head, query_pos, key_pos], for `plot_attention`.
+    """
+
+    title: str
+    graphs: xr.Dataset
+    number: int
+    labels: Sequence[str]
+    attention: xr.DataArray | None = None
+
+
+def plot_control_flow(
+    examples: Sequence[DrawnExample], *, darkest: float = 1.0, shade: str = "gate"
+) -> Figure:
+    """Plot the graphs of several examples, see `draw_control_flow`, with a bar for the shades.
+
+    Args:
+        examples: at least one; in two columns where there is room.
+        darkest: the gate, in 0..1, that is darkest.
+        shade: what the gate is.
+
+    Raises:
+        ValueError: there are no examples, or labels do not fit.
+
+    Example:
+        `plot_control_flow([DrawnExample("first", graphs, 0, "BOS 101 a b EOS".split())])`
+    """
+    widest = max((len(one.labels) for one in examples), default=0)
+    if widest == 0:
+        raise ValueError("examples must be at least one, with labels")
+    n_columns = 1 if 2 * widest > _WIDEST else 2
+    n_rows, n_steps = -(-len(examples) // n_columns), examples[0].graphs.sizes["step"]
+    figure, axes = plt.subplots(
+        n_rows,
+        n_columns,
+        figsize=(0.36 * widest * n_columns + 2, (0.36 * n_steps + 1.2) * n_rows + 0.6),
+        squeeze=False,
+        layout="constrained",
+    )
+    image: Any = None
+    for axis, one in zip(axes.flat, examples, strict=False):
+        look: Any = {"labels": one.labels, "darkest": darkest}
+        image = draw_control_flow(axis, one.graphs, one.number, **look)
+        axis.set_title(one.title, fontsize=8, loc="left")
+        axis.set_ylabel("step", fontsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.6, label=shade)
+    return figure
+
+
+def plot_attention(examples: Sequence[DrawnExample]) -> Figure:
+    """Plot the attention of examples at every step, a row for each; see `draw_attention`.
+
+    Args:
+        examples: with their attention; at least one.
+
+    Raises:
+        ValueError: there are no examples, or one without attention.
+
+    Example:
+        `plot_attention([DrawnExample("first", graphs, 0, tokens, columns["attention"][0])])`
+    """
+    weights = [one.attention for one in examples if one.attention is not None]
+    if not weights or len(weights) < len(examples):
+        raise ValueError("examples must be at least one, each with its attention")
+    n_steps = max(one.sizes["step"] for one in weights)
+    side = max(1.5, 0.06 * max(len(one.labels) for one in examples))
+    figure, axes = plt.subplots(
+        len(examples),
+        n_steps,
+        figsize=(side * n_steps + 1.8, (side + 0.5) * len(examples)),
+        squeeze=False,
+        layout="constrained",
+    )
+    image: Any = None
+    for row, one, attention in zip(axes, examples, weights, strict=True):
+        update = one.graphs["update"].isel(example=one.number)
+        image = draw_attention(row, attention, update, labels=one.labels)
+        row[0].set_ylabel(f"{one.title}\ncolumn that reads", fontsize=6)
+    figure.supxlabel("column that is read", fontsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="attention")
+    return figure
 
 
 def draw_control_flow(

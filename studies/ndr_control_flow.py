@@ -13,165 +13,165 @@ closed and attention is cut, on the graph's path to the answer and off it, to se
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from studies.engine import (
-    Claim,
-    Preset,
-    Reading,
-    Row,
-    Section,
-    Study,
-    Table,
-    TrainedIf,
-    TrainingConfig,
-    main,
-    metric,
-    read,
-)
-from studies.ndr_measures import ControlFlow, Drawn
+import xarray as xr
+
+import probes
+import tasks
+from studies import engine
+from studies.engine import metric, read
 from studies.report.curves import training_curves
-from studies.setups.expressions import RECURRENT, ExpressionSetup
+from studies.setups import expressions
+from studies.setups.expressions import ARITHMETIC, LAPTOP, LISTOPS, LOOKUP, by_model
 from studies.views import ndr as views
-from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
 
 
-def flow(score: str, nodes: str, control: str = "trained") -> Reading:
+@dataclass(frozen=True)
+class ControlFlow:
+    """Whether graphs of gates and attention are the true dataflow, and whether they compute.
+
+    Args:
+        n: examples, spread over all depths.
+    """
+
+    n: int = 1000
+
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
+        """See `probes.examine_control_flow`."""
+        setup = trained.setup
+        if setup.model not in expressions.GATED:
+            return None
+        batch = expressions.examples_of_all_depths(trained, self.n)
+        return probes.examine_control_flow(
+            trained.model,
+            batch.inputs,
+            tasks.column_dataflow(batch, readout=setup.readout),
+            untrained=trained.untrained,
+            answer=expressions.most_probable,
+            thresholds=views.NODES,
+            attention_threshold=views.LEAST_READ,
+            routes=None if isinstance(setup.task, tasks.TableLookupConfig) else 1,
+            seed=trained.seed,
+            batch_size=setup.at_once,
+        )
+
+
+# Claims and table
+
+
+def flow(score: str, nodes: str, control: str = "trained") -> engine.Reading:
     """How well the graphs match the true dataflow, over all examples."""
     select: Any = {"depth": "all", "correct": "all", "nodes": nodes, "control": control}
     return read("control_flow", "score", metric=score, **select)
 
 
-def broken(condition: str, *, cut: str = "lasting") -> Reading:
+def broken(condition: str, cut: str = "lasting") -> engine.Reading:
     """How often a right answer becomes wrong by a cut of graphs of changes."""
     select: Any = {"outcome": "broken", "nodes": "change", "cut": cut}
     return read("control_flow", "rate", condition=condition, **select)
 
 
-def deeper(than: str, tables: str, *, group: str = "all", **where: str) -> Claim:
-    """That NDR answers deeper expressions better than another model."""
-    return Claim(
-        statement=f"NDR answers expressions deeper than in training better than {than}",
-        source=f"Csordás et al. 2021, {tables}",
-        reading=metric("accuracy", "ood", group),
-        of={"model": "ndr"} | where,
-        exceeds={"model": than} | where,
-    )
-
-
-def ours(statement: str, reading: Reading, *others: Any, of_learning: bool = False) -> Claim:
-    """That something is greater than zero in every model; or in one condition than in another."""
-    of, exceeds = others or ({}, 0.0)
-    return Claim(
-        statement=statement,
-        source="ours",
-        reading=reading,
-        of=of,
-        exceeds=exceeds,
-        of_learning=of_learning,
-    )
-
-
 KINDS = {"gate": "open gates", "change": "changes"}
 SCORES = {"f1": "edges, F1", "order": "in order", "tau": "tau x 100"}
 CONTROLS = ("shuffled", "untrained")
-BACKWARD = {"model": "ndr", "direction": "backward"}
+NDR = {"model": "ndr"}
+BACKWARD = {"direction": "backward"}
 
-CLAIMS = (
-    deeper("transformer", "tables 1 to 3"),
-    deeper("relative", "tables 1 to 3"),
-    deeper("relative_gate", "table 1", direction="backward"),
-    # Depth 7 is tested in arithmetic and ListOps alone.
-    deeper("lstm", "tables 2 and 3", group="depth 7"),
-    deeper("abs_rel_gate", "table 3", group="depth 7"),
-    Claim(
-        statement="NDR answers more than 95% of deeper expressions, in every direction",
-        source="Csordás et al. 2021, tables 1 to 3",
-        reading=metric("accuracy", "ood"),
-        of={"model": "ndr"},
-        exceeds=0.95,
-    ),
-    ours(
+
+def claims_of_the_paper() -> Iterator[engine.Claim]:
+    """What its tables say of answers."""
+    for than, tables, group, where in (
+        ("transformer", "tables 1 to 3", "all", {}),
+        ("relative", "tables 1 to 3", "all", {}),
+        ("relative_gate", "table 1", "all", BACKWARD),
+        # Depth 7 is tested in arithmetic and ListOps alone.
+        ("lstm", "tables 2 and 3", "depth 7", {}),
+        ("abs_rel_gate", "table 3", "depth 7", {}),
+    ):
+        yield engine.Claim(
+            f"NDR answers expressions deeper than in training better than {than}",
+            f"Csordás et al. 2021, {tables}",
+            metric("accuracy", "ood", group),
+            NDR | where,
+            {"model": than} | where,
+        )
+    yield engine.Claim(
+        "NDR answers more than 95% of deeper expressions, in every direction",
+        "Csordás et al. 2021, tables 1 to 3",
+        metric("accuracy", "ood"),
+        NDR,
+        0.95,
+    )
+
+
+def claims_of_ours() -> Iterator[engine.Claim]:
+    """What should be so if the graphs are the computation."""
+    yield engine.Claim(
         "NDR learns held-out expressions of depths of training better than transformer",
+        "ours",
         metric("accuracy", "id"),
-        {"model": "ndr"},
+        NDR,
         {"model": "transformer"},
         of_learning=True,
-    ),
-    ours(
+    )
+    yield engine.Claim(
         "Backward, NDR answers deeper expressions better if it is read at the near mark",
+        "ours",
         metric("accuracy", "ood"),
-        BACKWARD | {"readout": "first"},
-        BACKWARD | {"readout": "last"},
-    ),
-    *(
-        ours(
-            f"Graphs of {KINDS[nodes]}: {SCORES[score]} above those of {control} graphs",
-            flow(score, nodes) - flow(score, nodes, control),
-        )
-        for nodes in KINDS
-        for score in SCORES
-        for control in CONTROLS
+        NDR | BACKWARD | {"readout": "first"},
+        NDR | BACKWARD | {"readout": "last"},
+    )
+    positive = functools.partial(engine.Claim, source="ours", of={}, exceeds=0.0)
+    for nodes, score, control in product(KINDS, SCORES, CONTROLS):
         # Gates stay open to the last step, when all is done at once.
-        if (nodes, score) != ("gate", "order")
-    ),
-    ours(
+        if (nodes, score) != ("gate", "order"):
+            yield positive(
+                f"Graphs of {KINDS[nodes]}: {SCORES[score]} above those of {control} graphs",
+                reading=flow(score, nodes) - flow(score, nodes, control),
+            )
+    yield positive(
         "Changes tell when a column is done, open gates do not: more is in order by changes",
-        flow("order", "change") - flow("order", "gate"),
-    ),
-    *(
-        ours(
-            f"A cut {kind} on the path breaks more answers than {other}",
-            broken(f"{kind} on the path") - broken(other),
-        )
-        for kind in ("node", "edge")
-        for other in (f"{kind} off the path", f"no {kind}")
-    ),
-    ours(
+        reading=flow("order", "change") - flow("order", "gate"),
+    )
+    for kind in ("node", "edge"):
+        for other in (f"{kind} off the path", f"no {kind}"):
+            yield positive(
+                f"A cut {kind} on the path breaks more answers than {other}",
+                reading=broken(f"{kind} on the path") - broken(other),
+            )
+    yield positive(
         "A gate on the path that stays closed breaks more answers than one closed for one step",
-        broken("node on the path") - broken("node on the path", cut="one step"),
-    ),
-)
+        reading=broken("node on the path") - broken("node on the path", "one step"),
+    )
 
-TABLE = Table(
+
+def rows() -> Iterator[engine.Row | engine.Section]:
+    """Of the table."""
+    yield engine.Row("right, id", metric("accuracy", "id"))
+    for split, depth in product(("valid", "ood"), range(2, 17)):
+        yield engine.Row(f"  depth {depth}, {split}", metric("accuracy", split, f"depth {depth}"))
+    yield engine.Row("right, ood", metric("accuracy", "ood"))
+    yield engine.Row("  the paper's", metric("accuracy_paper", "ood"), spread=False)
+    yield engine.Row("  chance", metric("accuracy_chance", "ood"), spread=False)
+    for nodes, title in KINDS.items():
+        yield engine.Section(title)
+        for score, control in product(SCORES, ("trained", *CONTROLS)):
+            label = f"{SCORES[score]}, {control}".removesuffix(", trained")
+            yield engine.Row(label, flow(score, nodes, control))
+    for kind, title in (("node", "closed gate"), ("edge", "cut read")):
+        yield engine.Section(title)
+        yield engine.Row("on path", broken(f"{kind} on the path"))
+        yield engine.Row("off path", broken(f"{kind} off the path"))
+        yield engine.Row("elsewhere", broken(f"no {kind}"))
+
+
+TABLE = engine.Table(
     title="Accuracy and control flow (in %)",
-    rows=(
-        Row("right, id", metric("accuracy", "id")),
-        *(
-            Row(f"  depth {depth}, {split}", metric("accuracy", split, f"depth {depth}"))
-            for split in ("valid", "ood")
-            for depth in range(2, 17)
-        ),
-        Row("right, ood", metric("accuracy", "ood")),
-        Row("  the paper's", metric("accuracy_paper", "ood"), spread=False),
-        Row("  chance", metric("accuracy_chance", "ood"), spread=False),
-        *(
-            row
-            for nodes, title in KINDS.items()
-            for row in (
-                Section(title),
-                *(
-                    Row(
-                        f"{label}, {control}".removesuffix(", trained"), flow(score, nodes, control)
-                    )
-                    for score, label in SCORES.items()
-                    for control in ("trained", *CONTROLS)
-                ),
-            )
-        ),
-        *(
-            row
-            for kind, title in (("node", "closed gate"), ("edge", "cut read"))
-            for row in (
-                Section(title),
-                Row("on path", broken(f"{kind} on the path")),
-                Row("off path", broken(f"{kind} off the path")),
-                Row("elsewhere", broken(f"no {kind}")),
-            )
-        ),
-    ),
+    rows=tuple(rows()),
     caption="Right: share of right answers at depths of training (id), at deeper ones that choose "
     "the checkpoint (valid) and the deepest (ood); the paper's: its test, at its size. The graph's "
     "nodes are columns at steps where their gate is open, or where their state changes. Edges: who "
@@ -182,203 +182,75 @@ TABLE = Table(
     "zero.",
 )
 
+# Settings
 
-def by_model(
-    gated: Mapping[str, Any], ungated: Mapping[str, Any], recurrent: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What differs from the settings of NDR and of geometric attention without a gate."""
-    kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
-    kinds |= {RECURRENT: recurrent}
-    return {"model": {model: some for models, some in kinds.items() for model in models}}
+SLOW = "training.n_steps=3000 training.stop_at=none training.learning_rate=0.001"
+SMALL = "d_model=128 d_mlp=256 n_heads=4 n_steps=11 n_test_steps=11"
+WIDE = "d_model=256 d_mlp=1024 n_heads=16 n_steps=6 n_test_steps=6"
+LONG = "training.n_steps=200000 training.batch_size=512"
+SHORT = "training.weight_decay=0.0 training.batch_size=256"
 
-
-LAPTOP = ExpressionSetup(
-    model="ndr",
-    task=TableLookupConfig(
-        n_tables=8,
-        n_lone=0,
-        valid_depths=(6, 7),
-        ood_depths=(8, 10),
-        n_compositions=20_000,
-        n_id=400,
-        n_valid=1000,
-        n_ood=2000,
-        sampling="depth",
-    ),
-    d_model=64,
-    d_mlp=128,
-    n_heads=4,
-    n_steps=8,
-    n_test_steps=14,
-    dropout=0.2,
-    attention_dropout=0.0,
-    initial_s_bias=-2.0,
-    d_hidden=128,
-    n_layers=1,
-    training=TrainingConfig(
-        n_steps=12_000,
-        stop_at=0.995,
-        batch_size=128,
-        learning_rate=3e-3,
-        weight_decay=0.01,
-        warmup_steps=100,
-        evaluate_every=500,
-        beta2=0.98,
-        clip=5.0,
-    ),
-    n_validation=500,
-)
-SLOW = {"training.n_steps": 3000, "training.stop_at": None, "training.learning_rate": 1e-3}
-
-
-LOOKUP = replace(
-    LAPTOP,
-    task=TableLookupConfig(),
-    d_model=256,
-    d_mlp=512,
-    n_heads=1,
-    n_steps=14,
-    n_test_steps=14,
-    dropout=0.5,
-    attention_dropout=0.1,
-    initial_s_bias=0.0,
-    d_hidden=200,
-    training=TrainingConfig(
-        n_steps=30_000,
-        batch_size=512,
-        learning_rate=1.5e-4,
-        final_learning_rate=1.0,
-        weight_decay=0.01,
-        warmup_steps=0,
-        evaluate_every=1000,
-        clip=5.0,
-    ),
-    n_validation=1000,
-)
-"""The paper's settings of its appendix: of NDR, of LSTMs and the DNC."""
-
-ARITHMETIC = replace(
-    LOOKUP,
-    n_validation=500,
-    task=ArithmeticConfig(),
-    d_mlp=1024,
-    n_heads=4,
-    n_steps=15,
-    n_test_steps=15,
-    n_layers=2,
-    training=replace(LOOKUP.training, n_steps=100_000, clip=1.0),
-)
-LISTOPS = replace(
-    ARITHMETIC,
-    task=ListOpsConfig(),
-    d_model=512,
-    n_heads=16,
-    n_steps=20,
-    n_test_steps=24,
-    dropout=0.1,
-    gate_dropout=0.05,
-    d_hidden=512,
-    n_layers=4,
-    training=replace(ARITHMETIC.training, learning_rate=2e-4, weight_decay=0.09),
-)
-
-
-def sized(d_model: int, d_mlp: int, n_heads: int, n_steps: int) -> dict[str, Any]:
-    """Sizes of a transformer, which is tested with as many steps as it is trained with."""
-    sizes = {"d_model": d_model, "d_mlp": d_mlp, "n_heads": n_heads}
-    return sizes | {"n_steps": n_steps, "n_test_steps": n_steps}
-
-
-def trained(n_steps: int, rate: float, decay: float, batch_size: int = 512) -> dict[str, Any]:
-    """How a kind of model is trained."""
-    values = {"n_steps": n_steps, "learning_rate": rate, "weight_decay": decay}
-    return {f"training.{k}": v for k, v in (values | {"batch_size": batch_size}).items()}
-
-
-LSTMS = trained(200_000, 1e-3, 0.0, batch_size=256)
-MODELS = ("ndr", "transformer")
-ONE_TASK = ({"model": MODELS, "seed": (0,)},)
+ONE_TASK = ({"model": ("ndr", "transformer"), "seed": (0,)},)
 SPLITS = {
     "task": "evaluation splits of our own, as even over depths as can be",
     "n_validation": "checkpoints are chosen by a part of `valid`; the rest is measured",
 }
 PRESETS = {
-    "smoke": Preset(
-        changes={
-            "n_validation": 20,
-            "task": replace(
-                LAPTOP.task,
-                n_tables=3,
-                train_depth=3,
-                valid_depths=(4, 4),
-                ood_depths=(5, 5),
-                n_compositions=150,
-                n_id=20,
-                n_valid=50,
-                n_ood=50,
-            ),
-            **{"d_model": 16, "d_mlp": 16, "n_steps": 4, "n_test_steps": 6, "d_hidden": 16},
-            **{"n_cells": 4, "d_cell": 4, "n_read_heads": 1},
-            "training": replace(
-                LAPTOP.training,
-                stop_at=None,
-                n_steps=20,
-                batch_size=16,
-                warmup_steps=5,
-                evaluate_every=10,
-            ),
-            "control_flow.n": 40,
-            "drawn.n": 1,
-        },
-        where=by_model({}, {}, {"dropout": 0.0}),
+    "smoke": engine.Preset(
+        changes="task.n_tables=3 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
+        "task.n_compositions=150 task.n_id=20 task.n_valid=50 task.n_ood=50 n_validation=20 "
+        "d_model=16 d_mlp=16 n_steps=4 n_test_steps=6 d_hidden=16 n_cells=4 d_cell=4 "
+        "n_read_heads=1 training.stop_at=none training.n_steps=20 training.batch_size=16 "
+        "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 drawn.n=1",
+        where=by_model(recurrent="dropout=0.0"),
     ),
     # Backward, the computation ends beside the first mark.
-    "near-mark": Preset(
-        changes={
-            "model": "ndr",
-            "task.direction": "backward",
-            "readout": "first",
-            "training.n_steps": 4000,
-            "training.stop_at": None,
-        }
+    "near-mark": engine.Preset(
+        changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "
+        "training.stop_at=none"
     ),
-    "paper": Preset(
+    "paper": engine.Preset(
         setup=LOOKUP,
         where=by_model(
-            {"training.learning_rate": 2e-4},
-            sized(128, 256, 4, 11) | {"dropout": 0.1} | trained(30_000, 1.5e-4, 0.0025),
-            trained(20_000, 1e-3, 0.0, batch_size=256),
+            gated="training.learning_rate=2e-4",
+            ungated=f"{SMALL} dropout=0.1 training.n_steps=30000 training.learning_rate=1.5e-4 "
+            "training.weight_decay=0.0025 training.batch_size=512",
+            recurrent=f"training.n_steps=20000 training.learning_rate=1e-3 {SHORT}",
         ),
         departures=SPLITS,
     ),
-    "paper-arithmetic": Preset(
+    "paper-arithmetic": engine.Preset(
         setup=ARITHMETIC,
         grids=ONE_TASK,
-        where=by_model({}, sized(128, 256, 4, 11) | trained(200_000, 1.5e-4, 0.0025), LSTMS),
+        where=by_model(
+            ungated=f"{SMALL} {LONG} training.learning_rate=1.5e-4 training.weight_decay=0.0025",
+            recurrent=f"training.n_steps=200000 training.learning_rate=1e-3 {SHORT}",
+        ),
         departures=SPLITS,
     ),
-    "paper-listops": Preset(
+    "paper-listops": engine.Preset(
         setup=LISTOPS,
         grids=ONE_TASK,
         where=by_model(
-            {"d_mlp": 2048, "gate_dropout": 0.1},
-            sized(256, 1024, 16, 6) | {"dropout": 0.015} | trained(200_000, 4e-4, 0.05),
-            trained(200_000, 1e-3, 0.08),
+            gated="d_mlp=2048 gate_dropout=0.1",
+            ungated=f"{WIDE} {LONG} dropout=0.015 training.learning_rate=4e-4 "
+            "training.weight_decay=0.05",
+            recurrent=f"{LONG} training.learning_rate=1e-3 training.weight_decay=0.08",
         ),
         departures=SPLITS,
     ),
 }
 
-STUDY = Study(
+STUDY = engine.Study(
     name="ndr_control_flow",
     question="Do gates and attention of a Neural Data Router draw its computation?",
     setup=LAPTOP,
-    grids=({"model": MODELS, "task.direction": ("forward", "backward"), "seed": (0,)},),
-    where=by_model(SLOW, SLOW | {"n_test_steps": 8}, SLOW | {"dropout": 0.1}),
+    grids=(ONE_TASK[0] | {"task.direction": ("forward", "backward")},),
+    where=by_model(SLOW, f"{SLOW} n_test_steps=8", f"{SLOW} dropout=0.1"),
     presets=PRESETS,
-    measures={"control_flow": ControlFlow(), "drawn": Drawn()},
-    trained=TrainedIf(split="id", metric="accuracy", reaches=0.9),
-    claims=CLAIMS,
+    measures={"control_flow": ControlFlow(), "drawn": views.Drawn()},
+    trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.9),
+    claims=(*claims_of_the_paper(), *claims_of_ours()),
     table=TABLE,
     views={
         "accuracy": views.accuracy_by_depth,
@@ -396,4 +268,4 @@ STUDY = Study(
 
 
 if __name__ == "__main__":
-    main(STUDY)
+    engine.main(STUDY)

@@ -94,10 +94,14 @@ class ExpressionTask(FiniteTask):
         return {"accuracy": (logits.argmax(-1) == batch.targets).all(-1).float()}
 
     @final
+    def words(self, batch: Batch, example: int) -> list[str]:
+        """Return the names of the tokens of one example of a batch."""
+        return [self.vocabulary[i] for i in batch.inputs[example].tolist() if i >= 0]
+
+    @final
     def text(self, batch: Batch, example: int) -> str:
         """Return one example of a batch as it is written."""
-        ids = batch.inputs[example].tolist()
-        return self._separator.join(self.vocabulary[i] for i in ids if i >= 0)
+        return self._separator.join(self.words(batch, example))
 
 
 def dataflow(latents: dict[str, Tensor], example: int) -> "networkx.DiGraph":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -11,10 +10,15 @@ from torch import Tensor, nn
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Selection, Setup
+from studies import engine
+from studies.engine import settings
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
-from tasks.expressions import ExpressionTask
 
+TASKS: dict[type, Any] = {
+    TableLookupConfig: tasks.TableLookup,
+    ArithmeticConfig: tasks.Arithmetic,
+    ListOpsConfig: tasks.ListOps,
+}
 GEOMETRIC = ("ndr", "geometric")
 GATED = ("ndr", "abs_rel_gate", "relative_gate")
 """The models whose gates can be read as control flow."""
@@ -39,8 +43,10 @@ OF_LSTMS, OF_DNC = frozenset({"n_layers"}), frozenset({"n_cells", "d_cell", "n_r
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpressionSetup(Setup):
+class ExpressionSetup(engine.Setup):
     """A model that reads an expression and answers its value, and expressions that are deeper.
+
+    Defaults are the settings of the paper's appendix for table lookup.
 
     Args:
         model: one of `MODELS`.
@@ -63,23 +69,23 @@ class ExpressionSetup(Setup):
     """
 
     task: TableLookupConfig | ArithmeticConfig | ListOpsConfig
-    d_model: int
-    d_mlp: int
-    n_heads: int
-    n_steps: int
-    n_test_steps: int
-    dropout: float
+    d_model: int = 256
+    d_mlp: int = 512
+    n_heads: int = 1
+    n_steps: int = 14
+    n_test_steps: int = 14
+    dropout: float = 0.5
     attention_dropout: float = 0.1
     gate_dropout: float = 0.1
     initial_s_bias: float = 0.0
     readout: Literal["first", "last"] = "last"
-    d_hidden: int
-    n_layers: int
+    d_hidden: int = 200
+    n_layers: int = 1
     n_cells: int = 32
     d_cell: int = 32
     n_read_heads: int = 4
 
-    selection: ClassVar = Selection(
+    selection: ClassVar = engine.Selection(
         "valid", "accuracy", protocol="Csordas et al. 2021: deeper validation depths"
     )
     at_once: ClassVar = 250
@@ -94,52 +100,41 @@ class ExpressionSetup(Setup):
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Depths of training, deeper ones, and the deepest."""
         return {"id": "in", "valid": "out", "ood": "out"}
 
     def models(self) -> tuple[str, ...]:
-        """The paper's."""
         return MODELS
 
     def size(self, split: str) -> int:
-        """All splits have an end."""
         return self.sampler().size(split)
 
-    def sampler(self) -> ExpressionTask:
-        """The task."""
-        return _sampler(self.task)
+    def sampler(self) -> tasks.ExpressionTask:
+        return engine.kept(TASKS[type(self.task)], self.task)
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """The model with as many steps as in training."""
         return (self._router if self.model in ROUTERS else self._recurrent)(generator)
 
     def build_tested(self, generator: torch.Generator) -> nn.Module:
-        """The model with as many steps as where it is tested."""
         return replace(self, n_steps=self.n_test_steps).build(generator)
 
     def answer(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Logits [batch, 1, answer], after the steps of a test."""
         more = {"n_steps": self.n_test_steps} if self.model in ROUTERS else {}
         return model(batch.inputs, **more)
 
     def groups(self, batch: Batch) -> dict[str, Tensor]:
-        """Expressions of each depth, `depth 1` to the deepest."""
         depths = range(1, self.task.ood_depths[1] + 1)
         return {f"depth {depth}": batch.latents["depth"] == depth for depth in depths}
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
-        """What guessing gives."""
-        return {"chance": {"accuracy": {ALL: self.sampler().chance}}}
+        return {"chance": {"accuracy": {engine.ALL: self.sampler().chance}}}
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The paper's test, at its size."""
         kinds = {ArithmeticConfig: "arithmetic", ListOpsConfig: "listops"}
-        task = kinds.get(type(self.task)) or cast(TableLookupConfig, self.task).direction
+        task = kinds.get(type(self.task)) or getattr(self.task, "direction", "")
         known = PAPER[task].get(self.model)
-        return {} if known is None else {"accuracy": {"ood": {ALL: known}}}
+        return {} if known is None else {"accuracy": {"ood": {engine.ALL: known}}}
 
     def inapplicable(self) -> frozenset[str]:
-        """Settings of other kinds of models."""
         if self.model in RECURRENT:
             return OF_ROUTERS | (OF_LSTMS if self.model == "dnc" else OF_DNC)
         gate = frozenset() if self.model in GATED else {"gate_dropout"}
@@ -174,11 +169,70 @@ class ExpressionSetup(Setup):
         return {name: len(words) for name, words in ends.items()} | own
 
 
-@functools.lru_cache(maxsize=8)
-def _sampler(config: Any) -> ExpressionTask:
-    kinds = {
-        TableLookupConfig: tasks.TableLookup,
-        ArithmeticConfig: tasks.Arithmetic,
-        ListOpsConfig: tasks.ListOps,
-    }
-    return kinds[type(config)](config)
+def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:
+    """About `n` examples of all splits, about equally many of each depth."""
+    parts = [trained.batch(split, n) for split in trained.setup.splits]
+    return tasks.spread_over_depths(parts, n)
+
+
+def most_probable(logits: Any) -> Any:
+    """The answers [example]."""
+    return logits[:, 0].argmax(-1)
+
+
+def values(text: str) -> dict[str, Any]:
+    """Settings by name, from text as on the command line."""
+    pairs = (change.split("=") for change in text.split())
+    return {name: settings.parse(LOOKUP, name, value)[0] for name, value in pairs}
+
+
+def by_model(gated: str = "", ungated: str = "", recurrent: str = "") -> dict[str, Any]:
+    """What differs from the settings of NDR and of geometric attention without a gate."""
+    kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
+    kinds |= {RECURRENT: recurrent}
+    return {"model": {model: values(text) for models, text in kinds.items() for model in models}}
+
+
+LOOKUP = ExpressionSetup(
+    model="ndr",
+    task=TableLookupConfig(),
+    n_validation=1000,
+    training=engine.TrainingConfig(
+        n_steps=30_000,
+        batch_size=512,
+        learning_rate=1.5e-4,
+        final_learning_rate=1.0,
+        weight_decay=0.01,
+        evaluate_every=1000,
+        clip=5.0,
+    ),
+)
+"""The paper's settings of its appendix: of NDR, of LSTMs and the DNC."""
+
+ARITHMETIC = settings.put(
+    replace(LOOKUP, task=ArithmeticConfig(), n_validation=500),
+    values(
+        "d_mlp=1024 n_heads=4 n_steps=15 n_test_steps=15 n_layers=2 training.n_steps=100000 "
+        "training.clip=1.0"
+    ),
+)
+LISTOPS = settings.put(
+    replace(ARITHMETIC, task=ListOpsConfig()),
+    values(
+        "d_model=512 n_heads=16 n_steps=20 n_test_steps=24 dropout=0.1 gate_dropout=0.05 "
+        "d_hidden=512 n_layers=4 training.learning_rate=2e-4 training.weight_decay=0.09"
+    ),
+)
+LAPTOP = settings.put(
+    LOOKUP,
+    values(
+        "task.n_tables=8 task.n_lone=0 task.valid_depths=6,7 task.ood_depths=8,10 "
+        "task.n_compositions=20000 task.n_id=400 task.n_valid=1000 task.n_ood=2000 "
+        "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=8 dropout=0.2 "
+        "attention_dropout=0.0 initial_s_bias=-2.0 d_hidden=128 n_validation=500 "
+        "training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
+        "training.learning_rate=3e-3 training.final_learning_rate=0.1 training.warmup_steps=100 "
+        "training.evaluate_every=500 training.beta2=0.98"
+    ),
+)
+"""Small enough for two cores, by our search."""

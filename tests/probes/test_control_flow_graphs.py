@@ -13,6 +13,7 @@ from probes import (
     collapse_columns,
     extract_control_flow,
     to_networkx,
+    write_control_flow,
     write_graphml,
     write_node_link,
 )
@@ -306,3 +307,25 @@ def test_bad_input_is_named():
         extract_control_flow(gates, attention, valid, gate_threshold="otsu")
     with pytest.raises(ValueError, match="attention_threshold must be positive"):
         extract_control_flow(gates, attention, valid, attention_threshold=0.0)
+
+
+def test_graphs_of_all_examples_are_written_whole(tmp_path):
+    rng = np.random.default_rng(0)
+    dims = ("example", "step", "head", "query_pos", "key_pos")
+    graphs = extract_control_flow(
+        xr.DataArray(rng.random((2, 3, 4)), dims=(*dims[:2], "pos")),
+        xr.DataArray(rng.random((2, 3, 1, 4, 4)), dims=dims),
+        xr.DataArray(np.ones((2, 4), dtype=bool), dims=("example", "pos")),
+    )
+    folder = tmp_path / "new" / "graphs"
+    written = write_control_flow(graphs, folder, "noise")
+    names = [f"noise-{n}.{ending}" for n in (0, 1) for ending in ("json", "graphml")]
+    assert [path.name for path in written] == names
+    assert sorted(folder.iterdir()) == sorted(written)
+    for example in (0, 1):
+        text = (folder / f"noise-{example}.json").read_text()
+        loaded = nx.node_link_graph(json.loads(text), edges="edges")
+        graph = to_networkx(graphs, example)
+        assert {(tuple(a), tuple(b)) for a, b in loaded.edges} == set(graph.edges)
+        flat = nx.read_graphml(folder / f"noise-{example}.graphml")
+        assert set(flat) == {str(node) for node in graph}

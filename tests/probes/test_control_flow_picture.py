@@ -5,7 +5,14 @@ import xarray as xr
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from probes import draw_attention, draw_control_flow, extract_control_flow
+from probes import (
+    DrawnExample,
+    draw_attention,
+    draw_control_flow,
+    extract_control_flow,
+    plot_attention,
+    plot_control_flow,
+)
 
 DIMS = ("example", "step", "head", "query_pos", "key_pos")
 
@@ -110,4 +117,44 @@ def test_attention_is_drawn_at_every_step_with_the_columns_that_update(graphs):
     assert axes[0].images[0].get_array().shape == (2, 2)
     with pytest.raises(ValueError, match="axes must be at least one for each of the steps, 3"):
         draw_attention(axes[:2], attention, graphs["update"][0], labels=labels)
+    plt.close("all")
+
+
+def test_several_graphs_stand_beside_one_another_where_there_is_room(graphs):
+    labels = ["BOS", "a", "b"]
+    short = [DrawnExample("one", graphs, 0, labels), DrawnExample("two", graphs, 1, labels[:2])]
+    figure = plot_control_flow(short, darkest=0.5, shade="share")
+    one, two, bar = figure.axes
+    assert (one.get_title(loc="left"), two.get_title(loc="left")) == ("one", "two")
+    assert (framed(one, "black"), framed(two, "black")) == ([(1, 0), (1, 2)], [])
+    assert one.images[0].get_clim() == (0, 0.5)
+    assert bar.get_ylabel() == "share"
+    assert one.get_position().y0 == pytest.approx(two.get_position().y0, abs=0.02)
+    wide = extract_control_flow(
+        xr.DataArray(np.full((1, 2, 20), 0.9), dims=(*DIMS[:2], "pos")),
+        xr.DataArray(np.zeros((1, 2, 1, 20, 20)), dims=DIMS),
+        xr.DataArray(np.full((1, 20), True), dims=("example", "pos")),
+    )
+    figure = plot_control_flow([DrawnExample("wide", wide, 0, [str(i) for i in range(20)])] * 2)
+    above, below, _ = figure.axes
+    assert above.get_position().y0 > below.get_position().y1
+    with pytest.raises(ValueError, match="examples must be at least one"):
+        plot_control_flow([])
+    plt.close("all")
+
+
+def test_attention_of_examples_has_a_row_for_each(graphs):
+    weights = np.random.default_rng(0).random((3, 2, 3, 3))
+    attention = xr.DataArray(weights, dims=DIMS[1:])
+    labels = ["BOS", "a", "b"]
+    first = DrawnExample("first", graphs, 0, labels, attention)
+    second = DrawnExample("second", graphs, 1, labels[:2], attention)
+    figure = plot_attention([first, second])
+    panels = np.array(figure.axes[:6]).reshape(2, 3)
+    assert [row[0].get_ylabel().split("\n")[0] for row in panels] == ["first", "second"]
+    # Each example has the columns that update in its own graph.
+    assert [[len(axis.patches) for axis in row] for row in panels] == [[1, 0, 1], [0, 0, 0]]
+    np.testing.assert_array_equal(panels[0, 1].images[0].get_array(), weights[1].max(axis=0))
+    with pytest.raises(ValueError, match="each with its attention"):
+        plot_attention([first, DrawnExample("none", graphs, 0, labels)])
     plt.close("all")

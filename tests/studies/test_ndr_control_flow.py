@@ -8,30 +8,19 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from matplotlib.colors import to_rgba
-from matplotlib.patches import Rectangle
 from rich.console import Console
 
 import probes
+import tasks
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.cells import initial_model
 from studies.engine.examples import Examples
-from studies.ndr_control_flow import CLAIMS, KINDS, PRESETS, STUDY, TABLE, broken, flow
-from studies.ndr_measures import (
-    NODES,
-    ControlFlow,
-    Drawn,
-    capture_columns,
-    graphs_of,
-    means_by_depth,
-    spread_over_depths,
-    true_dataflow,
-)
-from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS
+from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, ControlFlow, broken, flow
+from studies.setups import expressions
+from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS, examples_of_all_depths
 from studies.views import ndr as views
-from tasks import ListOpsConfig, TableLookupConfig
-from tasks.arithmetic import describe_arithmetic
-from tasks.listops import describe_listops
+from studies.views.ndr import Drawn
+from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
 from tasks.table_lookup import look_up
 
 SMOKE = ["task.direction=forward", "model=ndr,lstm"]
@@ -66,7 +55,7 @@ def trained_of(setup):
 
 @pytest.fixture(scope="module")
 def batch(setup):
-    return spread_over_depths(trained_of(setup), 40)
+    return examples_of_all_depths(trained_of(setup), 40)
 
 
 # The run
@@ -90,7 +79,7 @@ def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
     assert float(scores["accuracy_paper"].sel(split="ood", group="all")[0]) == 1
     flows = result["control_flow"].to_dataset()
     assert set(flows["control"].to_numpy()) == {"trained", "shuffled", "untrained"}
-    assert set(flows["nodes"].to_numpy()) == set(NODES) == set(KINDS)
+    assert set(flows["nodes"].to_numpy()) == set(views.NODES) == set(KINDS)
     assert flows["score"].isel(cell=0).notnull().any()
     assert flows["score"].isel(cell=1).isnull().all()
     assert result.attrs["selection_protocol"].startswith("Csordas et al. 2021")
@@ -108,7 +97,7 @@ def test_readings_of_the_table_and_of_claims_are_there(result):
     assert np.isfinite(by_hand[0])
     known = {reading.label for _, reading in TABLE.readings().values()}
     assert len(known) == len(TABLE.readings())
-    for claim in CLAIMS:
+    for claim in STUDY.claims:
         assert claim.reading.values(result).shape == (2,)
 
 
@@ -265,113 +254,28 @@ def test_where_it_is_tested_a_model_takes_more_steps_with_the_same_weights(setup
         assert not torch.allclose(built(batch.inputs), tested(batch.inputs))
 
 
-# The truth
-
-
-def lookup_example(direction):
-    """`101 c a`, or mirrored, beside the shorter `010 b`."""
-    tables = np.stack([np.random.default_rng(i).permutation(8) for i in range(3)])
-    written = [[5, 10, 8, -1], [2, 9, -1, -1]]
-    if direction == "backward":
-        written = [[8, 10, 5, -1], [9, 2, -1, -1]]
-    return look_up(np.array(written), tables, direction)
-
-
-def arithmetic_example():
-    """`(3+(4*5))` beside `7`."""
-    plus, times, opening, closing = range(10, 14)
-    return describe_arithmetic(
-        np.array([[opening, 3, plus, opening, 4, times, 5, closing, closing], [7] + [-1] * 8])
-    )
-
-
-def listops_example():
-    """`[MIN 7 [SM 1 2 ] 3 ]`, whose minimum is its first 3, beside `[MAX 4 1 ]`."""
-    total, minimum, maximum, _, closing = range(10, 15)
-    return describe_listops(
-        np.array(
-            [
-                [minimum, 7, total, 1, 2, closing, 3, closing],
-                [maximum, 4, 1, closing, -1, -1, -1, -1],
-            ]
-        )
-    )
-
-
-TRUTHS = {
-    "forward": (
-        lookup_example("forward"),
-        "last",
-        {(1, 2), (2, 3), (3, 4)},
-        [-1, 0, 1, 2, 3, -1],
-        [[1], [2], [3], [4]],
-    ),
-    "backward": (
-        lookup_example("backward"),
-        "last",
-        {(3, 2), (2, 1), (1, 4)},
-        [-1, 2, 1, 0, 3, -1],
-        [[1], [2], [3], [4]],
-    ),
-    "backward, read at the first mark": (
-        lookup_example("backward"),
-        "first",
-        {(3, 2), (2, 1), (1, 0)},
-        [3, 2, 1, 0, -1, -1],
-        [[0], [1], [2], [3]],
-    ),
-    "arithmetic": (
-        arithmetic_example(),
-        "last",
-        {(2, 3), (5, 6), (7, 6), (6, 3), (3, 10)},
-        [-1, -1, 0, 2, -1, 0, 1, 0, -1, -1, 3],
-        [[1, 3, 9], [2], [4, 6, 8], [5], [7], [10]],
-    ),
-    "listops": (
-        listops_example(),
-        "last",
-        {(2, 1), (4, 3), (5, 3), (3, 1), (7, 1), (1, 9)},
-        [-1, 2, 0, 1, 0, 0, -1, 0, -1, 3],
-        [[1, 8], [2], [3, 6], [4], [5], [7], [9]],
-    ),
-}
-"""Examples, the mark that is read out; of the first example the edges, levels and groups of
-columns, of which column 0 is the mark before the first token."""
+# Graphs against the truth
 
 
 def truth_of(name):
-    examples, readout, *_ = TRUTHS[name]
-    return true_dataflow(examples.take(torch.arange(2), "cpu"), readout)
+    config, _, readout = TRUTHS[name]
+    task = expressions.TASKS[type(config)](config)
+    batch = task.batch("id", 0, 40)
+    deep = (batch.latents["depth"] == config.train_depth).nonzero()[:, 0]
+    return tasks.column_dataflow(batch[deep[:4]], readout=readout)
 
 
-@pytest.mark.parametrize("name", TRUTHS)
-def test_the_true_dataflow_is_that_of_expressions_worked_out_by_hand(name):
-    truth = truth_of(name)
-    _, _, expected, level, groups = TRUTHS[name]
-    edges = truth["edges"].to_numpy()
-    assert {tuple(edge) for edge in edges[0].tolist() if edge != [-1, -1]} == expected
-    assert truth["level"][0].to_numpy().tolist() == level
-    # What is read out is read last, and from the root.
-    (last,) = (edge for edge in expected if edge[1] == level.index(max(level)))
-    assert (int(truth["root"][0]), int(truth["readout"][0])) == last
-    found = {}
-    for column, group in enumerate(truth["group"][0].to_numpy().tolist()):
-        found.setdefault(group, []).append(column)
-    found.pop(-1)
-    assert sorted(found.values()) == groups
-    # Padding of an edge stays padding, and is not used; the edge to what is read out is.
-    padding = (edges == -1).any(-1)
-    assert padding[1].any()
-    assert (edges[padding] == -1).all()
-    assert not truth["used"].to_numpy()[padding].any()
-    assert bool(truth["used"][:, -1].all())
-
-
-def test_what_a_minimum_ignores_is_not_used():
-    truth = truth_of("listops")
-    edges, used = truth["edges"].to_numpy()[0], truth["used"].to_numpy()[0]
-    unused = {tuple(edge) for edge in edges[~used].tolist() if edge != [-1, -1]}
-    assert unused == {(2, 1), (7, 1)}
+FEW = {"n_id": 40, "n_valid": 30, "n_ood": 30}
+SHALLOW = {"n_train": 120, "train_depth": 3, "valid_depths": (4, 4), "ood_depths": (5, 5), **FEW}
+LOOKUP = {"n_compositions": 300, "train_depth": 4, "valid_depths": (5, 5), "ood_depths": (6, 6)}
+TRUTHS = {
+    "forward": (TableLookupConfig(**LOOKUP, **FEW), None, "last"),
+    "backward": (TableLookupConfig(direction="backward", **LOOKUP, **FEW), None, "last"),
+    "near mark": (TableLookupConfig(direction="backward", **LOOKUP, **FEW), None, "first"),
+    "arithmetic": (ArithmeticConfig(**SHALLOW), 1, "last"),
+    "listops": (ListOpsConfig(**SHALLOW), 1, "last"),
+}
+"""Tasks, as how many columns a way may lead through, and the mark that is read out."""
 
 
 def perfect_columns(truth):
@@ -396,19 +300,17 @@ def perfect_columns(truth):
     )
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("nodes", views.NODES)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_perfect_control_flow_is_scored_as_perfect(name, nodes):
-    # Only the first: a chain of one step says nothing of order.
-    truth = truth_of(name).isel(example=[0])
-    routes = 1 if name in ("arithmetic", "listops") else None
-    graphs = graphs_of(perfect_columns(truth), nodes)
-    scores = probes.score_control_flow(graphs, truth, routes=routes)["score"]
-    trained = scores.sel(control="trained")
+    truth = truth_of(name)
+    graphs = views.graphs_of(perfect_columns(truth), nodes)
+    scores = probes.score_control_flow(graphs, truth, routes=TRUTHS[name][1])
+    trained = scores["score"].sel(control="trained")
     for metric in ("precision", "recall", "f1", "order", "tau", "parallelism"):
         assert float(trained.sel(metric=metric)) == pytest.approx(1), metric
     assert float(trained.sel(metric="readout_step")) == float(trained.sel(metric="root_step")) + 1
-    assert float(scores.sel(control="shuffled", metric="f1")) < 0.7
+    assert float(scores["score"].sel(control="shuffled", metric="f1")) < 0.7
 
 
 # What is looked at
@@ -432,8 +334,15 @@ def test_examples_are_spread_over_the_depths_of_all_splits(batch, setup):
     assert not found & {tuple(one for one in row if one >= 0) for row in chose}
 
 
+def columns_of(model, batch, at_once=250):
+    columns = probes.capture_control_flow(
+        model, batch.parts(at_once), answer=expressions.most_probable
+    )
+    return columns.assign(valid=tasks.column_dataflow(batch)["valid"])
+
+
 def test_gates_changes_and_attention_are_those_of_the_model(trained, batch):
-    columns, model = capture_columns(trained.model, batch, 16), trained.model
+    columns, model = columns_of(trained.model, batch, 16), trained.model
     with torch.no_grad():
         logits, cache = model.run_with_cache(batch.inputs)
     last = len(model.blocks) - 1
@@ -450,7 +359,6 @@ def test_gates_changes_and_attention_are_those_of_the_model(trained, batch):
     assert columns.sizes["step"] == len(model.blocks)
     answer = logits[:, 0].argmax(-1)
     assert columns["answer"].to_numpy().tolist() == answer.tolist()
-    assert columns["correct"].to_numpy().tolist() == (answer == batch.targets[:, 0]).tolist()
 
 
 def test_columns_are_numbered_as_the_model_does(trained, batch):
@@ -466,7 +374,7 @@ def test_columns_are_numbered_as_the_model_does(trained, batch):
 @pytest.mark.parametrize("readout", ["first", "last"])
 def test_the_answer_is_read_where_the_truth_says(readout, setup, batch):
     model = trained_of(replace(setup, readout=readout)).model
-    column = torch.from_numpy(true_dataflow(batch, readout)["readout"].to_numpy())
+    column = torch.from_numpy(tasks.column_dataflow(batch, readout=readout)["readout"].to_numpy())
     name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
 
     def answers(kept):
@@ -483,9 +391,9 @@ def test_the_answer_is_read_where_the_truth_says(readout, setup, batch):
     assert not torch.isclose(erased, plain).all(-1).any()
 
 
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("nodes", views.NODES)
 def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes):
-    columns = capture_columns(trained.model, batch, 250)
+    columns = columns_of(trained.model, batch)
     generator = np.random.default_rng(0)
     lively = columns.assign(
         {nodes: columns[nodes].copy(data=generator.random(columns[nodes].shape) ** 4)}
@@ -493,32 +401,17 @@ def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes
     lively["attention"] = columns["attention"].copy(
         data=generator.random(columns["attention"].shape) ** 4
     )
-    graphs = graphs_of(lively, nodes)
-    control = graphs_of(columns, nodes, as_dense_as=graphs)
-    assert graphs_of(columns, "gate")["update"].sum() == 0
+    graphs = views.graphs_of(lively, nodes)
+    control = probes.match_control_flow(
+        graphs, columns[nodes], columns["attention"], columns["valid"]
+    )
+    assert views.graphs_of(columns, "gate")["update"].sum() == 0
     for count in (
         lambda one: one["update"].sum().item(),
         lambda one: (one["head"] >= 0).sum().item(),
     ):
         assert count(control) == pytest.approx(count(graphs), rel=0.25)
     assert graphs["update"].sum() > 50
-
-
-def test_series_are_means_over_the_examples_of_a_depth_and_answer():
-    truth = truth_of("forward").assign(correct=("example", [True, False]))
-    graphs = graphs_of(perfect_columns(truth), "gate")
-    scored = probes.score_control_flow(graphs, truth, by=("depth", "correct"))
-    found = means_by_depth(scored)
-    assert "example" not in found.dims
-    # Depth 2 and 1: one operation at each level, the mark that is read out among them.
-    operations = found["operations"].sel(correct="all")
-    assert operations.sel(depth="2").to_numpy().tolist() == [1, 1, 1]
-    assert operations.sel(depth="1").to_numpy().tolist() == [1, 1, 0]
-    assert operations.sel(depth="all").to_numpy().tolist() == [1, 1, 0.5]
-    done = found["done"].sel(control="trained", depth="all")
-    assert done.sel(correct="True").to_numpy()[:3].tolist() == [1, 1, 1]
-    assert done.sel(correct="False").to_numpy()[:3].tolist() == [1, 1, 0]
-    assert found["done"].sel(control="trained", depth="1", correct="True").isnull().all()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -549,7 +442,7 @@ def planted(result):
     """The smoke run's result, with gates that open and attention that reads."""
     tree = result.copy(deep=True)
     drawn = tree["drawn"].to_dataset()
-    for name in NODES:
+    for name in views.NODES:
         drawn[name][0, :, 2, 1] = 0.9
         drawn[name][0, :, 4, 2] = 0.9
     drawn["attention"][0, :, 2, 0, 1, 2] = 0.8
@@ -563,8 +456,8 @@ def test_graphs_are_written_for_other_programs(planted, tmp_path):
     data = planted["drawn"].to_dataset().isel(cell=0)
     files = sorted(path.name for path in (tmp_path / "graphs").iterdir())
     n = data.sizes["example"]
-    assert len(files) == 2 * len(NODES) * n
-    for nodes in NODES:
+    assert len(files) == 2 * len(views.NODES) * n
+    for nodes in views.NODES:
         for example in range(n):
             path = tmp_path / "graphs" / f"ndr-forward-seed0-{nodes}-{example}.json"
             graph = nx.node_link_graph(json.loads(path.read_text()), edges="edges")
@@ -586,39 +479,6 @@ def test_figures_of_graphs_show_examples_answers_and_updates(planted):
     framed = [axis for axis in figure.axes if axis.patches]
     assert [axis.get_title() for axis in framed] == ["step 2", "step 4"]
     plt.close("all")
-
-
-def outlined(axis):
-    black = to_rgba("black")
-    return [
-        (round(one.get_x() + one.get_width() / 2), round(one.get_y() + one.get_height() / 2))
-        for one in axis.patches
-        if isinstance(one, Rectangle) and one.get_edgecolor() == black
-    ]
-
-
-def test_a_graph_is_drawn_with_its_nodes_and_reads():
-    """A graph worked out by hand: column 1 updates twice, and reads first 2, then 0 and 2."""
-    gate = np.full((1, 3, 3), 0.1)
-    gate[0, [0, 2], 1] = 0.9
-    attention = np.zeros((1, 3, 2, 3, 3))
-    attention[0, 0, 0, 1, 2] = 0.9
-    attention[0, 2, 0, 1, [0, 2]] = 0.6
-    attention[0, 2, 1, 1, 2] = 0.7  # another head reads the same
-    dims = ("example", "step", "head", "query_pos", "key_pos")
-    graphs = probes.extract_control_flow(
-        xr.DataArray(gate, dims=(*dims[:2], "pos")),
-        xr.DataArray(attention, dims=dims),
-        xr.DataArray(np.ones((1, 3), dtype=bool), dims=("example", "pos")),
-    )
-    figure, axis = plt.subplots()
-    views.draw_graph(axis, graphs, 1.0)
-    assert sorted(outlined(axis)) == [(1, 0), (1, 2)]
-    arrows = [(one.xyann, one.xy) for one in axis.texts]
-    assert sorted(arrows) == [((0, -1), (1, 2)), ((2, -1), (1, 0)), ((2, -1), (1, 2))]
-    # Steps go down.
-    assert axis.get_ylim()[0] > axis.get_ylim()[1]
-    plt.close(figure)
 
 
 def test_accuracy_is_drawn_at_each_depth_beside_chance(result):
