@@ -36,6 +36,9 @@ class Reading:
     def __sub__(self, other: Reading | float) -> Reading:
         return self.apply(np.subtract, other, between=" - ")
 
+    def __rsub__(self, other: float) -> Reading:
+        return constant(other) - self
+
     def __truediv__(self, other: Reading | float) -> Reading:
         return self.apply(np.divide, other, between=" / ")
 

@@ -217,6 +217,8 @@ def test_readings_are_added_subtracted_and_divided():
     ood, within = metric("accuracy", "ood"), metric("accuracy", "id")
     np.testing.assert_allclose((ood - within).values(result), [-0.3, -0.6])
     np.testing.assert_allclose((ood / 3 + 1.0).values(result), [1.2, 1.1])
+    np.testing.assert_allclose((1 - ood).values(result), [0.4, 0.7])
+    assert (1 - ood).label == f"1 - {ood.label}"
     with pytest.raises(ValueError, match="select or mean must name split of scores/accuracy"):
         replace(ood, values=_without_split().values).values(result)
 
