@@ -11,17 +11,20 @@ computes. `examine_control_flow` does all of it.
 
 `score_specialization` asks whether each module of a router serves one operation; `search_paths`
 and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
-a few labelled examples find it.
+a few labelled examples find it. `measure_specialization` and `measure_paths` are the same of a
+model in groups of examples; `draw_specialization` and `ordered_activation` make pictures.
 
-`score_pairing` asks which retrieval serves which search, and `force_pairing` whether the right
-pairing would have mended the answer; `summarise_value_scores`, where nobody knows the pairing,
-whether each search keeps to a retrieval and whether groups of examples differ in theirs, and
-`draw_value_scores` shows it.
+`score_pairing` asks which retrieval serves which search (`measure_pairing` of a model,
+`draw_pairing` shows it), and `force_pairing` whether the right pairing would have mended the
+answer; `summarise_value_scores`, where nobody knows the pairing, whether each search keeps to a
+retrieval and whether groups of examples differ in theirs, and `draw_value_scores` shows it.
 
 `loss_by_context` asks what a model of a text gains from the tokens that it has seen.
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
 much of what decides it lies where a function is flat.
+
+`mean_by_labels` averages a score over what has the same ground truth.
 
 `bootstrap_ratio`, `bootstrap` and `over_seeds` compute the intervals of all of these and of
 studies, `interval_variables` stores them.
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous
     from probes.forcing import force_pairing
+    from probes.grouping import mean_by_labels
     from probes.hooking import HookedModel, resolve_hooks
     from probes.interchanging import interchange
     from probes.intervals import (
@@ -71,11 +75,15 @@ if TYPE_CHECKING:
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
     from probes.pairing import score_pairing
+    from probes.pairing_capture import measure_pairing
+    from probes.pairing_picture import draw_pairing
     from probes.projecting import project
+    from probes.routing_capture import measure_paths, measure_specialization
     from probes.saturation import score_saturation
     from probes.signedness import relative_weights, score_signedness
     from probes.signedness_picture import draw_distribution, draw_numbers
     from probes.specialization import score_specialization
+    from probes.specialization_picture import draw_specialization, ordered_activation
     from probes.value_scores import summarise_value_scores
     from probes.value_scores_picture import draw_value_scores
 
@@ -99,6 +107,8 @@ _HOME = {
     "draw_control_flow": "probes.control_flow_picture",
     "draw_distribution": "probes.signedness_picture",
     "draw_numbers": "probes.signedness_picture",
+    "draw_pairing": "probes.pairing_picture",
+    "draw_specialization": "probes.specialization_picture",
     "draw_value_scores": "probes.value_scores_picture",
     "examine_control_flow": "probes.control_flow_examination",
     "extract_control_flow": "probes.control_flow_graphs",
@@ -107,6 +117,11 @@ _HOME = {
     "interval_variables": "probes.intervals",
     "loss_by_context": "probes.context",
     "match_control_flow": "probes.control_flow_matching",
+    "mean_by_labels": "probes.grouping",
+    "measure_pairing": "probes.pairing_capture",
+    "measure_paths": "probes.routing_capture",
+    "measure_specialization": "probes.routing_capture",
+    "ordered_activation": "probes.specialization_picture",
     "over_seeds": "probes.intervals",
     "plot_attention": "probes.control_flow_picture",
     "plot_control_flow": "probes.control_flow_picture",
@@ -147,6 +162,8 @@ __all__ = [
     "draw_control_flow",
     "draw_distribution",
     "draw_numbers",
+    "draw_pairing",
+    "draw_specialization",
     "draw_value_scores",
     "examine_control_flow",
     "extract_control_flow",
@@ -155,6 +172,11 @@ __all__ = [
     "interval_variables",
     "loss_by_context",
     "match_control_flow",
+    "mean_by_labels",
+    "measure_pairing",
+    "measure_paths",
+    "measure_specialization",
+    "ordered_activation",
     "over_seeds",
     "plot_attention",
     "plot_control_flow",

@@ -181,6 +181,12 @@ class MathEquations(FiniteTask):
         shape = (self.config.n_operators,) * self.config.length
         return np.indices(shape).reshape(len(shape), -1).T
 
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The operators of every task in words, "add, subtract", by the tasks' numbers."""
+        names = self.operations
+        return tuple(", ".join(names[one] for one in row) for row in self.combinations)
+
     @cached_property
     def held_out(self) -> Int[np.ndarray, " held_out"]:
         """The numbers of the tasks of `ood`, ascending: |S|^(L-1)."""

@@ -179,6 +179,15 @@ def test_two_operators_hold_out_a_permutation_matrix(n_operators):
         assert known == dict.fromkeys(range(n_operators), n_operators - 1)
 
 
+def test_tasks_are_called_by_their_operators():
+    task = MathEquations(MathEquationsConfig(n_operators=3, **FEW))
+    first, second = task.operations[:2]
+    assert task.task_names[:2] == (f"{first}, {first}", f"{first}, {second}")
+    batch = task.batch("id", 0, 20)
+    for number, operator in zip(batch.latents["task"], batch.latents["operator"], strict=True):
+        assert task.task_names[number].split(", ") == [task.operations[one] for one in operator]
+
+
 def test_longer_chains_hold_out_one_of_each_choice_of_the_others():
     task = MathEquations(MathEquationsConfig(n_operators=4, length=3, seed=1))
     held_out = [tuple(one) for one in task.combinations[task.held_out]]

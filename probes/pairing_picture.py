@@ -1,0 +1,62 @@
+"""Pictures of pairing: which retrieval a search uses, given the one that it should use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+
+def draw_pairing(axes: Sequence[Axes], scores: xr.Dataset, *, fitted: str) -> None:
+    """Draw mean value scores given the true retrieval; pooled, whatever that is.
+
+    The model's searches and retrievals stand in the order of the true ones that they are assigned
+    to, so that a model that pairs rightly shows diagonals; those without a counterpart follow.
+    White: true retrievals that do not occur. Each title gives the share of choices that agree.
+
+    Args:
+        axes: a panel for each search and group of `scores`, groups vary fastest.
+        scores: of one model, as `score_pairing` gives them.
+        fitted: the group on which the assignment was found.
+
+    Raises:
+        KeyError: there is no such group.
+        ValueError: a number of axes that does not fit.
+
+    Example:
+        `draw_pairing(plt.subplots(1, 3)[1], scores, fitted="all")`, of two searches and "pooled"
+    """
+    panels = list(product(scores["search"].to_numpy(), scores["group"].to_numpy()))
+    if len(axes) != len(panels):
+        raise ValueError(
+            f"axes must be {len(panels)}, one for each search and group, got {len(axes)}"
+        )
+    if fitted not in (known := scores["fitted"].to_numpy().tolist()):
+        raise KeyError(f"fitted must be one of {', '.join(known)}, got {fitted!r}")
+    scores = scores.sel(fitted=fitted, control="observed")
+    searches, retrievals = (_order(scores, name) for name in ("search", "retrieval"))
+    true = np.isfinite(scores["retrieval_assignment"].to_numpy())
+    scores = scores.isel(true_retrieval=true, model_retrieval=retrievals, model_search=searches)
+    for axis, (search, group) in zip(axes, panels, strict=True):
+        here = scores.sel(group=group, search=search)
+        table, rows = here["activation"], here["true_retrieval"].to_numpy()
+        if search == "pooled":
+            table, rows = here["pairing"], searches
+        axis.imshow(table.transpose(..., "model_retrieval"), vmin=0, vmax=1, cmap="Blues")
+        agrees = f"agrees {here['agreement'].item():.0%}"
+        axis.set_title(f"search {search}, {group}\n{agrees}", fontsize=8)
+        axis.set_xticks(range(len(retrievals)), list(map(str, retrievals)), fontsize=6)
+        axis.set_yticks(range(len(rows)), list(map(str, rows)), fontsize=6)
+    axes[-1].set_xlabel("model's retrieval", fontsize=8)
+
+
+def _order(scores: xr.Dataset, kind: str) -> list[int]:
+    """The model's searches or retrievals in the order of their counterparts, then those without."""
+    others = [dim for dim in scores["pairing"].dims if dim != f"model_{kind}"]
+    used = np.flatnonzero(scores["pairing"].notnull().any(others)).tolist()
+    # Among several models those of fewer parts are filled up with NaN.
+    assigned = [int(index) for index in scores[f"{kind}_assignment"].to_numpy() if index >= 0]
+    return assigned + [index for index in used if index not in assigned]
