@@ -13,42 +13,17 @@ retrievals searches choose; and what of the error goes when a pairing is forced 
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 import xarray as xr
+from matplotlib.figure import Figure
 
 import probes
-from studies.engine import (
-    Claim,
-    Preset,
-    Row,
-    Section,
-    Study,
-    Table,
-    Trained,
-    TrainedIf,
-    TrainingConfig,
-    count,
-    main,
-    metric,
-    read,
-    short,
-)
-from studies.report import plots
+import tasks
+from studies import engine
+from studies.engine import Claim, Row, metric, read
+from studies.report import panels, plots
 from studies.report.curves import training_curves
 from studies.setups.retrieval import MODELS, RetrievalSetup
-from studies.views.retrieval import pairing
-from tasks import ContextualRetrievalConfig
-
-SCORES = "blocks.0.attn.hook_value_scores"
-QUANTITIES = {
-    "scores": probes.Quantity(SCORES, dims=("example", "pos", "search", "retrieval")),
-    "pattern": probes.Quantity(
-        "blocks.0.attn.hook_pattern", dims=("example", "search", "query_pos", "key_pos")
-    ),
-}
-TRUE = ("example", "pos", "true_search")
-LATENTS = {"preference": TRUE, "winner": TRUE, "retrieved": TRUE}
 
 
 @dataclass(frozen=True)
@@ -61,26 +36,22 @@ class Combinations:
 
     n: int = 4000
 
-    def __call__(self, trained: Trained) -> xr.Dataset | None:
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
         """`error` [split, preference_0, preference_1], NaN where a split lacks the combination."""
-        setup = trained.setup
+        setup, means = trained.setup, []
         if setup.task.n_searches != 2:
             return None
-        splits, size = list(setup.splits), setup.task.n_retrievals
-        totals, counts = torch.zeros(2, len(splits), size**2, dtype=torch.double)
-        for split, total, n in zip(splits, totals, counts, strict=True):
-            for batch in trained.batches(split, self.n):
-                with torch.no_grad():
-                    output = setup.answer(trained.model, batch)
-                error = trained.task.score(output, batch)["absolute_error"].double().cpu().ravel()
-                number = batch.latents["combination"].cpu().ravel()
-                total.index_add_(0, number, error)
-                n += number.bincount(minlength=size**2)
-        dims = ("split", "preference_0", "preference_1")
-        mean = (totals / counts).reshape(-1, size, size).numpy()
-        about = {"long_name": "mean absolute error of a combination of preferences"}
-        labels = dict(zip(dims, (splits, range(size), range(size)), strict=True))
-        return xr.Dataset({"error": (dims, mean, about)}, coords=labels)
+        for split in setup.splits:
+            batch = trained.batch(split, self.n)
+            with torch.no_grad():
+                parts = [setup.answer(trained.model, part) for part in batch.parts(setup.at_once)]
+            error = trained.task.score(torch.cat(parts), batch)["absolute_error"]
+            first, second = batch.latents["preference"].unbind(-1)
+            labels = {"preference_0": first, "preference_1": second}
+            means.append(probes.mean_by_labels(error, labels, setup.task.n_retrievals))
+        mean = xr.concat(means, xr.Variable("split", list(setup.splits)))
+        mean.attrs["long_name"] = "mean absolute error of a combination of preferences"
+        return xr.Dataset({"error": mean})
 
 
 @dataclass(frozen=True)
@@ -93,34 +64,19 @@ class Pairing:
 
     n: int = 4000
 
-    def __call__(self, trained: Trained) -> xr.Dataset | None:
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
         """See `probes.score_pairing`, with the splits as groups, and `probes.force_pairing`."""
         if trained.setup.model != "compositional":
             return None
-        splits = list(trained.setup.splits)
-        parts = [
-            probes.capture(
-                trained.model, trained.batches(split, self.n), QUANTITIES, latent_dims=LATENTS
-            )
-            for split in splits
-        ]
-        data = xr.concat(parts, "example", combine_attrs="drop_conflicts")
-        of_split = np.repeat(splits, [one.sizes["example"] for one in parts])
-        found = probes.score_pairing(
-            data["scores"],
-            data["preference"],
-            winner=data["winner"],
-            pattern=data["pattern"],
-            groups=xr.DataArray(of_split, dims="example"),
-            seed=trained.seed,
-        )
+        batches = {split: trained.batches(split, self.n) for split in trained.setup.splits}
+        found = probes.measure_pairing(trained.model, batches, seed=trained.seed)
         new = trained.batch("ood", self.n)
         forced = probes.force_pairing(
             trained.model,
             new.inputs,
             new.latents["preference"],
             found.sel(fitted="id"),
-            SCORES,
+            "blocks.0.attn.hook_value_scores",
             error=lambda output, part: trained.setup.scores(output, new[part], "ood")["error"][0],
             activation=found["activation"].sel(group="id"),
             seed=trained.seed,
@@ -128,84 +84,79 @@ class Pairing:
         return found.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
 
 
-SPLITS = ("id", "ood")
-ERROR, CONSTANT, PAPER = (
-    {split: metric(name, split) for split in SPLITS}
-    for name in ("error", "error_constant", "error_paper")
-)
-SHARE = {split: ERROR[split] / CONSTANT[split] for split in SPLITS}
+ID, OOD = metric("error", "id"), metric("error", "ood")
+SHARE = {s: metric("error", s) / metric("error_constant", s) for s in ("id", "ood")}
+PAPER = {s: metric("error_paper", s) for s in ("id", "ood")}
+OVER_TRAINING = read("training", "error", split="id", group="all", mean=("train_step",))
 of_pairing = partial(read, "pairing", fitted="id", search="pooled")
-AGREE = {s: of_pairing("agreement", group=s, control="observed") for s in SPLITS}
+AGREE, AGREE_OOD = (of_pairing("agreement", group=s, control="observed") for s in ("id", "ood"))
 DEALT_ANEW = of_pairing("agreement", group="id", control="shuffled")
-CHANCE_OOD = of_pairing("chance", group="ood")
+REMOVED = read("pairing", "removed", condition="familiar")
 
 THEIRS = "Mittal et al. 2021, section 5.1"
-less = partial(Claim, of={"model": "multi_head"}, exceeds={"model": "compositional"})
-of_compositional = partial(Claim, of={"model": "compositional"})
+COMPOSITIONAL = {"model": "compositional"}
+less = partial(Claim, of={"model": "multi_head"}, exceeds=COMPOSITIONAL)
 CLAIMS = (
     less(
-        statement="Compositional attention has a lower error than multi-head attention on familiar "
+        "Compositional attention has a lower error than multi-head attention on familiar "
         "combinations",
-        source=THEIRS,
-        reading=ERROR["id"],
+        THEIRS,
+        ID,
+        of_learning=True,
+    ),
+    less("Its error is lower on held-out combinations", THEIRS, OOD),
+    less("It loses less by the step to held-out combinations", THEIRS, OOD - ID),
+    less(
+        "It learns faster: its error on familiar combinations, over training, is lower",
+        "Mittal et al. 2021, figure 10",
+        OVER_TRAINING,
         of_learning=True,
     ),
     less(
-        statement="Its error is lower on held-out combinations", source=THEIRS, reading=ERROR["ood"]
-    ),
-    less(
-        statement="It loses less by the step to held-out combinations",
-        source=THEIRS,
-        reading=ERROR["ood"] - ERROR["id"],
-    ),
-    less(
-        statement="It learns faster: its error on familiar combinations, over training, is lower",
-        source="Mittal et al. 2021, figure 10",
-        reading=read("training", "error", split="id", group="all", mean=("train_step",)),
-        of_learning=True,
-    ),
-    less(
-        statement="On held-out combinations, a head for each pair does not make up for it",
-        source="ours",
-        reading=ERROR["ood"],
+        "On held-out combinations, a head for each pair does not make up for it",
+        "ours",
+        OOD,
         of={"model": "multi_head_pairs"},
     ),
-    of_compositional(
-        statement="Its retrievals specialise: choices agree with a pairing more than with one of "
+    Claim(
+        "Its retrievals specialise: choices agree with a pairing more than with one of "
         "preferences that are dealt out anew",
-        source="Mittal et al. 2021, figures 5 and 11",
-        reading=AGREE["id"] - DEALT_ANEW,
+        "Mittal et al. 2021, figures 5 and 11",
+        AGREE - DEALT_ANEW,
+        COMPOSITIONAL,
         exceeds=0.0,
     ),
-    of_compositional(
-        statement="Its searches choose the preferred retrieval on held-out combinations too: more "
+    Claim(
+        "Its searches choose the preferred retrieval on held-out combinations too: more "
         "than half-way from chance to always",
-        source=THEIRS,
-        reading=AGREE["ood"] - CHANCE_OOD / 2,
+        THEIRS,
+        AGREE_OOD - of_pairing("chance", group="ood") / 2,
+        COMPOSITIONAL,
         exceeds=0.5,
     ),
-    of_compositional(
-        statement="What it still gets wrong there is the pairing: its own pairing on familiar "
+    Claim(
+        "What it still gets wrong there is the pairing: its own pairing on familiar "
         "combinations, forced, removes at least half of the error",
-        source="ours",
-        reading=read("pairing", "removed", condition="familiar"),
+        "ours",
+        REMOVED,
+        COMPOSITIONAL,
         exceeds=0.5,
     ),
 )
 
-TABLE = Table(
+TABLE = engine.Table(
     title="Mean absolute error",
     conditions="rows",
     rows=(
-        Row("param.", read("costs", "parameters"), count, spread=False),
-        Row("kFLOP", read("costs", "operations") / 1000, count, spread=False),
-        Row("ID", ERROR["id"], short),
+        Row("param.", read("costs", "parameters"), engine.count, spread=False),
+        Row("kFLOP", read("costs", "operations") / 1000, engine.count, spread=False),
+        Row("ID", ID, engine.short),
         Row("share", SHARE["id"], spread=False),
-        Row("paper", PAPER["id"], short, spread=False),
-        Section("held out"),
-        Row("OOD", ERROR["ood"], short),
+        Row("paper", PAPER["id"], engine.short, spread=False),
+        engine.Section("held out"),
+        Row("OOD", OOD, engine.short),
         Row("share", SHARE["ood"], spread=False),
-        Row("paper", PAPER["ood"], short, spread=False),
+        Row("paper", PAPER["ood"], engine.short, spread=False),
     ),
     caption="ID: combinations of preferences of training; OOD: held-out ones; share: of the error "
     "of always answering 0, in %. The weights of the searches, and with them the size of errors, "
@@ -214,11 +165,11 @@ TABLE = Table(
 
 LAPTOP = RetrievalSetup(
     model="compositional",
-    task=ContextualRetrievalConfig(),
+    task=tasks.ContextualRetrievalConfig(),
     d_model=64,
     d_mlp=256,
     n_validation=1000,
-    training=TrainingConfig(
+    training=engine.TrainingConfig(
         n_steps=6000,
         batch_size=128,
         learning_rate=2e-3,
@@ -228,86 +179,91 @@ LAPTOP = RetrievalSetup(
         evaluate_every=500,
     ),
 )
-LOOKED_AT = ("scores.n_test", "combinations.n", "pairing.n")
-SMOKE = Preset(
-    changes={
-        "seed": (0, 1),
-        "d_model": 8,
-        "d_mlp": 16,
-        "training.n_steps": 20,
-        "training.batch_size": 16,
-        "training.warmup_steps": 5,
-        "training.evaluate_every": 10,
-        "n_validation": 20,
-    }
-    | dict.fromkeys(LOOKED_AT, 100)
-)
-# 100,000 updates of 256 examples with a constant rate of 1e-4: Adam, no weight decay.
-PAPERS_OWN = Preset(
-    changes={
-        "training.n_steps": 100_000,
-        "training.batch_size": 256,
-        "training.learning_rate": 1e-4,
-        "training.final_learning_rate": 1.0,
-        "training.warmup_steps": 0,
-        "training.evaluate_every": 2000,
-    }
-    | dict.fromkeys(LOOKED_AT, 10_000),
-    grids=tuple(
-        {
-            "task.n_searches": (searches,),
-            "task.n_retrievals": retrievals,
-            "d_model": (32, 64, 128, 256, 512),
-            "model": ("multi_head", "compositional"),
-            "seed": (0, 1, 2),
-        }
-        for searches, retrievals in ((2, (4,)), (4, (8, 16)))
+PAPERS_GRID = {
+    "d_model": (32, 64, 128, 256, 512),
+    "model": ("multi_head", "compositional"),
+    "seed": (0, 1, 2),
+}
+PRESETS = {
+    "smoke": engine.Preset(
+        changes="seed=0,1 d_model=8 d_mlp=16 training.n_steps=20 training.batch_size=16 "
+        "training.warmup_steps=5 training.evaluate_every=10 n_validation=20 "
+        "scores.n_test=100 combinations.n=100 pairing.n=100"
     ),
-)
+    "widths": engine.Preset(changes="d_model=16,32,128"),
+    # 100,000 updates of 256 examples with a constant rate of 1e-4: Adam, no weight decay.
+    "paper": engine.Preset(
+        changes="training.n_steps=100000 training.batch_size=256 training.evaluate_every=2000 "
+        "training.learning_rate=1e-4 training.final_learning_rate=1.0 training.warmup_steps=0 "
+        "scores.n_test=10000 combinations.n=10000 pairing.n=10000",
+        grids=(
+            {"task.n_searches": (2,), "task.n_retrievals": (4,)} | PAPERS_GRID,
+            {"task.n_searches": (4,), "task.n_retrievals": (8, 16)} | PAPERS_GRID,
+        ),
+    ),
+}
 
+MOST = 6
+"""Networks in a figure."""
+
+
+def pairing(result: xr.DataTree) -> Figure | None:
+    """See `probes.draw_pairing`: a row for each of the first networks; None where none pairs."""
+    if "pairing" not in result.children:
+        return None
+    data = result["pairing"].to_dataset()
+    shown = [
+        one for one in panels.shown_conditions(result) if panels.has_values(data["entropy"], one)
+    ]
+    networks = [(one.label, cell) for one in shown for cell in one.cells][:MOST]
+    n_panels = data.sizes["search"] * data.sizes["group"]
+    figure, axes = panels.grid(len(networks), n_panels, width=1.7, height=2.1, share=False)
+    for row, (label, cell) in zip(axes, networks, strict=True):
+        one = data.isel(cell=cell)
+        probes.draw_pairing(row, one, fitted="id")
+        row[0].set_ylabel(f"{label}, seed {one['seed'].item()}\npreference", fontsize=8)
+    return figure
+
+
+MEASURED = {"id": ID, "ood": OOD}
+MEASURED |= {f"always 0, {split}": metric("error_constant", split) for split in ("id", "ood")}
+MEASURED |= {f"paper, {split}": PAPER[split] for split in ("id", "ood")}
 ZERO = {"always answering 0": ("scores", "error_constant")}
-MEASURED = ERROR | {f"always 0, {split}": CONSTANT[split] for split in SPLITS}
-MEASURED |= {f"paper, {split}": PAPER[split] for split in SPLITS}
 MAP = {"y": "preference_0", "x": "preference_1", "rows": "split", "limits": None}
-POOLED = {"select": {"search": "pooled"}, "rows": "fitted", "ylim": (0.0, 1.03)}
-paired = partial(plots.profiles, group="pairing")
+POOLED = {"select": {"search": "pooled"}, "rows": "fitted", "lines": "control"}
+view, paired = partial, partial(partial, plots.profiles, group="pairing")
 VIEWS = {
-    "errors": partial(plots.bars, readings=MEASURED, ylabel="mean absolute error"),
-    "shares": partial(plots.bars, readings=SHARE, ylabel="error / that of always answering 0"),
-    "training": partial(training_curves, metric="error", limits=ZERO, log=True),
-    "combinations": partial(
+    "errors": view(plots.bars, readings=MEASURED, ylabel="mean absolute error"),
+    "shares": view(plots.bars, readings=SHARE, ylabel="error / that of always answering 0"),
+    "training": view(training_curves, metric="error", limits=ZERO, log=True),
+    "combinations": view(
         plots.matrices, group="combinations", variable="error", title="mean absolute error", **MAP
     ),
     "pairing": pairing,
-    "agreement": partial(
-        paired,
+    "agreement": paired(
         variable="agreement",
         along="group",
-        lines="control",
         reference="chance",
         ylabel="choices that agree, fitted",
+        ylim=(0.0, 1.03),
         **POOLED,
     ),
-    "forcing": partial(paired, variable="mean_error", along="condition", ylabel="error, ood"),
+    "forcing": paired(variable="mean_error", along="condition", ylabel="error, ood"),
 }
 
-STUDY = Study(
+STUDY = engine.Study(
     name="contextual_retrieval",
     question="Does attention that pairs searches and retrievals answer unseen pairings better?",
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
-    presets={
-        "smoke": SMOKE,
-        "widths": Preset(changes={"d_model": (16, 32, 128)}),
-        "paper": PAPERS_OWN,
-    },
+    presets=PRESETS,
     measures={"combinations": Combinations(), "pairing": Pairing()},
     # Half the error of a constant answer, on familiar combinations.
-    trained=TrainedIf(split="id", metric="error", reaches=0.5, share_of="constant"),
+    trained=engine.TrainedIf(split="id", metric="error", reaches=0.5, share_of="constant"),
     claims=CLAIMS,
     table=TABLE,
     views=VIEWS,
 )
 
 if __name__ == "__main__":
-    main(STUDY)
+    engine.main(STUDY)

@@ -13,51 +13,22 @@ which some combinations of operators are held out, by networks whose router is t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
+from matplotlib.figure import Figure
 
 import probes
-from studies.engine import (
-    Claim,
-    Preset,
-    Reading,
-    Row,
-    Study,
-    Table,
-    Trained,
-    TrainedIf,
-    TrainingConfig,
-    constant,
-    main,
-    metric,
-    read,
-    short,
-)
-from studies.engine.results import config_of
-from studies.report import plots
+import tasks
+from studies import engine
+from studies.engine import Claim, Row, metric, read, short
+from studies.report import panels, plots
 from studies.report.curves import training_curves
 from studies.report.names import name_of
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
-from studies.views import modular as views
-from tasks import Batch, MathEquationsConfig
-
-FULL, LOW, FAR = 0.95, 0.05, 0.1
-"""Specialization that is full; loss that is low, as a share of a constant answer's; share of a loss
-that is far below it."""
-
-
-def choices(trained: Trained, batch: Batch) -> xr.DataArray:
-    """The modules that the router chooses, one-hot [example, layer, module]."""
-    hook, dims = "layers.*.hook_module_choice", ("example", "module")
-    choice = probes.Quantity(hook, dims=dims, long_name="chosen module")
-    batches = batch.parts(trained.setup.at_once)
-    return probes.capture(trained.model, batches, {"choice": choice})["choice"]
 
 
 @dataclass(frozen=True)
@@ -70,24 +41,19 @@ class Specialization:
 
     n: int = 5000
 
-    def __call__(self, trained: Trained) -> xr.Dataset | None:
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
         """The figures of `probes.score_specialization` [split, ...]."""
-        if trained.setup.model not in MODULAR:
+        setup = trained.setup
+        if setup.model not in MODULAR:
             return None
-        parts: list[xr.Dataset] = []
-        for split in trained.setup.splits:
-            batch = trained.batch(split, self.n)
+        return probes.measure_specialization(
+            trained.model,
+            {split: trained.batches(split, self.n) for split in setup.splits},
             # A single layer has to perform a whole combination of operations.
-            stacked = trained.setup.n_layers > 1
-            wanted = batch.latents["operator"] if stacked else batch.latents["task"][:, None]
-            scored = probes.score_specialization(
-                choices(trained, batch),
-                xr.DataArray(wanted.cpu().numpy(), dims=("example", "layer")),
-                operations=trained.setup.operations,
-                seed=trained.seed,
-            )
-            parts.append(scored.expand_dims(split=[split]))
-        return xr.concat(parts, "split", combine_attrs="drop_conflicts")
+            operation="operator" if setup.n_layers > 1 else "task",
+            operations=setup.operations,
+            seed=trained.seed,
+        ).rename(group="split")
 
 
 @dataclass(frozen=True)
@@ -105,183 +71,126 @@ class Paths:
     examples: tuple[int, ...] = (1, 4, 16, 64)
     memory: int = 2**28
 
-    def __call__(self, trained: Trained) -> xr.Dataset | None:
-        """`loss`, `regret` [split, ...] and `task_loss` of `ood`, see `probes.score_paths`;
-        `adapted`, `gap_closed` [examples], `routed`, `oracle` of `ood`, see `probes.adapt_paths`.
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
+        """`loss`, `regret` [split, ...] and of `ood` alone `task_loss`, `adapted`, `gap_closed`,
+        `routed`, `oracle`: see `probes.score_paths` and `probes.adapt_paths`.
         """
         if trained.setup.model not in MODULAR:
             return None
-        parts: list[xr.Dataset] = []
-        held_out: list[xr.Dataset] = []
-        for split in trained.setup.splits:
-            batch = trained.batch(split, self.n)
-            routed = torch.from_numpy(choices(trained, batch).argmax("module").to_numpy())
-            more: dict[str, Any] = {"task": batch.latents["task"], "seed": trained.seed}
-            more |= {"routed": routed.to(batch.mask.device), "memory_limit": self.memory}
-            given = trained.model, batch.inputs, batch.targets
-            scored = probes.score_paths(*given, untrained=trained.untrained, **more)
-            parts.append(scored.drop_dims("task").expand_dims(split=[split]))
-            if split == "ood":
-                names = [trained.setup.combinations[task] for task in scored["task"].to_numpy()]
-                adapted = probes.adapt_paths(*given, examples=self.examples, **more)
-                held_out = [scored[["task_loss"]].assign_coords(task=names), adapted]
-        found = xr.concat(parts, "split", combine_attrs="drop_conflicts")
-        found["layer"] = found["layer"].astype(str)
-        return xr.merge([found, *held_out], combine_attrs="drop_conflicts").drop_dims("repeat")
+        found = probes.measure_paths(
+            trained.model,
+            trained.untrained,
+            {split: trained.batch(split, self.n) for split in trained.setup.splits},
+            adapted="ood",
+            examples=self.examples,
+            memory_limit=self.memory,
+            seed=trained.seed,
+        )
+        names = [trained.task.task_names[number] for number in found["task"].to_numpy()]
+        return found.rename(group="split").assign_coords(task=names)
 
 
-def routing(score: str) -> Reading:
-    """A score of the routing of familiar combinations, all layers together."""
-    return read("specialization", score, split="id", control="observed", layer="pooled")
+FULL, LOW, FAR = 0.95, 0.05, 0.1
+"""Specialization that is full; loss that is low, as a share of a constant answer's; share of a loss
+that is far below it."""
 
-
-def path_loss(path: str, control: str = "trained") -> Reading:
-    """The loss of a kind of path on held-out combinations."""
-    return read("paths", "loss", split="ood", control=control, path=path)
-
-
-def calculated(apply: Callable[..., Any], *readings: Reading) -> Reading:
-    """What a function makes of readings."""
-    label = ", ".join(one.label for one in readings)
-    return Reading(label, lambda result: apply(*(one.values(result) for one in readings)))
-
-
-def among(models: tuple[str, ...], reading: Reading, n_layers: int = 2) -> Reading:
-    """A reading of some models of a depth alone, NaN for all others."""
-
-    def values(result: xr.DataTree) -> np.ndarray:
-        cells, setup = result["scores"].coords, config_of(result)["setup"]
-        deep = cells.get("n_layers", setup["n_layers"]) == n_layers
-        return np.where(deep & np.isin(cells["model"], models), reading.values(result), np.nan)
-
-    return Reading(f"{reading.label} of {', '.join(models)}", values)
-
-
+routing = partial(read, "specialization", split="id", control="observed")
+ROUTING = ("specialization", "collapse", "collapse_attainable")
+SCORES = {name: routing(name, layer="pooled") for name in ROUTING}
+SPECIAL, COLLAPSE = SCORES["specialization"], SCORES["collapse"]
+path_loss = partial(read, "paths", "loss", split="ood")
+PATHS = ("sample", "task", "routed", "mean")
+TRAINED = {path: path_loss(control="trained", path=path) for path in PATHS}
+NULL = {path: path_loss(control="untrained", path=path) for path in PATHS}
 ID, OOD = metric("loss", "id"), metric("loss", "ood")
 ID_SHARE, OOD_SHARE = ID / metric("loss_constant", "id"), OOD / metric("loss_constant", "ood")
-AT = {"split": "id", "control": "observed", "layer": ["0", "1"]}
-BY_LAYER = read("specialization", "specialization", mean=("layer",), **AT)
+BY_LAYER = routing("specialization", mean=("layer",), layer=["0", "1"])
 # Above 1 where specialization is not full, or the OOD loss not low.
-SHORTFALL = calculated(np.maximum, (constant(1) - BY_LAYER) / (1 - FULL), OOD_SHARE / LOW)
+SHORTFALL = ((1 - BY_LAYER) / (1 - FULL)).apply(np.maximum, OOD_SHARE / LOW)
 # Below 1 where the best path is far below the routed one, and below that of untrained modules.
 BEST = {
-    path: calculated(
-        np.maximum,
-        path_loss(path) / path_loss("routed") / FAR,
-        path_loss(path) / path_loss(path, "untrained"),
-    )
+    path: (TRAINED[path] / TRAINED["routed"] / FAR).apply(np.maximum, TRAINED[path] / NULL[path])
     for path in ("sample", "task")
 }
-ORACLE, ENCODER = ("structural_oracle",), ("encoder",)
-
 # True operations err by rounding alone, and a collapse can be 0.
-LEAST = 1e-8
+LOG_OOD, LOG_COLLAPSE = ((one + 1e-8).apply(np.log2) for one in (OOD, COLLAPSE))
 
-claim = functools.partial(Claim, source="Ostapenko et al. 2022, section 4.1")
-functional = functools.partial(
-    Claim, source="Ostapenko et al. 2022, section 4.2 (a factor of 2: ours)", margin=1.0
-)
-one_layer = functools.partial(Claim, source="Ostapenko et al. 2022, figure 6", of_learning=True)
+ORACLE, ENCODER, MONOLITHIC = ["structural_oracle"], ["encoder"], {"model": "monolithic"}
+SAMPLED, ALL_PATHS = {"objective": "sampled"}, {"objective": "all_paths"}
+FREE, TIGHT = ({"model": "encoder", "selection_bottleneck": value} for value in (0, 1))
+GIVEN, ATTENTION = ({"functional_bottleneck": name} for name in ("oracle", "attention"))
+
+PAPER = "Ostapenko et al. 2022, "
+MORE_THAN = "The OOD loss of the monolithic network exceeds that of: "
+FAR_BELOW = "is far below the routed one on OOD loss, and below that of untrained modules"
+SAME = "Functional bottlenecks, oracle and attention, give the same"
+
+
+def claim(
+    statement: str, reading: engine.Reading, exceeds: Any, of: Any = None, at: str = "section 4.1"
+) -> Claim:
+    """A claim of the paper. Those about ID loss are about how well training succeeds."""
+    learning = "ID loss" in statement
+    return Claim(statement, PAPER + at, reading, of or {}, exceeds, of_learning=learning)
+
+
+factor_of_two = partial(Claim, source=f"{PAPER}section 4.2 (a factor of 2: ours)", margin=1.0)
 
 CLAIMS = (
     claim(
-        statement="The structural oracle reaches full specialization and a low OOD loss",
-        reading=constant(1) - among(ORACLE, SHORTFALL),
-        of={},
+        "The structural oracle reaches full specialization and a low OOD loss",
+        1 - SHORTFALL.among(ORACLE, n_layers=2),
         exceeds=0.0,
     ),
-    claim(
-        statement="No other router reaches both",
-        reading=among(ROUTERS, SHORTFALL),
-        of={},
-        exceeds=1.0,
-    ),
+    claim("No other router reaches both", SHORTFALL.among(ROUTERS, n_layers=2), exceeds=1.0),
+    *(claim(MORE_THAN + name_of(one), OOD, {"model": one}, MONOLITHIC) for one in MODULAR),
     *(
-        claim(
-            statement=f"The OOD loss of the monolithic network exceeds that of: {name_of(model)}",
-            reading=OOD,
-            of={"model": "monolithic"},
-            exceeds={"model": model},
-        )
-        for model in MODULAR
-    ),
-    *(
-        claim(
-            statement=f"The best path of each {path} is far below the routed one on OOD loss, and "
-            "below that of untrained modules",
-            reading=constant(1) - among(ROUTERS, best),
-            of={},
-            exceeds=0.0,
-        )
+        claim(f"The best path of each {path} {FAR_BELOW}", 1 - best.among(ROUTERS, n_layers=2), 0.0)
         for path, best in BEST.items()
     ),
+    claim("The selection bottleneck raises the encoder's specialization", SPECIAL, FREE, TIGHT),
+    claim("All paths lower the ID loss", ID.among(ROUTERS, n_layers=2), ALL_PATHS, of=SAMPLED),
     claim(
-        statement="The selection bottleneck raises the encoder's specialization",
-        reading=routing("specialization"),
-        of={"model": "encoder", "selection_bottleneck": 1},
-        exceeds={"model": "encoder", "selection_bottleneck": 0},
+        "All paths raise the ID loss of the structural oracle",
+        ID.among(ORACLE, n_layers=2),
+        exceeds=SAMPLED,
+        of=ALL_PATHS,
     ),
-    claim(
-        statement="All paths lower the ID loss",
-        reading=among(ROUTERS, ID),
-        of={"objective": "sampled"},
-        exceeds={"objective": "all_paths"},
-        of_learning=True,
-    ),
-    claim(
-        statement="All paths raise the ID loss of the structural oracle",
-        reading=among(ORACLE, ID),
-        of={"objective": "all_paths"},
-        exceeds={"objective": "sampled"},
-        of_learning=True,
-    ),
-    claim(
-        statement="OOD loss falls from |S| = 3 to 5",
-        reading=OOD,
-        of={"n_operators": 3},
-        exceeds={"n_operators": 5},
-    ),
-    *(
-        functional(
-            statement=f"Functional bottlenecks, oracle and attention, give the same {name}",
-            reading=calculated(np.log2, reading + LEAST),
-            of={"functional_bottleneck": "attention"},
-            equals={"functional_bottleneck": "oracle"},
-        )
-        for name, reading in {"OOD loss": OOD, "collapse": routing("collapse")}.items()
-    ),
-    functional(
-        statement="Without functional bottleneck modules collapse",
-        reading=calculated(np.log2, routing("collapse") + LEAST),
-        of={"functional_bottleneck": "oracle"},
+    claim("OOD loss falls from |S| = 3 to 5", OOD, {"n_operators": 5}, of={"n_operators": 3}),
+    factor_of_two(f"{SAME} OOD loss", reading=LOG_OOD, of=ATTENTION, equals=GIVEN),
+    factor_of_two(f"{SAME} collapse", reading=LOG_COLLAPSE, of=ATTENTION, equals=GIVEN),
+    factor_of_two(
+        "Without functional bottleneck modules collapse",
+        reading=LOG_COLLAPSE,
+        of=GIVEN,
         exceeds={"functional_bottleneck": "none"},
     ),
-    one_layer(
-        statement="With one layer the encoder's ID loss is low",
-        reading=constant(LOW) - among(ENCODER, ID_SHARE, n_layers=1),
-        of={},
+    claim(
+        "With one layer the encoder's ID loss is low",
+        LOW - ID_SHARE.among(ENCODER, n_layers=1),
         exceeds=0.0,
+        at="figure 6",
     ),
-    one_layer(
-        statement="With one layer no other router's ID loss is low",
-        reading=among(ROUTERS[:2], ID_SHARE, n_layers=1),
-        of={},
+    claim(
+        "With one layer no other router's ID loss is low",
+        ID_SHARE.among(ROUTERS[:2], n_layers=1),
         exceeds=LOW,
+        at="figure 6",
     ),
 )
 
-TABLE = Table(
+TABLE = engine.Table(
     title="Losses and routing",
     conditions="rows",
     rows=(
         Row("ID", ID, short, spread=False),
         Row("OOD", OOD, short),
-        Row("best", path_loss("sample"), short, spread=False),
-        Row("null", path_loss("sample", "untrained"), short, spread=False),
-        Row("task", path_loss("task"), short, spread=False),
-        Row("its null", path_loss("task", "untrained"), short, spread=False),
-        Row("spec.", routing("specialization"), short, spread=False),
-        Row("coll.", routing("collapse"), short, spread=False),
+        Row("best", TRAINED["sample"], short, spread=False),
+        Row("null", NULL["sample"], short, spread=False),
+        Row("task", TRAINED["task"], short, spread=False),
+        Row("its null", NULL["task"], short, spread=False),
+        Row("spec.", SPECIAL, short, spread=False),
+        Row("coll.", COLLAPSE, short, spread=False),
     ),
     caption="Mean squared error. Best: OOD, on the best path of each sample; task: on that of each "
     "held-out task, chosen on half of its samples and scored on the other; null: with untrained "
@@ -291,8 +200,8 @@ TABLE = Table(
 
 LAPTOP = EquationsSetup(
     model="structural_oracle",
-    task=MathEquationsConfig(),
-    training=TrainingConfig(
+    task=tasks.MathEquationsConfig(),
+    training=engine.TrainingConfig(
         n_steps=6000,
         batch_size=256,
         learning_rate=3e-3,
@@ -305,89 +214,123 @@ LAPTOP = EquationsSetup(
     n_validation=150,
 )
 
-TESTED: dict[str, Any] = {"scores.n_test": 5000}
-SHORTER = TESTED | {"training.n_steps": 3000}
-PAPER = TESTED | {"n_modules": 30, "d_mlp": 300, "paths.memory": 2**30, "seed": (0, 1, 2, 3, 4)}
-PAPER |= {"training.n_steps": 50_000, "training.evaluate_every": 2000}
-PAPER |= {"training.learning_rate": 3e-4}
-BOTH = {"objective": ("sampled", "all_paths"), "selection_bottleneck": (False, True)}
-POINTS = {"task.n_points": (150, 500, 1000, 5000, 10_000, 20_000)}
-FUNCTIONAL = {"model": MODULAR, "functional_bottleneck": ("oracle", "attention", "none")}
-KEYS = {"module_keys": ("direct", "projected", "shared")}
-ONE_LAYER, TRUE = {"model": MODULAR, "n_layers": 1}, {"model": MODULAR, "pool": "operations"}
+TESTED = "scores.n_test=5000 "
+SHORTER = TESTED + "training.n_steps=3000 "
+PAPERS_OWN = TESTED + (
+    "n_modules=30 d_mlp=300 paths.memory=1073741824 seed=0,1,2,3,4 training.n_steps=50000 "
+    "training.evaluate_every=2000 training.learning_rate=3e-4 "
+)
+MODULAR_ONLY = f"model={','.join(MODULAR)} "
+BOTH = "objective=sampled,all_paths selection_bottleneck=false,true "
+FUNCTIONAL = MODULAR_ONLY + "functional_bottleneck=oracle,attention,none"
+KEYS = "module_keys=direct,projected,shared "
+ONE_LAYER, TRUE = MODULAR_ONLY + "n_layers=1 ", MODULAR_ONLY + "pool=operations"
 
 PRESETS = {
-    "smoke": {"n_validation": 30, "scores.n_test": 300, "seed": (0, 1), "task.n_operators": 3}
-    | {"task.n_points": 150, "task.n_id": 40, "task.n_ood": 200, "n_modules": 4, "d_mlp": 8}
-    | {"d_model": 16, "d_key": 8, "d_encoder": 16, "training.n_steps": 20}
-    | {"training.batch_size": 32, "training.warmup_steps": 5, "training.evaluate_every": 10}
-    | {"specialization.n": 300, "paths.n": 300, "paths.examples": (1, 4)},
+    "smoke": "n_validation=30 scores.n_test=300 seed=0,1 task.n_operators=3 task.n_points=150 "
+    "task.n_id=40 task.n_ood=200 n_modules=4 d_mlp=8 d_model=16 d_key=8 d_encoder=16 "
+    "training.n_steps=20 training.batch_size=32 training.warmup_steps=5 training.evaluate_every=10 "
+    "specialization.n=300 paths.n=300 paths.examples=1,4",
     "laptop": TESTED,
     # Each decides further claims.
-    "selection": SHORTER | BOTH | {"model": MODULAR},
-    "operators": SHORTER | {"task.n_operators": (3, 5, 7, 10), "task.n_points": (500, 5000)},
-    "functional": SHORTER | FUNCTIONAL,
-    "keys": SHORTER | KEYS | {"model": ROUTERS},
-    "one_layer": SHORTER | ONE_LAYER | {"n_modules": 25},
-    "true_modules": SHORTER | TRUE,
+    "selection": SHORTER + BOTH + MODULAR_ONLY,
+    "operators": SHORTER + "task.n_operators=3,5,7,10 task.n_points=500,5000",
+    "functional": SHORTER + FUNCTIONAL,
+    "keys": SHORTER + KEYS + f"model={','.join(ROUTERS)}",
+    "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
+    "true_modules": SHORTER + TRUE,
     # Of which the others' rate was chosen, by the loss on `id`.
-    "learning_rate": TESTED | {"training.learning_rate": (3e-4, 1e-3, 3e-3), "seed": 10},
-    "paper": PAPER | BOTH | POINTS | {"task.n_operators": (3, 5, 7, 10, 15)},
-    "paper-functional": PAPER | FUNCTIONAL,
-    "paper-keys": PAPER | KEYS | {"model": MODULAR},
-    "paper-one-layer": PAPER | ONE_LAYER,
-    "paper-true-modules": PAPER | TRUE,
+    "learning_rate": TESTED + "training.learning_rate=3e-4,1e-3,3e-3 seed=10",
+    "paper": PAPERS_OWN + BOTH + "task.n_points=150,500,1000,5000,10000,20000 "
+    "task.n_operators=3,5,7,10,15",
+    "paper-functional": PAPERS_OWN + FUNCTIONAL,
+    "paper-keys": PAPERS_OWN + KEYS + MODULAR_ONLY,
+    "paper-one-layer": PAPERS_OWN + ONE_LAYER,
+    "paper-true-modules": PAPERS_OWN + TRUE,
 }
+
+
+def specialization(result: xr.DataTree) -> Figure | None:
+    """Specialization against collapse on `id`, see `probes.draw_specialization`."""
+    if "specialization" not in result.children:
+        return None
+    data = result["specialization"].to_dataset().sel(split="id")
+    data = data.isel(layer=data["specialization"].notnull().any(["cell", "control"]))
+    shown = panels.shown_conditions(result)
+    figure, axes = panels.grid(1, data.sizes["layer"], height=3.2)
+    scores = {one.label: data.isel(cell=one.cells) for one in shown}
+    probes.draw_specialization(axes[0], scores, colours=[one.colour for one in shown])
+    panels.legend_beside(figure, axes)
+    return figure
+
+
+def activation(result: xr.DataTree) -> Figure | None:
+    """How often each operation is sent to each module: one module for each is a diagonal."""
+    if "specialization" not in result.children:
+        return None
+    scores, result = result["specialization"].to_dataset(), result.copy()
+    scores = scores.assign(activation=probes.ordered_activation(scores))
+    result["specialization"] = xr.DataTree(scores)
+    axes = {"y": "operation", "x": "module", "rows": "layer", "select": {"split": "id"}}
+    title = "share of the operation (numbers: %)"
+    shares = {"group": "specialization", "variable": "activation", "shares": True}
+    return plots.matrices(result, title=title, **shares, **axes)
+
 
 LOSSES = {
     "router's path, id": ID,
     "router's path, ood": OOD,
-    "best of each task": path_loss("task"),
-    "best of each sample": path_loss("sample"),
-    "mean of all paths": path_loss("mean"),
-    "best of each task, untrained": path_loss("task", "untrained"),
-    "best of each sample, untrained": path_loss("sample", "untrained"),
+    "best of each task": TRAINED["task"],
+    "best of each sample": TRAINED["sample"],
+    "mean of all paths": TRAINED["mean"],
+    "best of each task, untrained": NULL["task"],
+    "best of each sample, untrained": NULL["sample"],
 }
-SCORES = {name: routing(name) for name in ("specialization", "collapse", "collapse_attainable")}
+BOTH_LOSSES, CONSTANT = {"id": ID, "ood": OOD}, {"constant": ("scores", "loss_constant")}
 AXES = ("n_points", "n_operators", "n_layers", "objective", "selection_bottleneck")
 AXES += ("functional_bottleneck", "module_keys", "pool")
-draw, error = functools.partial, {"ylabel": "mean squared error"}
-on_ood: dict[str, Any] = {"ylabel": "mean squared error, ood", "log": True}
-by = draw(functools.partial, plots.against, readings={"id": ID, "ood": OOD}, log_y=True, **error)
+ERROR, ON_OOD = "mean squared error", "mean squared error, ood"
+of_paths = partial(
+    *(partial, plots.profiles),
+    group="paths",
+    select={"split": "ood", "control": "trained"},
+    ylabel=ON_OOD,
+    log_y=True,
+)
+by = partial(partial, plots.against, readings=BOTH_LOSSES, log_y=True, ylabel=ERROR)
 
 VIEWS = {
-    "training": draw(
-        training_curves, metric="loss", limits={"constant": ("scores", "loss_constant")}, log=True
+    "training": partial(training_curves, metric="loss", limits=CONSTANT, log=True),
+    "losses": partial(plots.bars, readings=LOSSES, log=True, ylabel=ERROR),
+    "routing": partial(plots.bars, readings=SCORES, ylabel="score"),
+    "specialization": specialization,
+    "activation": activation,
+    "regret": of_paths(variable="regret", along="layer", reference="routed"),
+    "adaptation": of_paths(
+        variable="adapted", along="examples", reference=("routed", "oracle"), log_x=True
     ),
-    "losses": draw(plots.bars, readings=LOSSES, log=True, **error),
-    "routing": draw(plots.bars, readings=SCORES, ylabel="score"),
-    "specialization": views.specialization,
-    "activation": views.activation,
-    "regret": draw(views.of_paths, variable="regret", along="layer", reference="routed"),
-    "adaptation": draw(
-        views.of_paths,
-        variable="adapted",
-        along="examples",
-        reference=("routed", "oracle"),
-        log_x=True,
+    "by_task": of_paths(variable="task_loss", along="task", lines="path"),
+    "loss_against_specialization": partial(
+        plots.scatter,
+        x=SPECIAL,
+        y=OOD,
+        xlabel="specialization",
+        ylabel=ON_OOD,
+        log=True,
     ),
-    "by_task": draw(views.of_paths, variable="task_loss", along="task", lines="path"),
-    "loss_against_specialization": draw(
-        plots.scatter, x=SCORES["specialization"], y=OOD, xlabel="specialization", **on_ood
-    ),
-    "routing_by_n_operators": draw(
+    "routing_by_n_operators": partial(
         plots.against, setting="n_operators", readings=SCORES, ylabel="score"
     ),
 } | {f"by_{name}": by(setting=name, log_x=name == "n_points") for name in AXES}
 
-STUDY = Study(
+STUDY = engine.Study(
     name="modular_routing",
     question="Which router lets a modular network find the sub-tasks of its data?",
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
-    presets={name: Preset(changes=changes) for name, changes in PRESETS.items()},
+    presets={name: engine.Preset(changes=changes) for name, changes in PRESETS.items()},
     tuned=("training.learning_rate",),
-    trained=TrainedIf(split="id", metric="loss", reaches=0.1, share_of="constant"),
+    trained=engine.TrainedIf(split="id", metric="loss", reaches=0.1, share_of="constant"),
     measures={"specialization": Specialization(), "paths": Paths()},
     claims=CLAIMS,
     table=TABLE,
@@ -396,4 +339,4 @@ STUDY = Study(
 
 
 if __name__ == "__main__":
-    main(STUDY)
+    engine.main(STUDY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Selection, Setup
+from studies import engine
 from studies.engine.setup import Scores
-from tasks import Batch, MathEquationsConfig
 
 ROUTERS = ("cross_attention", "concatenation", "encoder")
 MODULAR = ("structural_oracle", *ROUTERS)
@@ -25,11 +23,9 @@ _OF_MODULES = (
 )
 _OF_ENCODER = ("n_blocks", "n_heads", "d_encoder")
 
-_sampler = functools.lru_cache(maxsize=64)(tasks.MathEquations)
-
 
 @dataclass(frozen=True, kw_only=True)
-class EquationsSetup(Setup):
+class EquationsSetup(engine.Setup):
     """A modular network with a router, or a network without modules, that computes equations.
 
     Args:
@@ -51,7 +47,7 @@ class EquationsSetup(Setup):
         ValueError: a value is not allowed; of `id` measures need two examples of each task.
     """
 
-    task: MathEquationsConfig
+    task: tasks.MathEquationsConfig
     objective: Literal["sampled", "all_paths"] = "sampled"
     selection_bottleneck: bool = False
     functional_bottleneck: Literal["oracle", "attention", "none"] = "oracle"
@@ -69,13 +65,11 @@ class EquationsSetup(Setup):
     final_temperature: float = 0.5
     entropy: float = 0.0
 
-    metrics: ClassVar = {"loss": Metric("mean squared error", better="lower")}
-    selection: ClassVar = Selection("id", "loss")
+    metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
+    selection: ClassVar = engine.Selection("id", "loss")
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
         if self.n_layers not in (1, self.task.length):
             raise ValueError(f"n_layers must be 1 or {self.task.length}, got {self.n_layers}")
         familiar = (self.task.n_operators - 1) * self.task.n_operators ** (self.task.length - 1)
@@ -83,26 +77,20 @@ class EquationsSetup(Setup):
             raise ValueError(f"n_validation must be at most {most}, got {self.n_validation}")
 
     @property
-    def combinations(self) -> tuple[str, ...]:
-        """The names of all tasks, by their numbers."""
-        names, rows = self.sampler().operations, self.sampler().combinations.tolist()
-        return tuple(", ".join(names[one] for one in row) for row in rows)
-
-    @property
     def operations(self) -> tuple[str, ...]:
         """What a layer can have to perform; with one layer that is a whole combination."""
-        return self.sampler().operations if self.n_layers > 1 else self.combinations
+        return self.sampler().operations if self.n_layers > 1 else self.sampler().task_names
+
+    def models(self) -> tuple[str, ...]:
+        return MODELS
 
     def sampler(self) -> tasks.MathEquations:
-        """The task."""
-        return _sampler(self.task)
+        return engine.kept(tasks.MathEquations, self.task)
 
     def size(self, split: str) -> int:
-        """The number of points of a split."""
         return self.task.size(split)
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """The untrained network."""
         task = self.sampler()
         shape: dict[str, Any] = {"n_variables": task.n_variables, "d_input": task.n_features}
         if self.model == "monolithic":
@@ -116,7 +104,7 @@ class EquationsSetup(Setup):
             **shape,
             d_model=self.d_model,
             n_layers=self.n_layers,
-            router=self._router(task),
+            router=self._router(),
             n_modules=n_modules,
             pool=pool,
             functional_bottleneck=self.functional_bottleneck,
@@ -124,13 +112,12 @@ class EquationsSetup(Setup):
         )
         return mechanisms.ModularNetwork(config, generator=generator)
 
-    def _router(self, task: tasks.MathEquations) -> Any:
-        common: dict[str, Any] = {}
-        common["matching"] = mechanisms.MatchingConfig(d_key=self.d_key, keys=self.module_keys)
+    def _router(self) -> Any:
+        matching = mechanisms.MatchingConfig(d_key=self.d_key, keys=self.module_keys)
         if self.model == "structural_oracle":
-            variables = task.deciding[: self.n_layers]
-            return mechanisms.StructuralOracleRouterConfig(**common, variables=variables)
-        common["selection_bottleneck"] = self.selection_bottleneck
+            variables = self.sampler().deciding[: self.n_layers]
+            return mechanisms.StructuralOracleRouterConfig(matching=matching, variables=variables)
+        common: Any = {"matching": matching, "selection_bottleneck": self.selection_bottleneck}
         if self.model == "cross_attention":
             return mechanisms.CrossAttentionRouterConfig(**common)
         if self.model == "concatenation":
@@ -144,7 +131,7 @@ class EquationsSetup(Setup):
         progress = step / max(1, self.training.n_steps - 1)
         return self.temperature * (self.final_temperature / self.temperature) ** progress
 
-    def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: tasks.Batch[Any], step: int) -> Tensor:
         """The squared error of the network, of a sampled path, or the expected one of all paths."""
         inputs, targets = batch.inputs, batch.targets
         if self.model == "monolithic":
@@ -155,14 +142,13 @@ class EquationsSetup(Setup):
         at = self.temperature_at(step)
         return mechanisms.sampled_path_loss(network, inputs, targets, temperature=at)
 
-    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
-        """Squared errors."""
+    def scores(self, output: Tensor, batch: tasks.Batch[Any], split: str) -> Scores:
         errors = self.sampler().score(output, batch)["squared_error"]
         return {"loss": (errors, torch.ones_like(errors))}
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         """What always answering the mean of the training targets gives."""
-        return {"constant": {"loss": {ALL: self.sampler().baseline(split)}}}
+        return {"constant": {"loss": {engine.ALL: self.sampler().baseline(split)}}}
 
     def inapplicable(self) -> frozenset[str]:
         """What no router, the structural oracle, or all but the encoder have no variants of."""

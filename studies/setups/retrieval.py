@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Selection, Setup, answer
-from tasks import Batch, ContextualRetrievalConfig
+from studies import engine
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from studies.engine.setup import Scores
 
 MODELS = ("multi_head", "multi_head_pairs", "compositional")
 
@@ -29,7 +29,7 @@ PAPER = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalSetup(Setup):
+class RetrievalSetup(engine.Setup):
     """A network that retrieves, between an encoder and a read-out, by one attention.
 
     The task's seed, of the weights of its searches and of all examples, is the model's `seed`:
@@ -43,29 +43,28 @@ class RetrievalSetup(Setup):
         d_mlp: hidden units of encoder and read-out.
 
     Raises:
-        ValueError: the model is unknown, the task has a seed of its own, or the searches do not
-            divide the width.
+        ValueError: the task has a seed of its own, or the searches do not divide the width.
     """
 
-    task: ContextualRetrievalConfig
+    task: tasks.ContextualRetrievalConfig
     d_model: int
     d_mlp: int
 
-    metrics: ClassVar = {"error": Metric("mean absolute error", better="lower")}
-    selection: ClassVar = Selection("id", "error")
+    metrics: ClassVar = {"error": engine.Metric("mean absolute error", better="lower")}
+    selection: ClassVar = engine.Selection("id", "error")
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
         if self.task.seed != 0:
             raise ValueError(f"task.seed must be 0, got {self.task.seed}: set the setting seed")
         if self.d_model % (searches := self.task.n_searches):
             raise ValueError(f"d_model must be a multiple of {searches}, got {self.d_model}")
 
+    def models(self) -> tuple[str, ...]:
+        return MODELS
+
     def sampler(self) -> tasks.ContextualRetrieval:
-        """The task, with the model's seed."""
-        return _sampler(replace(self.task, seed=self.seed))
+        return engine.kept(tasks.ContextualRetrieval, replace(self.task, seed=self.seed))
 
     def build(self, generator: torch.Generator) -> mechanisms.RetrievalNetwork:
         """Encoder, attention between the objects, read-out of one number for each."""
@@ -87,26 +86,20 @@ class RetrievalSetup(Setup):
         )
         return mechanisms.RetrievalNetwork(config, generator=generator)
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
-        """The mean absolute error (L1)."""
-        return (answer(model, batch)[..., 0] - batch.targets).abs().mean()
+    def loss(self, model: nn.Module, batch: tasks.Batch, step: int) -> Tensor:
+        return (engine.answer(model, batch)[..., 0] - batch.targets).abs().mean()
 
-    def scores(self, output: Tensor, batch: Batch, split: str) -> dict[str, tuple[Tensor, Tensor]]:
-        """The mean absolute error over the objects of each example."""
+    def scores(self, output: Tensor, batch: tasks.Batch, split: str) -> Scores:
         error = self.sampler().score(output, batch)["absolute_error"].mean(1)
         return {"error": (error, error.new_ones(len(batch)))}
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         """The error of always answering 0, the best constant, by formula."""
-        return {"constant": {"error": {ALL: self.sampler().baseline(split)["absolute_error"]}}}
+        return {
+            "constant": {"error": {engine.ALL: self.sampler().baseline(split)["absolute_error"]}}
+        }
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The errors of `PAPER`."""
         size = self.model, self.task.n_searches, self.task.n_retrievals
         known = PAPER.get(size, {}).get(self.d_model, ())
-        return {"error": {s: {ALL: v} for s, v in zip(self.splits, known, strict=False)}}
-
-
-@functools.lru_cache(maxsize=16)
-def _sampler(config: ContextualRetrievalConfig) -> tasks.ContextualRetrieval:
-    return tasks.ContextualRetrieval(config)
+        return {"error": {s: {engine.ALL: v} for s, v in zip(self.splits, known, strict=False)}}

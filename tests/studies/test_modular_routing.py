@@ -13,9 +13,8 @@ from studies.engine.cells import Trained
 from studies.engine.checkpoints import load_weights
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
-from studies.modular_routing import STUDY, Paths, Specialization
+from studies.modular_routing import STUDY, Paths, Specialization, activation, specialization
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
-from studies.views import modular as views
 
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
 
@@ -90,7 +89,7 @@ def test_paths_are_in_their_order(result):
     by_task = paths["task_loss"].sel(control="trained")
     assert np.allclose(by_task.mean("task"), held_out, rtol=1e-4)
     setup = cells_of("smoke", *SMOKE)[0]
-    names = [setup.combinations[number] for number in setup.sampler().held_out]
+    names = [setup.sampler().task_names[number] for number in setup.sampler().held_out]
     assert sorted(by_task["task"].to_numpy()) == sorted(names)
 
 
@@ -358,7 +357,7 @@ def test_a_specialized_network_shows_a_diagonal():
             utilisation=((*dims, "module"), wide[2]),
         ).assign_coords(operation=["add", "subtract", "multiply"], module=range(5))
     )
-    panels = [axis for axis in views.activation(tree).axes if axis.images]
+    panels = [axis for axis in activation(tree).axes if axis.images]
     assert len(panels) >= 3
     for axis in panels[:3]:
         assert np.allclose(axis.images[0].get_array(), np.eye(3, 5))
@@ -379,7 +378,7 @@ def test_modules_without_an_operation_come_last_the_busiest_first():
         )
     )
     tree["specialization"] = xr.DataTree(scores.assign_coords(operation=["add", "sine"]))
-    image = next(axis.images[0] for axis in views.activation(tree).axes if axis.images)
+    image = next(axis.images[0] for axis in activation(tree).axes if axis.images)
     assert image.get_array()[0].tolist() == pytest.approx([0.3, 0.4, 0.2, 0.1])
 
 
@@ -392,7 +391,7 @@ def test_specialization_stands_against_collapse_and_what_is_attainable():
     counts = {name: scores[name].expand_dims(cell=scores["cell"], layer=scores["layer"])
               for name in ("seen", "utilisation")}  # fmt: skip
     tree["specialization"] = xr.DataTree(scores.assign(counts))
-    axes = views.specialization(tree).axes
+    axes = specialization(tree).axes
     assert [axis.get_title() for axis in axes] == ["layer 0", "layer 1", "all layers"]
     lines = {str(line.get_label()): line.get_data() for line in axes[2].lines}
     # Three operations that occur, six modules.
