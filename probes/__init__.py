@@ -59,10 +59,11 @@ if TYPE_CHECKING:
     )
     from probes.control_flow_scores import score_control_flow
     from probes.decoding import decode
-    from probes.decoding_continuous import decode_continuous
+    from probes.decoding_continuous import decode_continuous, decode_each
     from probes.forcing import force_pairing
     from probes.grouping import mean_by_labels
     from probes.hooking import HookedModel, resolve_hooks
+    from probes.interchange_picture import draw_interchange
     from probes.interchanging import interchange
     from probes.intervals import (
         Interval,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         interval_variables,
         over_seeds,
     )
+    from probes.latent_codes import interchange_codes, latent_code
     from probes.oracle_paths import PathModel
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from probes.pairing_capture import measure_pairing
     from probes.pairing_picture import draw_pairing
     from probes.projecting import project
+    from probes.projection_picture import draw_projection
     from probes.routing_capture import measure_paths, measure_specialization
     from probes.saturation import score_saturation
     from probes.signedness import relative_weights, score_signedness
@@ -103,18 +106,23 @@ _HOME = {
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
+    "decode_each": "probes.decoding_continuous",
     "draw_attention": "probes.control_flow_picture",
     "draw_control_flow": "probes.control_flow_picture",
     "draw_distribution": "probes.signedness_picture",
+    "draw_interchange": "probes.interchange_picture",
     "draw_numbers": "probes.signedness_picture",
     "draw_pairing": "probes.pairing_picture",
+    "draw_projection": "probes.projection_picture",
     "draw_specialization": "probes.specialization_picture",
     "draw_value_scores": "probes.value_scores_picture",
     "examine_control_flow": "probes.control_flow_examination",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
+    "interchange_codes": "probes.latent_codes",
     "interval_variables": "probes.intervals",
+    "latent_code": "probes.latent_codes",
     "loss_by_context": "probes.context",
     "match_control_flow": "probes.control_flow_matching",
     "mean_by_labels": "probes.grouping",
@@ -158,18 +166,23 @@ __all__ = [
     "cut",
     "decode",
     "decode_continuous",
+    "decode_each",
     "draw_attention",
     "draw_control_flow",
     "draw_distribution",
+    "draw_interchange",
     "draw_numbers",
     "draw_pairing",
+    "draw_projection",
     "draw_specialization",
     "draw_value_scores",
     "examine_control_flow",
     "extract_control_flow",
     "force_pairing",
     "interchange",
+    "interchange_codes",
     "interval_variables",
+    "latent_code",
     "loss_by_context",
     "match_control_flow",
     "mean_by_labels",

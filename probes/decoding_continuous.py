@@ -1,6 +1,7 @@
-"""Linear decoding of a number from a code."""
+"""Linear decoding of a number, or of many, from a code."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -104,6 +105,75 @@ def decode_continuous(
     )
     attrs = decoding_attrs(about, sources["probe"], seed=seed, folds=folds, resamples=resamples)
     return result.assign_attrs(attrs)
+
+
+def decode_each(
+    fit: xr.Dataset,
+    tests: Mapping[str, xr.Dataset],
+    *,
+    along: str,
+    code: str = "code",
+    label: str = "value",
+    samples: Sequence[str] = ("example",),
+    cells: Sequence[str] = ("layer",),
+    untrained: Split | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Which of many numbers are linearly readable from a code? `decode_continuous` for each.
+
+    A number that is constant on the fit side cannot be decoded, and is left out. One that is
+    constant in a test split has no R^2 there: its scores in that split are NaN.
+
+    Args:
+        fit: holds `code` and `label` [samples..., along], with a coordinate for `along`.
+        tests: datasets of the same layout by split name.
+        along: the dim of `label` over which numbers go: each is decoded by itself.
+        code, label, samples, cells, untrained, resamples, seed: see `decode_continuous`.
+
+    Returns:
+        What `decode_continuous` returns, with `along` before all other dims.
+
+    Raises:
+        KeyError: a dataset lacks a variable.
+        ValueError: each number is constant on the fit side or in all tests; or see
+            `decode_continuous`.
+
+    Example:
+        decode_each(fit, {"ood": test}, along="term", label="has")["score"].sel(control="probe")
+    """
+    found: list[xr.Dataset] = []
+    for name in fit[label][along].to_numpy():
+        here, known = _one_number((fit, tests), label, {along: name})
+        if not known or not _varies(here[label]):
+            continue
+        one = decode_continuous(
+            here,
+            known,
+            code=code,
+            label=label,
+            samples=samples,
+            cells=cells,
+            untrained=untrained and _one_number(untrained, label, {along: name}),
+            resamples=resamples,
+            seed=seed,
+        )
+        found.append(one.reindex(split=list(tests)).expand_dims({along: [name]}))
+    if not found:
+        raise ValueError(f"{label!r} must vary along the samples for some {along}, but never does")
+    return cast(xr.Dataset, xr.concat(found, along, combine_attrs="drop_conflicts"))
+
+
+def _one_number(sides: Split, label: str, at: Mapping[str, object]) -> Split:
+    """Fit and tests with one number as their label, without the tests in which it is constant."""
+    fit, tests = sides
+    chosen = {n: one.assign({label: one[label].sel(at, drop=True)}) for n, one in tests.items()}
+    varying = {n: one for n, one in chosen.items() if _varies(one[label])}
+    return fit.assign({label: fit[label].sel(at, drop=True)}), varying
+
+
+def _varies(values: xr.DataArray) -> bool:
+    return bool(np.ptp(values.to_numpy()) > 0)
 
 
 def _numbers(table: Table, label: str) -> np.ndarray:

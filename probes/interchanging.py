@@ -22,7 +22,7 @@ def interchange(
     source_inputs: Inputs,
     *,
     hooks: Mapping[str, str | Sequence[str]],
-    where: Bool[Tensor, "#example ..."],
+    where: Bool[Tensor, "#example ..."] | Mapping[str, Bool[Tensor, "#example ..."]],
     answer: Callable[[Any], Tensor],
     outcomes: Mapping[str, Tensor],
     batch_size: int = 256,
@@ -49,7 +49,9 @@ def interchange(
         hooks: by the name of a site, the hook names or globs that are patched *together* there:
             `{"layer 0": "blocks.0.attn.hook_pattern", "all": "blocks.*.attn.hook_pattern"}`.
         where: which entries are taken from the source; broadcasts against each hooked activation,
-            all its dims present, for example [example, 1, query_pos, key_pos].
+            all its dims present, for example [example, 1, query_pos, key_pos]. Or several such by
+            the name of a scope, each patched in runs of its own:
+            `{"code": code, "row": code.any(-1, keepdim=True)}`.
         answer: from the model's output to the answer, whole numbers [example] or [example, ...].
         outcomes: candidate answers by name, each of the shape of all answers together. An answer
             hits when all its entries are equal to the candidate's; a candidate's entry of -1 is
@@ -59,45 +61,53 @@ def interchange(
     Returns:
         `hit` [site, outcome, example] (int8, 0 or 1); `rate`, `rate_low`, `rate_high`
         [site, outcome]: the share of hits and its exact 95% interval (Clopper-Pearson). The first
-        site is "none".
+        site is "none". With several `where`, the first dim of all is `scope`.
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest.
         TypeError: a model that cannot be hooked, `where` that is not boolean, answers that are not
             whole numbers.
-        ValueError: a compiled model, no site or outcome, a site named "none", numbers of examples
-            that differ, `where` or an outcome of another shape, base and source activations of
-            different shapes.
+        ValueError: a compiled model, no site, scope or outcome, a site named "none", numbers of
+            examples that differ, `where` or an outcome of another shape, base and source
+            activations of different shapes.
         RuntimeError: a hook did not fire exactly once in a forward pass.
     """
     check_model(model)
     sites = _resolve_sites(model, hooks)
     examples = count_examples("base_inputs", base_inputs)
-    _check_arguments(examples, source_inputs, where, outcomes, batch_size)
+    scopes = where if isinstance(where, Mapping) else {"": where}
+    _check_arguments(examples, source_inputs, scopes, outcomes, batch_size)
 
-    answers: dict[str, list[Tensor]] = {site: [] for site in (NO_SITE, *sites)}
+    answers: dict[tuple[str, str], list[Tensor]] = {
+        (scope, site): [] for scope in scopes for site in (NO_SITE, *sites)
+    }
     every_hook = list(dict.fromkeys(hook for names in sites.values() for hook in names))
     with evaluating(model):
         for part in parts(examples, batch_size):
+            size = part.stop - part.start
             base = take_examples(base_inputs, part)
             source = _collect(model, take_examples(source_inputs, part), every_hook)
-            entries = where[part] if len(where) == examples else where
-            for site, names in {NO_SITE: [], **sites}.items():
-                output = _run_patched(model, base, {name: source[name] for name in names}, entries)
-                answers[site].append(check_answer(answer(output), part.stop - part.start))
+            unpatched = check_answer(answer(call(model, base)), size)
+            for scope, entries in scopes.items():
+                answers[scope, NO_SITE].append(unpatched)
+                here = entries[part] if len(entries) == examples else entries
+                for site, names in sites.items():
+                    output = _run_patched(model, base, {name: source[name] for name in names}, here)
+                    answers[scope, site].append(check_answer(answer(output), size))
 
-    joined = {site: torch.cat(chunks) for site, chunks in answers.items()}
-    hits = np.stack([_hits(answered, outcomes) for answered in joined.values()])
-    pairs = ("site", "outcome")
+    hits = np.stack([_hits(torch.cat(chunks), outcomes) for chunks in answers.values()])
+    hits = hits.reshape(len(scopes), 1 + len(sites), len(outcomes), examples)
+    dims = ("scope", "site", "outcome")
     about = "share of answers equal to the outcome"
-    return xr.Dataset(
+    result = xr.Dataset(
         {
-            "hit": ((*pairs, "example"), hits, {"long_name": "the answer is the outcome"}),
-            **interval_variables("rate", exact_rates(hits), pairs, long_name=about),
+            "hit": ((*dims, "example"), hits, {"long_name": "the answer is the outcome"}),
+            **interval_variables("rate", exact_rates(hits), dims, long_name=about),
         },
-        coords={"site": list(joined), "outcome": list(outcomes)},
+        coords={"scope": list(scopes), "site": [NO_SITE, *sites], "outcome": list(outcomes)},
         attrs={"examples": examples, "interval": "exact 95% (Clopper-Pearson) over examples"},
     )
+    return result if isinstance(where, Mapping) else result.isel(scope=0, drop=True)
 
 
 def _resolve_sites(
@@ -121,17 +131,21 @@ def _resolve_sites(
 def _check_arguments(
     examples: int,
     source_inputs: Inputs,
-    where: Tensor,
+    scopes: Mapping[str, Tensor],
     outcomes: Mapping[str, Tensor],
     batch_size: int,
 ) -> None:
     sources = count_examples("source_inputs", source_inputs)
     if sources != examples:
         raise ValueError(f"base_inputs has {examples} examples, but source_inputs has {sources}")
-    if where.dtype != torch.bool:
-        raise TypeError(f"where must be a bool tensor, got {where.dtype}")
-    if where.ndim == 0 or len(where) not in (1, examples):
-        raise ValueError(f"where must begin with {examples} or 1, got shape {tuple(where.shape)}")
+    if not scopes:
+        raise ValueError("where must name at least one scope, got an empty mapping")
+    for scope, where in scopes.items():
+        name = f"where[{scope!r}]" if scope else "where"
+        if where.dtype != torch.bool:
+            raise TypeError(f"{name} must be a bool tensor, got {where.dtype}")
+        if where.ndim == 0 or len(where) not in (1, examples):
+            raise ValueError(f"{name} must begin with {examples} or 1, got {tuple(where.shape)}")
     if not outcomes:
         raise ValueError("outcomes must name at least one outcome, got an empty mapping")
     for name, outcome in outcomes.items():

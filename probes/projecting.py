@@ -6,11 +6,13 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
+Method = Literal["pca", "tsne"]
+
 
 def project(
     code: xr.DataArray,
     *,
-    method: Literal["pca", "tsne"] = "pca",
+    method: Method | Sequence[Method] = "pca",
     samples: Sequence[str] = ("example",),
     components: int = 2,
     perplexity: float = 30.0,
@@ -24,7 +26,7 @@ def project(
     Args:
         code: [samples..., features...] in any order; coordinates that live on the sample dims
             (labels: `dataset.set_coords("rule")["code"]`) are kept for colouring.
-        method: `pca`, or `tsne` (van der Maaten & Hinton 2008).
+        method: `pca`, or `tsne` (van der Maaten & Hinton 2008); or several of them.
         samples: the dims that together make one point; the other dims are its features.
         components: how many components to keep; 2 or 3 for t-SNE.
         perplexity: of t-SNE, below the number of points; PCA does not use it.
@@ -32,12 +34,31 @@ def project(
 
     Returns:
         `projection` [samples..., component] with the coordinates of `code`; for PCA also
-        `explained_variance_ratio` [component], in 0..1. Attrs hold method, seed, sizes.
+        `explained_variance_ratio` [component], in 0..1. Attrs hold method, seed, sizes. Of several
+        methods, each has its label of the first dim `kind`.
 
     Raises:
-        ValueError: an unknown method, a sample dim that the code lacks, values that are not
+        ValueError: no method or an unknown one, a sample dim that the code lacks, values that are not
             finite, too many components or too large a perplexity for the data.
     """
+    if not isinstance(method, str) and method:
+        joined = xr.concat(
+            [
+                project(
+                    code,
+                    method=one,
+                    samples=samples,
+                    components=components,
+                    perplexity=perplexity,
+                    seed=seed,
+                )
+                for one in method
+            ],
+            xr.Variable("kind", list(method)),
+            combine_attrs="drop_conflicts",
+        )
+        joined["projection"].attrs["long_name"] = "standardised code in the plane"
+        return joined
     if method not in ("pca", "tsne"):
         raise ValueError(f"method must be 'pca' or 'tsne', got {method!r}")
     missing = [dim for dim in samples if dim not in code.dims]

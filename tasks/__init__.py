@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tasks.mlu import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLUConfig
     from tasks.pairs import Pairs, PairsConfig, score_ranking
     from tasks.raven import RAVEN_RULES, Raven, RavenConfig
-    from tasks.raven_observer import IdealObserver, Observation, RavenCeiling
+    from tasks.raven_interventions import RavenPairs, raven_last_row, raven_pairs
+    from tasks.raven_observer import IdealObserver, Observation, RavenCeiling, raven_ceilings
     from tasks.scan import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS, Scan, ScanConfig
     from tasks.sequences import Sequences, SequencesConfig
     from tasks.signed_pairs import SignedPairs, SignedPairsConfig
@@ -89,6 +90,7 @@ __all__ = [
     "Raven",
     "RavenCeiling",
     "RavenConfig",
+    "RavenPairs",
     "Scan",
     "ScanConfig",
     "Sequences",
@@ -106,6 +108,9 @@ __all__ = [
     "apply_operation",
     "column_dataflow",
     "dataflow",
+    "raven_ceilings",
+    "raven_last_row",
+    "raven_pairs",
     "score_ranking",
     "spread_over_depths",
 ]
@@ -153,6 +158,7 @@ _HOME = {
     "Raven": "raven",
     "RavenCeiling": "raven_observer",
     "RavenConfig": "raven",
+    "RavenPairs": "raven_interventions",
     "Scan": "scan",
     "ScanConfig": "scan",
     "Sequences": "sequences",
@@ -170,6 +176,9 @@ _HOME = {
     "apply_operation": "math_equations",
     "column_dataflow": "expressions",
     "dataflow": "expressions",
+    "raven_ceilings": "raven_observer",
+    "raven_last_row": "raven_interventions",
+    "raven_pairs": "raven_interventions",
     "score_ranking": "pairs",
     "spread_over_depths": "expressions",
 }

@@ -6,13 +6,30 @@ answers is exact: summed over all ways in which the columns' features can corres
 assignments of rules to features.
 """
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import factorial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tasks.raven import DIFFERENCE, DISTRIBUTE, RAVEN_RULES, STEPS, SUM, Raven, rule_answers
+from tasks.raven import (
+    DIFFERENCE,
+    DISTRIBUTE,
+    RAVEN_RULES,
+    STEPS,
+    SUM,
+    Raven,
+    RavenConfig,
+    rule_answers,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _CHUNK = 512  # instances at a time: bounds the memory
 
@@ -123,6 +140,52 @@ class RavenCeiling:
     ambiguous_by_any_rules: float
     ambiguous_by_any_rules_se: float
     n_instances: int
+
+
+_CEILINGS = {
+    "accuracy": "highest share of instances with all features right that a split allows",
+    "accuracy_se": "standard error of the highest accuracy",
+    "feature_accuracy": "highest share of right features that a split allows",
+    "feature_accuracy_se": "standard error of the highest share of right features",
+    "ambiguous": "share of instances with several possible answers, known prior",
+    "ambiguous_by_any_rules": "share of instances that some rules explain with several answers",
+}
+"""What of `RavenCeiling` is shown of several splits, and what it is."""
+
+
+def raven_ceilings(config: RavenConfig, splits: Sequence[str], n_instances: int) -> xr.Dataset:
+    """Return what the ideal observer reaches on several splits.
+
+    Ceilings are computed once for equal arguments and kept.
+
+    Args:
+        config: which task.
+        splits: some of `Raven.SPLITS`.
+        n_instances: of each split, at least 2.
+
+    Returns:
+        `accuracy`, `feature_accuracy` with their standard errors `..._se`, `ambiguous` and
+        `ambiguous_by_any_rules`, [split] each, in 0..1: see `RavenCeiling`.
+
+    Raises:
+        ValueError: a split is unknown, or `n_instances` is less than 2.
+
+    Example:
+        `raven_ceilings(RavenConfig(n_features=2), ("id", "ood"), 1000)["accuracy"]`
+    """
+    import xarray as xr  # `import tasks` alone does not pay for it
+
+    found = [_ceiling(config, split, n_instances) for split in splits]
+    variables = {
+        name: ("split", [getattr(one, name) for one in found], {"long_name": about})
+        for name, about in _CEILINGS.items()
+    }
+    return xr.Dataset(variables, {"split": list(splits)}, {"instances": n_instances})
+
+
+@functools.lru_cache(maxsize=64)
+def _ceiling(config: RavenConfig, split: str, n_instances: int) -> RavenCeiling:
+    return IdealObserver(Raven(config), split).ceiling(n_instances)
 
 
 class IdealObserver:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Selection, Setup, answer
+from studies import engine
 from tasks import Batch, FuzzyLogicConfig
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def explained(unexplained: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FuzzySetup(Setup):
+class FuzzySetup(engine.Setup):
     """A transformer that sees points of a function and is asked for its value at another one.
 
     The task's seed, of what is held out and of all examples, is the model's `seed`: seeds differ in
@@ -58,17 +57,16 @@ class FuzzySetup(Setup):
     d_mlp: int = 256
 
     metrics: ClassVar = {
-        "r2": Metric("R^2 of the answers", transform=explained),
-        "r2_of_sequences": Metric("R^2 of the answers, mean over sequences"),
+        "r2": engine.Metric("R^2 of the answers", transform=explained),
+        "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
     }
-    selection: ClassVar = Selection("id", "r2")
+    selection: ClassVar = engine.Selection("id", "r2")
 
     def __post_init__(self):
         super().__post_init__()
         self.sampler()
 
     def models(self) -> tuple[str, ...]:
-        """The variants of attention."""
         return tuple(mechanisms.ATTENTION_VARIANTS)
 
     @property
@@ -77,7 +75,6 @@ class FuzzySetup(Setup):
         return {"id": "in", "test": "out", "ood": "out"}
 
     def sampler(self) -> tasks.FuzzyLogic:
-        """The task, with the model's seed."""
         config = FuzzyLogicConfig(
             n_variables=self.n_variables,
             n_terms=self.n_terms,
@@ -85,28 +82,27 @@ class FuzzySetup(Setup):
             held_out=self.held_out,
             seed=self.seed,
         )
-        return _sampler(config)
+        return engine.kept(tasks.FuzzyLogic, config)
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """A transformer over the points, read out at the last one."""
+        attention = mechanisms.AttentionConfig.named(
+            self.model, n_heads=self.n_heads, d_head=self.d_head
+        )
         config = mechanisms.TransformerConfig(
             d_input=self.n_variables + 1,
             d_output=1,
             d_model=self.d_model,
             n_layers=self.n_layers,
-            attention=mechanisms.AttentionConfig.named(
-                self.model, n_heads=self.n_heads, d_head=self.d_head
-            ),
+            attention=attention,
             feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
             positions="relative",
             max_distance=self.n_points,
-            n_readout=1,
+            n_readout=1,  # the point that is asked for
         )
         return mechanisms.Transformer(config, generator=generator)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
-        """The mean squared error of the value that is asked for."""
-        return (answer(model, batch)[:, :, 0] - batch.targets).square().mean()
+        return (engine.answer(model, batch)[:, :, 0] - batch.targets).square().mean()
 
     def scores(self, output: Tensor, batch: Batch, split: str) -> dict[str, tuple[Tensor, Tensor]]:
         """Squared errors beside the variances of the sequences; and R^2 of each of these."""
@@ -118,9 +114,4 @@ class FuzzySetup(Setup):
         """The paper's R^2, of its setting alone."""
         if (self.n_variables, self.n_terms, self.n_points, self.held_out) != (4, 2, 32, 0.7):
             return {}
-        return {"r2_of_sequences": {"test": {ALL: REPORTED.get(self.model, math.nan)}}}
-
-
-@functools.lru_cache(maxsize=16)
-def _sampler(config: FuzzyLogicConfig) -> tasks.FuzzyLogic:
-    return tasks.FuzzyLogic(config)
+        return {"r2_of_sequences": {"test": {engine.ALL: REPORTED.get(self.model, math.nan)}}}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Setup
+from studies import engine
 from tasks import RavenConfig
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ PAPER_OOD = {"softmax": 0.566, "linear": 0.563, "hyla": 0.691}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RavenSetup(Setup):
+class RavenSetup(engine.Setup):
     """A transformer that fills the last panel of a Raven matrix.
 
     Args:
@@ -41,8 +40,8 @@ class RavenSetup(Setup):
     attention_dropout: float = 0.0
 
     metrics: ClassVar = {
-        "accuracy": Metric("share of instances with all features right", percent=True),
-        "feature_accuracy": Metric("share of features that are right", percent=True),
+        "accuracy": engine.Metric("share of instances with all features right", percent=True),
+        "feature_accuracy": engine.Metric("share of features that are right", percent=True),
     }
 
     @property
@@ -51,50 +50,35 @@ class RavenSetup(Setup):
         return (*self.splits, "id_unpermuted", "ood_unpermuted")
 
     def models(self) -> tuple[str, ...]:
-        """The variants of attention."""
         return tuple(mechanisms.ATTENTION_VARIANTS)
 
     def sampler(self) -> tasks.Raven:
-        """The task."""
-        return _sampler(self.task)
+        return engine.kept(tasks.Raven, self.task)
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """A transformer over the tokens of all panels, read out at those of the last one."""
         n_features, n_values = self.task.n_features, self.task.n_values
+        attention = mechanisms.AttentionConfig.named(
+            self.model, n_heads=self.n_heads, d_head=self.d_head, dropout=self.attention_dropout
+        )
         config = mechanisms.TransformerConfig(
             d_input=n_values,
             d_output=n_values,
             d_model=self.d_model,
             n_layers=self.n_layers,
-            attention=mechanisms.AttentionConfig.named(
-                self.model,
-                n_heads=self.n_heads,
-                d_head=self.d_head,
-                dropout=self.attention_dropout,
-            ),
+            attention=attention,
             feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
             positions="relative",
             max_distance=9 * n_features,
-            n_readout=n_features,
+            n_readout=n_features,  # the tokens of the last panel
         )
         return mechanisms.Transformer(config, generator=generator)
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
-        """What guessing gives."""
-        return {
-            "chance": {
-                "accuracy": {ALL: self.sampler().chance},
-                "feature_accuracy": {ALL: 1 / self.task.n_values},
-            }
-        }
+        chance = {"accuracy": self.sampler().chance, "feature_accuracy": 1 / self.task.n_values}
+        return {"chance": {name: {engine.ALL: value} for name, value in chance.items()}}
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
         """Accuracy on held-out combinations, at the paper's number of features."""
         if self.task.n_features != 4 or self.model not in PAPER_OOD:
             return {}
-        return {"accuracy": {"ood": {ALL: PAPER_OOD[self.model]}}}
-
-
-@functools.lru_cache(maxsize=16)
-def _sampler(config: RavenConfig) -> tasks.Raven:
-    return tasks.Raven(config)
+        return {"accuracy": {"ood": {engine.ALL: PAPER_OOD[self.model]}}}

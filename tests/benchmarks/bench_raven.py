@@ -16,7 +16,6 @@ import probes
 import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
 from studies.engine.training import cross_entropy, keep_freed_memory
-from studies.raven_latent_code import latent_code
 from tests.benchmarks.timing import in_turns
 
 keep_freed_memory()  # as `train` does
@@ -101,11 +100,7 @@ def test_sampling(n_features, record):
 
 def capture_batches(number):
     task, model = task_of(2), build(2).eval()
-    quantity = probes.Quantity(
-        "blocks.*.attn.hook_pattern",
-        dims=("example", "feature", "key", "head"),
-        reduce=latent_code(2),
-    )
+    quantity = probes.latent_code(*tasks.raven_last_row(2), dims=("feature", "key"))
     batches = [task.batch("id_unpermuted", index, 64) for index in range(number)]
     return model, batches, quantity
 

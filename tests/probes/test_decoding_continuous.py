@@ -5,7 +5,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
-from probes import decode_continuous
+from probes import decode_continuous, decode_each
 
 SLOPE = np.random.default_rng(99).standard_normal(6)
 
@@ -59,3 +59,43 @@ def test_bad_labels_are_named():
         decode_continuous(fit, {"t": test.assign(value=("example", np.ones(40)))})
     with pytest.raises(ValueError, match="finite"):
         decode_continuous(fit, {"t": test.assign(value=("example", np.full(40, np.nan)))})
+
+
+def of_many(seed, **constant):
+    """`value` [example, label]: `read` is that of `planted`, `noise` is not in the code."""
+    data = planted(seed, 200)
+    noise = np.random.default_rng(seed + 50).standard_normal(200)
+    columns = {"read": data["value"].to_numpy(), "noise": noise, "one": np.arange(200.0)}
+    columns |= {name: np.full(200, value) for name, value in constant.items()}
+    values = np.stack(list(columns.values()), axis=1)
+    return data.assign(value=(("example", "label"), values)).assign_coords(label=list(columns))
+
+
+def test_each_of_many_numbers_is_decoded_by_itself():
+    fit, tests = of_many(0, one=1.0), {"a": of_many(1), "b": of_many(2, noise=0.0)}
+    bare = of_many(3), {"a": of_many(4), "b": of_many(5, noise=0.0)}
+    found = decode_each(fit, tests, along="label", untrained=bare, resamples=50, seed=1)
+    # What is constant where probes are fitted is left out.
+    assert found["label"].to_numpy().tolist() == ["read", "noise"]
+    assert found["score"].dims == ("label", "control", "split", "layer", "metric")
+    probe = found["score"].sel(control="probe", layer="1", metric="r2")
+    assert (probe.sel(label="read") > 0.6).all()
+    assert probe.sel(label="noise", split="a") < 0.1
+    # What is constant in a test has no score there.
+    assert np.isnan(found["score"].sel(label="noise", split="b")).all()
+    alone = decode_continuous(
+        *(fit.sel(label="read"), {name: one.sel(label="read") for name, one in tests.items()}),
+        untrained=(
+            bare[0].sel(label="read"),
+            {n: one.sel(label="read") for n, one in bare[1].items()},
+        ),
+        resamples=50,
+        seed=1,
+    )
+    xr.testing.assert_equal(found.sel(label="read", drop=True), alone)
+
+
+def test_numbers_that_never_vary_are_refused():
+    fit = of_many(0, read=0.0, noise=0.0, one=1.0)
+    with pytest.raises(ValueError, match="must vary"):
+        decode_each(fit, {"a": of_many(1)}, along="label")

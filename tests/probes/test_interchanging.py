@@ -119,6 +119,20 @@ def test_only_the_named_entries_are_patched(pairs):
     assert hit.to_numpy().tolist() == [1, 0] * (N // 2)
 
 
+def test_several_scopes_are_patched_one_by_one(pairs):
+    used, unused = (torch.zeros(1, 1, 2, 2, dtype=torch.bool) for _ in range(2))
+    used[:, :, 1] = unused[:, :, 0] = True
+    some = torch.zeros(N, 1, 2, 1, dtype=torch.bool)
+    some[::2] = True
+    scopes = {"used": used, "unused": unused, "some": some}
+    result = run(*pairs, where=scopes)
+    assert result["rate"].dims == ("scope", "site", "outcome")
+    for scope, where in scopes.items():
+        alone = run(*pairs, where=where)
+        assert "scope" not in alone.coords
+        assert result.sel(scope=scope, drop=True).identical(alone)
+
+
 def test_batches_do_not_matter(pairs):
     assert run(*pairs, batch_size=7).identical(run(*pairs, batch_size=N))
 
@@ -200,6 +214,10 @@ def test_bad_input_is_named(pairs):
         run(base, source, where=torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="must begin with 200 or 1"):
         run(base, source, where=torch.ones(2, 1, 2, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="at least one scope"):
+        run(base, source, where={})
+    with pytest.raises(TypeError, match=r"where\['row'\] must be a bool"):
+        run(base, source, where={"row": torch.ones(1, 1, 2, 2)})
     with pytest.raises(ValueError, match="at least one outcome"):
         run(base, source, outcomes={})
     with pytest.raises(ValueError, match="shape of the answers"):

@@ -54,7 +54,19 @@ def test_several_sample_dims(code):
     np.testing.assert_allclose(result["projection"], alone["projection"], atol=1e-9)
 
 
+def test_several_methods_have_their_labels(code):
+    both = project(code, method=("tsne", "pca"), seed=3)
+    assert both["projection"].dims == ("kind", "example", "component")
+    assert both["rule"].dims == ("example",)
+    for method in ("pca", "tsne"):
+        alone = project(code, method=method, seed=3)["projection"]
+        np.testing.assert_array_equal(both["projection"].sel(kind=method), alone)
+    assert both["projection"].attrs["long_name"]
+
+
 def test_bad_input_is_named(code):
+    with pytest.raises(ValueError, match=r"\(\)"):
+        project(code, method=())
     with pytest.raises(ValueError, match="'umap'"):
         project(code, method="umap")
     with pytest.raises(ValueError, match="samples must be dims"):

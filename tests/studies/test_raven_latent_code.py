@@ -9,7 +9,7 @@ import torch
 
 from studies.engine import Resources, read_result, run
 from studies.engine.results import config_of
-from studies.raven_latent_code import STUDY, latent_code
+from studies.raven_latent_code import STUDY, codes_of
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "raven_latent_code.py"
 
@@ -113,16 +113,22 @@ def test_the_result_names_its_settings(result):
 
 
 def test_the_latent_code_is_read_where_the_docstring_says():
-    """Entry [h, q, k] of the pattern is its own address."""
-    n_pos = 18
-    address = torch.arange(3 * n_pos * n_pos).view(1, 3, n_pos, n_pos)
-    code = latent_code(2)(address)
-    assert code.shape == (1, 2, 2, 3)
-    for feature in range(2):
-        for key, panel in enumerate((6, 7)):
-            for head in range(3):
-                expected = (head * n_pos + 16 + feature) * n_pos + 2 * panel + feature
-                assert code[0, feature, key, head] == expected
+    """From each answer token to the same feature in the two panels before it, of all heads."""
+    (setup, *_) = STUDY.plan("smoke").cells
+    model = setup.build(torch.Generator().manual_seed(0)).eval()
+    batch = setup.sampler().batch("id_unpermuted", 0, 3)
+    data = codes_of(model, [batch], n_features=2)
+    assert data["code"].dims == ("example", "layer", "feature", "key", "head")
+    assert (data["rule"].to_numpy() == batch.latents["rule"].numpy()).all()
+    _, cache = model.run_with_cache(batch.inputs)
+    for layer in range(2):
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"]
+        assert pattern.shape[-2:] == (18, 18)
+        for feature in range(2):
+            for key, panel in (("first", 6), ("second", 7)):
+                code = data["code"].sel(layer=layer, key=key).isel(feature=feature)
+                expected = pattern[:, :, 16 + feature, 2 * panel + feature]
+                assert torch.allclose(torch.from_numpy(code.to_numpy()), expected)
 
 
 def test_unknown_models_are_refused(tmp_path):

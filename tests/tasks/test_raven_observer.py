@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import IdealObserver, Raven, RavenConfig
+from tasks import IdealObserver, Raven, RavenConfig, raven_ceilings
 
 _spec = importlib.util.spec_from_file_location(
     "raven_reference", Path(__file__).with_name("raven_reference.py")
@@ -187,3 +187,19 @@ def test_bad_inputs():
         observer.observe(inputs.roll(2, 1))
     with pytest.raises(ValueError, match="n_instances=1"):
         observer.ceiling(1)
+
+
+def test_ceilings_of_several_splits_are_those_of_each():
+    config = RavenConfig(n_features=2)
+    found = raven_ceilings(config, ("id", "ood"), 60)
+    for split in ("id", "ood"):
+        alone = IdealObserver(Raven(config), split).ceiling(60)
+        here = found.sel(split=split)
+        for name, value in here.data_vars.items():
+            assert value.attrs["long_name"]
+            assert float(value) == getattr(alone, str(name))
+    assert found.attrs == {"instances": 60}
+    found["accuracy"][:] = 0
+    assert (raven_ceilings(config, ("ood",), 60)["accuracy"] > 0).all()
+    with pytest.raises(ValueError, match="split"):
+        raven_ceilings(config, ("id", "odd"), 60)

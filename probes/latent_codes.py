@@ -1,0 +1,129 @@
+"""The latent code: the attention weights of all heads for a query and a key.
+
+Attention multiplies the values of a query-key pair by the weights of all heads. So these weights
+choose what is computed for the pair: its latent code (Schug et al. 2024, "Attention as a
+Hypernetwork", section 2).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from probes._inputs import count_examples
+from probes.capturing import Quantity
+from probes.hooking import HookedModel, Inputs, layer_numbers, resolve_hooks
+from probes.interchanging import interchange
+
+PATTERNS = "blocks.*.attn.hook_pattern"
+
+
+def latent_code(
+    query: Int[Tensor, " asked"],
+    keys: Int[Tensor, "asked key"],
+    *,
+    dims: Sequence[str] = ("query_pos", "key_pos"),
+    hook: str = PATTERNS,
+) -> Quantity:
+    """The latent codes of chosen queries and keys, for `capture`.
+
+    Args:
+        query: positions of the queries.
+        keys: for each query, the positions of the keys.
+        dims: what queries and their keys are called in what is kept.
+        hook: where attention patterns [example, head, query_pos, key_pos] are, a name or a glob.
+
+    Returns:
+        What keeps [example, *dims, head], with `layer` after `example` if `hook` is a glob.
+
+    Raises:
+        ValueError: `keys` has no row for each query, or there are not two dims.
+
+    Example:
+        code = latent_code(torch.tensor([8]), torch.tensor([[6, 7]]))
+        capture(model, batches, {"code": code})["code"]
+    """
+    _check_positions(query, keys)
+    if len(dims) != 2:
+        raise ValueError(f"dims must name those of queries and of keys, got {tuple(dims)}")
+
+    def reduce(pattern: Tensor) -> Tensor:
+        return pattern[:, :, query[:, None], keys].permute(0, 2, 3, 1)
+
+    return Quantity(
+        hook,
+        dims=("example", *dims, "head"),
+        reduce=reduce,
+        long_name="latent code: attention weights of chosen queries and keys",
+    )
+
+
+def interchange_codes(
+    model: HookedModel,
+    base_inputs: Inputs,
+    source_inputs: Inputs,
+    *,
+    query: Int[Tensor, " example"],
+    keys: Int[Tensor, "example key"],
+    n_pos: int,
+    answer: Callable[[Any], Tensor],
+    outcomes: Mapping[str, Tensor],
+    hook: str = PATTERNS,
+    batch_size: int = 256,
+) -> xr.Dataset:
+    """Are latent codes used? Run base instances with codes of source instances: see `interchange`.
+
+    Patched are, in all heads, the `code`: the pattern's entries from an example's query to its
+    keys; or the whole `row` of the query, to all keys; or the whole `pattern`. If that has no
+    effect, what the outcomes depend on is not in the attention at all.
+
+    Args:
+        model, base_inputs, source_inputs, answer, outcomes, batch_size: see `interchange`.
+        query: the query of each example.
+        keys: its keys.
+        n_pos: tokens of a sequence.
+        hook: a glob for the attention patterns [example, head, query_pos, key_pos] of all layers.
+
+    Returns:
+        What `interchange` returns, with `scope` (code, pattern, row) before the other dims; its
+        sites are "none", "layer 0", "layer 1", ... and "all layers", which are patched together.
+
+    Raises:
+        ValueError: there is not a query with its keys for each example; or see `interchange`.
+
+    Example:
+        found = interchange_codes(
+            model, base, source, query=query, keys=keys, n_pos=base.shape[1],
+            answer=lambda logits: logits.argmax(-1), outcomes={"source's rule": answers})
+        found["rate"].sel(scope="code", site="all layers")
+    """
+    _check_positions(query, keys)
+    if len(query) != (examples := count_examples("base_inputs", base_inputs)):
+        raise ValueError(f"query must have {examples} entries, one per example, got {len(query)}")
+    layers = resolve_hooks(model, hook)
+    numbers = layer_numbers(hook, layers)
+    sites = {f"layer {number}": [name] for number, name in zip(numbers, layers, strict=True)}
+    code = torch.zeros(examples, 1, n_pos, n_pos, dtype=torch.bool)
+    code[torch.arange(examples)[:, None], 0, query.cpu()[:, None], keys.cpu()] = True
+    row = code.any(-1, keepdim=True)
+    return interchange(
+        model,
+        base_inputs,
+        source_inputs,
+        hooks=sites | {"all layers": layers},
+        where={"code": code, "pattern": row.any(-2, keepdim=True), "row": row},
+        answer=answer,
+        outcomes=outcomes,
+        batch_size=batch_size,
+    )
+
+
+def _check_positions(query: Tensor, keys: Tensor) -> None:
+    if query.ndim != 1 or keys.ndim != 2 or len(keys) != len(query):
+        raise ValueError(
+            f"keys must have a row for each query, got shapes {tuple(keys.shape)} and "
+            f"{tuple(query.shape)}"
+        )
