@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from studies.engine.readings import Reading
 from studies.report.names import name_of
 from studies.report.panels import (
+    SMALL,
     data_of,
     draw_along,
     finished,
     grid,
     has_values,
-    labels_of,
-    legend_beside,
+    parts_of,
     shown_conditions,
 )
 
@@ -40,30 +40,21 @@ def lines(
     """A variable along one of its dims: a line for each condition, a panel for each label of a dim.
 
     Args:
-        result: what is drawn.
-        group: of the result.
-        variable: [cell, ..., along]; with its `_low` and `_high`, if there are any.
-        along: the dim of the x-axis, a number.
-        ylabel: what the variable is.
+        result, group, variable, along, ylabel: as of `plots.profiles`.
         panels: a dim that has a panel for each label; None: there is one panel.
         select: labels of the other dims; a tuple of those of `panels` that are drawn.
         log_x: whether the x-axis is logarithmic, to base 2.
     """
-    data = data_of(result, group, variable, select)
-    if data is None:
+    parts = parts_of(data_of(result, group, variable, select), panels)
+    if not parts:
         return None
-    titles = labels_of(data, panels)
-    figure, axes = grid(1, len(titles), height=3.2)
-    for axis, title in zip(axes[0], titles, strict=True):
-        here = data if title is None else data.sel({panels: title})
+    figure, axes = grid(1, len(parts), height=3.2)
+    for axis, (title, here) in zip(axes[0], parts.items(), strict=True):
         for one in shown_conditions(result):
             if has_values(here[variable], one):
                 draw_along(axis, here, variable, along, one, label=one.label)
         axis.set_title(name_of(title or ""))
-        if log_x:
-            axis.set_xscale("log", base=2)
-            axis.xaxis.set_major_formatter("{x:g}")
-    return finished(figure, ylabel=ylabel)
+    return finished(figure, ylabel=ylabel, log_x=log_x)
 
 
 def intervals(
@@ -104,6 +95,7 @@ def intervals(
         axis.set_title(name_of(title))
         axis.grid(axis="x", lw=0.3)
         axis.set(yticks=[], ylim=(len(conditions) - 0.5, -0.5))
-    axes[0, 0].set_yticks(range(len(conditions)), [one.label for one in conditions], fontsize=8)
-    legend_beside(figure, axes)
-    return figure
+    labels = [one.label for one in conditions]
+    axes[0, 0].set_yticks(range(len(labels)), labels, fontsize=SMALL)
+    figure.set_figwidth(figure.get_figwidth() + 0.06 * max(map(len, labels)))
+    return finished(figure)

@@ -45,5 +45,5 @@ def training_curves(
         axis.set(title=name_of(split), xlabel="training step")
     about = result["scores"][metric].attrs
     whole = about.get("percent", 0) and not log and not (curves < 0).any()
-    ylim = (0, 1.02) if whole else None
+    ylim = (-0.02, 1.02) if whole else None
     return finished(figure, ylabel=about["long_name"], ylim=ylim, log_y=log)

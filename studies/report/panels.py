@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,14 @@ from studies.report.names import MARKERS, colour_of, name_of, names_of_settings
 SMALL = 8
 """The size of letters beside panels."""
 
+LEGEND = 1.4
+"""The width of a legend that figures have room for, in inches."""
+
 
 @dataclass(frozen=True)
 class Shown:
-    """A condition as it is drawn.
-
-    Attributes:
-        values: by coordinate, None where one does not apply.
-        cells: numbers of its cells.
-        label: its values that differ between conditions.
-        colour: that of its model, or of its own where models do not differ.
-        marker: of its own.
-    """
+    """A condition as it is drawn: its values by coordinate (None: does not apply), its cells, the
+    values that differ between conditions in words, and its colour and marker."""
 
     values: dict[str, Any]
     cells: Int[np.ndarray, " cell"]
@@ -40,32 +37,24 @@ class Shown:
 
 
 def shown_conditions(result: xr.DataTree, *, but: tuple[str, ...] = ()) -> list[Shown]:
-    """The conditions of a result with their labels and colours, in order.
-
-    Args:
-        result: of a study.
-        but: coordinates that labels leave out.
-    """
-    names, found = [name for name in varied(result) if name not in but], []
-    conditions = conditions_of(result)
+    """The conditions of a result in order; labels leave out the coordinates `but`."""
+    conditions, shown = conditions_of(result), []
+    names = [name for name in varied(result) if name not in but]
     alone = len({one.values["model"] for one in conditions}) == len(conditions)
     for number, one in enumerate(conditions):
         label = ", ".join(names_of_settings(one.values, names))
         colour = colour_of(one.values["model"] if alone else "", number)
         marker = MARKERS[number % len(MARKERS)]
-        found.append(Shown(dict(one.values), one.cells, label, colour, marker))
-    return found
+        shown.append(Shown(dict(one.values), one.cells, label, colour, marker))
+    return shown
 
 
 def data_of(
     result: xr.DataTree, group: str, variable: str, select: Mapping[str, Any] | None = None
 ) -> xr.Dataset | None:
-    """A group of a result that has a variable, None where there is none.
+    """A group of a result at labels of dims, several of which keep their dim; None: not measured.
 
-    Args:
-        result: of a study.
-        group, variable: names.
-        select: labels of dims; several keep their dim. Other dims and labels are passed over.
+    What the group does not have of `select` is passed over.
     """
     if group not in result.children or variable not in result[group].data_vars:
         return None
@@ -78,9 +67,11 @@ def data_of(
     return data
 
 
-def labels_of(data: xr.Dataset, dim: str | None) -> list[Any]:
-    """The labels of a dim; of none, None."""
-    return [None] if dim is None else data[dim].to_numpy().tolist()
+def parts_of(data: xr.Dataset | None, dim: str | None) -> dict[Any, xr.Dataset]:
+    """Data by the labels of a dim; without a dim all of it, by None; without data nothing."""
+    if data is None or dim is None:
+        return {} if data is None else {None: data}
+    return {label: data.sel({dim: label}) for label in data[dim].to_numpy().tolist()}
 
 
 def grid(
@@ -90,41 +81,43 @@ def grid(
 
     pyplot does not know of it: whoever drops it need not close it.
     """
-    figure = Figure((width * n_columns + 1.8, height * n_rows), layout="constrained")
+    size = (width * n_columns + LEGEND + 0.4, height * n_rows)
+    figure = Figure(size, layout="constrained")
     return figure, figure.subplots(n_rows, n_columns, sharex=share, sharey=share, squeeze=False)
 
 
 def condition_panels(
-    result: xr.DataTree,
-    data: xr.Dataset | None,
-    variable: str,
-    *,
-    rows: str | None,
-    ylabel: str,
-    **size: Any,
-) -> tuple[Figure, list[tuple[Axes, xr.Dataset, Shown]]] | None:
-    """A column of panels for each condition, a row for each label of the dim `rows`.
+    result: xr.DataTree, rows: Mapping[str, xr.Dataset], variable: str | None = None, **size: Any
+) -> tuple[Figure | None, list[tuple[Axes, xr.Dataset, Shown]]]:
+    """A figure with a column for each condition that has a variable, and rows by their names.
 
-    Returns:
-        The figure, and for each panel its axes, data and condition; None where nothing was
-        measured.
+    Also gives the axes, data and condition of each panel. Without panels there is no figure.
     """
-    if data is None:
-        return None
-    conditions = [one for one in shown_conditions(result) if has_values(data[variable], one)]
+    conditions = [
+        one
+        for one in shown_conditions(result)
+        if any(variable is None or has_values(data[variable], one) for data in rows.values())
+    ]
     if not conditions:
-        return None
-    labels, panels = labels_of(data, rows), []
-    figure, axes = grid(len(labels), len(conditions), **size)
+        return None, []
+    figure, axes = grid(len(rows), len(conditions), **size)
     for one, axis in zip(conditions, axes[0], strict=True):
         axis.set_title(one.label, fontsize=9)
-    for label, row in zip(labels, axes, strict=True):
+    for name, axis in zip(rows, axes[:, 0], strict=True):
+        axis.set_ylabel(name, fontsize=SMALL)
+    places = zip(axes.flat, product(rows.values(), conditions), strict=True)
+    return figure, [(axis, data, one) for axis, (data, one) in places]
+
+
+def named_rows(
+    data: xr.Dataset | None, rows: str | None, ylabel: str = ""
+) -> dict[str, xr.Dataset]:
+    """Data by what is written beside its row of panels: what is drawn, and the row's label."""
+    found = {}
+    for label, part in parts_of(data, rows).items():
         name = f"{rows} {label}" if str(label).isdigit() else name_of(label)
-        named = ylabel if label is None else f"{ylabel}\n{name}"
-        row[0].set_ylabel(named, fontsize=SMALL)
-        part = data if rows is None else data.sel({rows: label})
-        panels += [(axis, part, one) for axis, one in zip(row, conditions, strict=True)]
-    return figure, panels
+        found[ylabel if label is None else f"{ylabel}\n{name}".strip()] = part
+    return found
 
 
 def legend_beside(figure: Figure, axes: np.ndarray, **more: Any) -> None:
@@ -135,7 +128,10 @@ def legend_beside(figure: Figure, axes: np.ndarray, **more: Any) -> None:
             handles.setdefault(label, handle)
     if handles:
         look = {"loc": "outside right center", "frameon": False, "fontsize": SMALL} | more
-        figure.legend(list(handles.values()), list(handles), **look)
+        legend = figure.legend(list(handles.values()), list(handles), **look)
+        # Long labels take no room from the panels.
+        width = legend.get_window_extent().width / figure.dpi
+        figure.set_figwidth(figure.get_figwidth() + max(0, width - LEGEND))
 
 
 def finished(
@@ -154,7 +150,8 @@ def finished(
         first.set_ylim(*ylim)
     # Setting a linear scale would take names under the axis away.
     if log_x:
-        first.set_xscale("log")
+        first.set_xscale("log", base=2)
+        first.xaxis.set_major_formatter("{x:g}")
     if log_y:
         first.set_yscale("log")
     legend_beside(figure, np.array(figure.axes))

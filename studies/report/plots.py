@@ -7,6 +7,7 @@ binds the rest with `functools.partial`. What several have in common:
 - `group`, `variable`: of the result, with its `_low` and `_high`, if there are any.
 - `select`: labels of dims; several in a list keep their dim.
 - `rows`: a dim, or of `against` a setting, that has a row of panels for each label or value.
+- `share`: whether panels share their axes.
 - `log`, `log_x`, `log_y`: whether an axis is logarithmic; `log` is of the y-axis.
 """
 
@@ -30,9 +31,9 @@ from studies.report.panels import (
     draw_along,
     finished,
     grid,
-    labels_of,
-    legend_beside,
     mean_and_bars,
+    named_rows,
+    parts_of,
     shown_conditions,
 )
 
@@ -89,16 +90,12 @@ def profiles(
             has the dim `along`, one more line.
     """
     data = data_of(result, group, variable, select)
-    drawn = condition_panels(result, data, variable, rows=rows, ylabel=ylabel)
-    if drawn is None:
+    figure, panels = condition_panels(result, named_rows(data, rows, ylabel), variable)
+    if figure is None:
         return None
-    figure, panels = drawn
     references = (reference,) if isinstance(reference, str) else reference
     for axis, here, one in panels:
-        curves = [
-            (here if label is None else here.sel({lines: label}), variable, label)
-            for label in labels_of(here, lines)
-        ]
+        curves = [(part, variable, label) for label, part in parts_of(here, lines).items()]
         curves += [(here, name, name) for name in references if along in here[name].dims]
         for number, (part, name, label) in enumerate(curves):
             look = {
@@ -141,13 +138,10 @@ def matrices(
         colours: matplotlib's name of a colour map.
     """
     data = data_of(result, group, variable, select)
-    name = y.replace("_", " ")
-    drawn = condition_panels(
-        result, data, variable, rows=rows, ylabel=name, height=3.2, share=False
-    )
-    if data is None or drawn is None:
+    parts = named_rows(data, rows, y.replace("_", " "))
+    figure, panels = condition_panels(result, parts, variable, height=3.2, share=False)
+    if data is None or figure is None:
         return None
-    figure, panels = drawn
     if limits is None:
         top = float(np.nanmax(np.abs(data[variable])))
         limits = (-top, top) if float(data[variable].min()) < 0 else (0.0, top)
@@ -176,31 +170,26 @@ def pictures(
     """Pictures by a function that draws one, of `probes`, say: a column for each condition.
 
     Args:
-        result: what is drawn.
-        group: of the result.
+        result, group, share: see above.
         draw: draws what was measured in one condition; the colour of the axes is the condition's.
         rows: a dim that has a row of panels for each label; or labels of dims by what their row is
             called, `{"solved": {"condition": "same_rule", "outcome": "base_rule"}}`.
         select: labels of further dims, in all rows.
         mean: a variable of which the mean over cells is drawn, with its interval `_low` to
             `_high`; without it, all variables of the first cell.
-        share: whether panels share their axes.
     """
     if group not in result.children:
         return None
-    data, conditions = result[group].to_dataset().sel(select or {}), shown_conditions(result)
+    data = result[group].to_dataset().sel(select or {})
     if isinstance(rows, str):
-        rows = {name_of(label): {rows: label} for label in data[rows].to_numpy().tolist()}
-    figure, axes = grid(len(rows), len(conditions), share=share)
-    for row, (label, labels) in zip(axes, rows.items(), strict=True):
-        for axis, one in zip(row, conditions, strict=True):
-            here = data.sel(labels)
-            axis.set_prop_cycle(color=[one.colour])
-            draw(axis, here.isel(cell=one.cells[0]) if mean is None else _mean_of(here, mean, one))
-            axis.set_title(one.label)
-        row[0].set_ylabel(label, fontsize=8)
-    legend_beside(figure, axes)
-    return figure
+        parts = named_rows(data, rows)
+    else:
+        parts = {label: data.sel(labels) for label, labels in rows.items()}
+    figure, panels = condition_panels(result, parts, share=share)
+    for axis, here, one in panels:
+        axis.set_prop_cycle(color=[one.colour])
+        draw(axis, here.isel(cell=one.cells[0]) if mean is None else _mean_of(here, mean, one))
+    return finished(figure) if figure is not None else None
 
 
 def against(
@@ -254,8 +243,9 @@ def scatter(
         return None
     figure, axes = grid(1, 1, width=4.4, height=3.6)
     for one in shown_conditions(result):
-        look = {"color": one.colour, "marker": one.marker, "label": one.label, "s": 24}
-        axes[0, 0].scatter(first[one.cells], second[one.cells], **look)
+        if np.isfinite((first + second)[one.cells]).any():
+            look = {"color": one.colour, "marker": one.marker, "label": one.label, "s": 24}
+            axes[0, 0].scatter(first[one.cells], second[one.cells], **look)
     axes[0, 0].set_xlabel(xlabel)
     return finished(figure, ylabel=ylabel, log_y=log)
 

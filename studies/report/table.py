@@ -209,17 +209,14 @@ def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str,
 
 def _cells(summary: xr.Dataset, name: str, row: Row, between: str = " ") -> list[str]:
     """What is shown of a reading, for each condition."""
-    here = summary.sel(reading=name)
-    return [_cell(here.isel(condition=n), row, between) for n in range(here.sizes["condition"])]
-
-
-def _cell(one: xr.Dataset, row: Row, between: str) -> str:
-    mean, n_seeds = one["mean"].item(), one["n_seeds"].item()
-    if not np.isfinite(mean):
-        return ""
-    _, *names = BRACKETS.get(n_seeds, ("", "low", "high"))
-    ends = [one[name].item() for name in names]
-    if not row.spread or not np.isfinite(ends).all():
-        return row.shown(mean)
-    low, high = (f"{100 * end:.0f}" if row.shown is percent else row.shown(end) for end in ends)
-    return f"{row.shown(mean)}{between}[{low}-{high}]"
+    cells = []
+    for one in summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records"):
+        _, *names = BRACKETS.get(one["n_seeds"], ("", "low", "high"))
+        ends = [one[end] for end in names]
+        text = row.shown(one["mean"]) if np.isfinite(one["mean"]) else ""
+        if text and row.spread and np.isfinite(ends).all():
+            whole = row.shown is percent
+            low, high = (f"{100 * end:.0f}" if whole else row.shown(end) for end in ends)
+            text += f"{between}[{low}-{high}]"
+        cells.append(text)
+    return cells

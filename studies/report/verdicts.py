@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from rich.box import SIMPLE
@@ -14,11 +16,11 @@ from studies.report.table import short
 
 def render_claims(result: xr.DataTree) -> RichTable | None:
     """The claims that were run, with effect, interval and verdict; None if there are none."""
-    claims = result["claims"].to_dataset()
-    run = [n for n in range(claims.sizes["claim"]) if claims["verdict"][n].item() != NOT_RUN]
-    if not run:
+    claims = result["claims"].to_dataset().to_dataframe()
+    run = claims[claims["verdict"] != NOT_RUN]
+    if run.empty:
         return None
-    left = claims.sizes["claim"] - len(run)
+    left = len(claims) - len(run)
     rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
     missing = f" {left} further claims ask for settings that were not run." if left else ""
     table = RichTable(
@@ -32,39 +34,36 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
         box=SIMPLE,
     )
     before = None
-    for number in run:
-        one = claims.isel(claim=number)
-        statement, context = one["statement"].item(), one["context"].item()
-        cells = (effect_in_words(one), f"{one['n_pairs'].item():.0f}", verdict_in_words(one))
-        said = f"{statement} ({one['source'].item()})"
+    for _, one in run.iterrows():
+        cells = (effect_in_words(one), f"{one.n_pairs:.0f}", verdict_in_words(one))
+        said = f"{one.statement} ({one.source})"
         if said != before:
             table.add_section()
-            table.add_row(said, *(("", "", "") if context else cells))
-        if context:
-            table.add_row(f"  {context}", *cells)
+            table.add_row(said, *(("", "", "") if one.context else cells))
+        if one.context:
+            table.add_row(f"  {one.context}", *cells)
         before = said
     return table
 
 
-def effect_in_words(one: xr.Dataset) -> str:
+def effect_in_words(one: Any) -> str:
     """A claim's mean difference and its interval."""
-    effect, low, high = (one[name].item() for name in ("effect", "effect_low", "effect_high"))
-    if not np.isfinite(effect):
+    if not np.isfinite(one.effect):
         return ""
-    ends = f" [{short(low)}, {short(high)}]" if np.isfinite(low) else ""
-    return short(effect) + ends
+    known = np.isfinite(one.effect_low)
+    ends = f" [{short(one.effect_low)}, {short(one.effect_high)}]" if known else ""
+    return short(one.effect) + ends
 
 
-def verdict_in_words(one: xr.Dataset) -> str:
+def verdict_in_words(one: Any) -> str:
     """A claim's verdict, with its reason or what would decide it."""
-    verdict, needed = one["verdict"].item(), one["seeds_needed"].item()
-    if reason := one["reason"].item():
-        return f"{verdict}: {reason}"
-    if verdict == UNDECIDED and one["n_pairs"].item() < 2:
-        return f"{verdict}: one seed"
-    if verdict == UNDECIDED and np.isfinite(needed):
-        return f"{verdict}: {needed:.0f} seeds would decide at this spread"
-    return str(verdict)
+    if one.reason:
+        return f"{one.verdict}: {one.reason}"
+    if one.verdict == UNDECIDED and one.n_pairs < 2:
+        return f"{one.verdict}: one seed"
+    if one.verdict == UNDECIDED and np.isfinite(one.seeds_needed):
+        return f"{one.verdict}: {one.seeds_needed:.0f} seeds would decide at this spread"
+    return one.verdict
 
 
 def render_fairness(result: xr.DataTree) -> list[str]:
