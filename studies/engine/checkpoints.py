@@ -22,21 +22,14 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 class Checkpoints:
     """What a run needs to go on: weights, moments and the log, in one file; and kept weights.
 
-    Args:
-        folder: where they lie.
-        identity: what they must have been written with.
-        writes: whether this process is the one that writes.
+    They must have been written with the same `identity`; one process `writes`.
     """
 
     def __init__(self, folder: Path, identity: str, *, writes: bool):
         self._folder, self._identity, self._writes = folder, identity, writes
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Log:
-        """Put the last state into a model and its optimizer; gives the log, empty if none.
-
-        Raises:
-            RunError: the checkpoint is damaged or of another identity.
-        """
+        """Put the last state into a model and its optimizer; gives the log, empty if none."""
         path = self._folder / "last.safetensors"
         if not path.exists():
             return []
@@ -91,15 +84,9 @@ class Checkpoints:
 
 
 def read_log(folder: Path) -> Log:
-    """The log of the last checkpoint of a run folder, empty if there is none.
-
-    Raises:
-        RunError: the checkpoint is damaged.
-    """
+    """The log of the last checkpoint of a run folder, empty if there is none."""
     path = folder / "last.safetensors"
-    if not path.exists():
-        return []
-    return json.loads(_read(path, None)[1].get("log", "[]"))
+    return json.loads(_read(path, None)[1].get("log", "[]")) if path.exists() else []
 
 
 def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "cpu") -> None:

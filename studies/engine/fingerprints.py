@@ -15,9 +15,9 @@ import functools
 import hashlib
 import importlib.util
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,43 +28,34 @@ PACKAGES = ("mechanisms", "tasks", "probes", "studies")
 BOOKKEEPING = ("folders", "checkpoints", "settings", "fingerprints")
 """Modules of the engine that move numbers and never change them: files, locks, names."""
 
-_MODULE = "<module>"
+_BODY = "<module>"
+"""The name of what a module's source does beside defining and importing."""
+
+Place = tuple[str, str]
+"""A module, and the name of a definition in it."""
 
 
 def code_of(*roots: object) -> dict[str, str]:
-    """The digests of the source that `roots` run, by file.
+    """The digests of the source that `roots` run, by file: `{"mechanisms/attention.py": ...}`.
 
-    Args:
-        roots: functions, classes, or instances; of an instance its class and those of its values.
-
-    Returns:
-        For each file its name, from the package's folder on, and sixteen hexadecimal digits.
-
-    Example:
-        `code_of(train, setup)["mechanisms/attention.py"]`
+    Roots are functions, classes and instances; of an instance its class and those of its values.
     """
     return dict(_code_at(frozenset(place for root in roots for place in _places(root))))
 
 
 @functools.cache
-def _code_at(places: frozenset[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def _code_at(places: frozenset[Place]) -> tuple[tuple[str, str], ...]:
     waiting, reached = list(places), set()
     while waiting:
         place = waiting.pop()
-        if place in reached or not _is_own(place[0]):
-            continue
-        reached.add(place)
-        waiting += [(place[0], _MODULE), *_module(place[0]).references(place[1])]
+        if place not in reached and _is_own(place[0]):
+            reached.add(place)
+            waiting += [(place[0], _BODY), *_references(place)]
     files: dict[str, list[str]] = {}
-    for name, definition in sorted(reached):
-        module = _module(name)
-        if digest := module.digest(definition):
-            files.setdefault(module.label, []).append(f"{definition}={digest}")
+    for module, name in sorted(reached):
+        if digest := _digest((module, name)):
+            files.setdefault(_module(module).label, []).append(f"{name}={digest}")
     return tuple((label, _hash("\n".join(some))) for label, some in sorted(files.items()))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -81,60 +72,54 @@ def sources_of(*roots: object) -> dict[str, Path]:
     return found
 
 
-def _places(root: object) -> Iterator[tuple[str, str]]:
-    """The modules and names of what an object's behaviour is defined by."""
+def _places(root: Any) -> Iterator[Place]:
+    """Where what defines an object's behaviour is."""
+    parts: Any = ()
     if isinstance(root, functools.partial):
-        yield from _places(root.func)
-        for value in (*root.args, *root.keywords.values()):
-            yield from _places(value)
+        parts = (root.func, *root.args, *root.keywords.values())
     elif isinstance(root, type) or (callable(root) and hasattr(root, "__qualname__")):
-        kind: Any = root
-        yield kind.__module__, kind.__qualname__.partition(".")[0]
+        yield root.__module__, root.__qualname__.partition(".")[0]
     elif dataclasses.is_dataclass(root):
-        yield from _places(type(root))
-        for field in dataclasses.fields(root):
-            yield from _places(getattr(root, field.name))
+        parts = (type(root), *(getattr(root, field.name) for field in dataclasses.fields(root)))
     elif isinstance(root, Mapping):
-        for value in root.values():
-            yield from _places(value)
+        parts = root.values()
     elif isinstance(root, tuple | list):
-        for value in root:
-            yield from _places(value)
+        parts = root
     elif type(root).__module__ != "builtins":
-        yield from _places(type(root))
+        parts = (type(root),)
+    for part in parts:
+        yield from _places(part)
 
 
 class _Module:
-    """The definitions in a module's source.
+    """A module's source.
 
-    Args:
-        name: of the module.
-        path: its file.
+    Attributes:
+        label: its file; where that lies does not matter, but the package's folders do.
+        nodes: its statements by the names that they define.
+        imported: what its imports bind names to: modules, or names in modules.
     """
 
-    def __init__(self, name: str, path: Path):
-        self.name = name
-        self._path = path
-        # Where it lies does not matter, but the package's folders do.
-        self.label = "/".join([*name.split(".")[:-1], path.name])
-        if path.name == "__init__.py":
-            self.label = "/".join([*name.split("."), path.name])
-        self._nodes: dict[str, list[ast.stmt]] = {_MODULE: []}
-        self._imported: dict[str, tuple[str, str | None]] = {}
-        self._digests: dict[str, str] = {}
-        self._references: dict[str, list[tuple[str, str]]] = {}
+    def __init__(self, name: str):
+        spec = _spec(name)
+        path, self._package = Path(spec.origin), spec.parent
+        self.label = "/".join([*filter(None, self._package.split(".")), path.name])
+        self.nodes: dict[str, list[ast.stmt]] = {_BODY: []}
+        self.imported: dict[str, tuple[str, str | None]] = {}
         self._index(ast.parse(path.read_text()).body)
 
     def _index(self, body: list[ast.stmt]) -> None:
         for node in body:
             match node:
                 case ast.Import() | ast.ImportFrom():
-                    self._imported |= self._bindings(node)
+                    self.imported |= self.bindings(node)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    self._nodes.setdefault(node.name, []).append(node)
+                    self.nodes.setdefault(node.name, []).append(node)
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
-                    for name in _targets(node):
-                        self._nodes.setdefault(name, []).append(node)
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    for inner in chain.from_iterable(map(ast.walk, targets)):
+                        if isinstance(inner, ast.Name):
+                            self.nodes.setdefault(inner.id, []).append(node)
                 case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                     pass
                 case ast.If() | ast.Try() | ast.With():
@@ -142,113 +127,31 @@ class _Module:
                 case ast.Expr(value=ast.Constant()):
                     pass
                 case _:
-                    self._nodes[_MODULE].append(node)
+                    self.nodes[_BODY].append(node)
 
-    def _bindings(self, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str | None]]:
-        """What names an import binds: to a module, or to a name in a module."""
-        if isinstance(node, ast.Import):
-            return {
-                alias.asname or alias.name.partition(".")[0]: (
-                    alias.name if alias.asname else alias.name.partition(".")[0],
-                    None,
-                )
-                for alias in node.names
-            }
-        source = node.module or ""
-        if node.level:
-            parts = self.name.split(".")
-            if self._path.name == "__init__.py":
-                parts.append("")
-            source = ".".join([*parts[: -node.level], *filter(None, [source])])
-        return {alias.asname or alias.name: (source, alias.name) for alias in node.names}
-
-    def digest(self, definition: str) -> str:
-        """Of a definition's source, whatever its layout and comments; "" if it has none here."""
-        if definition not in self._digests:
-            shapes = [_shape(node) for node in self._nodes.get(definition, [])]
-            self._digests[definition] = _hash(repr(shapes)) if shapes else ""
-        return self._digests[definition]
-
-    def references(self, definition: str) -> list[tuple[str, str]]:
-        """The definitions, here and in other modules, that one mentions."""
-        if definition not in self._references:
-            self._references[definition] = list(dict.fromkeys(self._find_references(definition)))
-        return self._references[definition]
-
-    def _find_references(self, definition: str) -> Iterator[tuple[str, str]]:
-        if definition in self._imported:
-            yield from _resolve(*self._imported[definition])
-        elif definition not in self._nodes:
-            yield from _made_at_run_time(self.name, definition)
-        for node in self._nodes.get(definition, []):
-            yield from self._mentioned(node)
-
-    def _mentioned(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        known = dict(self._imported)
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Import | ast.ImportFrom):
-                known |= self._bindings(inner)
-        for inner in _without_annotations(node):
-            match inner:
-                case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in known:
-                    source, member = known[name]
-                    module = source if member is None else f"{source}.{member}"
-                    yield from _resolve(module, attribute)
-                    yield from _resolve(source, member)
-                case ast.Name(id=name) if name in known:
-                    yield from _resolve(*known[name])
-                case ast.Name(id=name) if name in self._nodes:
-                    yield self.name, name
-                case _:
-                    pass
+    def bindings(self, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str | None]]:
+        """What an import binds names to."""
+        if isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            source = importlib.util.resolve_name(name, self._package)
+            return {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+        # Without a name of its own, `import a.b` binds a.
+        names = [alias.name if alias.asname else alias.name.split(".")[0] for alias in node.names]
+        return {
+            alias.asname or name: (name, None)
+            for alias, name in zip(node.names, names, strict=True)
+        }
 
 
-def _targets(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [
-        inner.id
-        for target in targets
-        if target is not None
-        for inner in ast.walk(target)
-        if isinstance(inner, ast.Name)
-    ]
+@functools.cache
+def _digest(place: Place) -> str:
+    """Of a definition's source, whatever its layout and comments; "" if it has none here."""
+    shapes = [_shape(node) for node in _module(place[0]).nodes.get(place[1], [])]
+    return _hash(repr(shapes)) if shapes else ""
 
 
-def _resolve(module: str, name: str | None) -> Iterator[tuple[str, str]]:
-    """Where a name of a module is defined; nothing for libraries and for modules as a whole."""
-    if name is None or not _is_own(module):
-        return
-    if _spec(f"{module}.{name}") is None:
-        yield module, name
-
-
-def _made_at_run_time(module: str, name: str) -> Iterator[tuple[str, str]]:
-    """Where a name comes from that a module's source does not bind, but its `__getattr__` does."""
-    if name == _MODULE:
-        return
-    value = getattr(import_module(module), name, None)
-    if isinstance(value, ModuleType) or value is None:
-        return
-    home = getattr(value, "__module__", None)
-    if home is not None and home != module and hasattr(value, "__qualname__"):
-        yield home, value.__qualname__.partition(".")[0]
-        return
-    for other, loaded in list(sys.modules.items()):
-        if other.startswith(f"{module}.") and vars(loaded).get(name) is value:
-            yield other, name
-
-
-def _without_annotations(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree but those of annotations, which run nothing."""
-    waiting = [node]
-    while waiting:
-        inner = waiting.pop()
-        yield inner
-        for field, value in ast.iter_fields(inner):
-            if field in ("annotation", "returns"):
-                continue
-            children = value if isinstance(value, list) else [value]
-            waiting += [child for child in children if isinstance(child, ast.AST)]
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _shape(value: Any) -> Any:
@@ -266,55 +169,95 @@ def _shape(value: Any) -> Any:
 
 
 def _is_docstring(node: object) -> bool:
-    match node:
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-        case _:
-            return False
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+
+
+@functools.cache
+def _references(place: Place) -> frozenset[Place]:
+    """The definitions, in its module and in others, that a definition mentions."""
+    here, name = place
+    module = _module(here)
+    found: set[Place] = set()
+    if name in module.imported:
+        found |= _resolved(*module.imported[name])
+    elif name not in module.nodes:
+        found |= _made_at_run_time(here, name)
+    for node in module.nodes.get(name, []):
+        known = dict(module.imported)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                known |= module.bindings(inner)
+        for inner in _run(node):
+            match inner:
+                case ast.Attribute(value=ast.Name(id=used), attr=member) if used in known:
+                    source = ".".join(filter(None, known[used]))
+                    found |= _resolved(source, member)
+                case ast.Name(id=used) if used in known:
+                    found |= _resolved(*known[used])
+                case ast.Name(id=used) if used in module.nodes:
+                    found.add((here, used))
+                case _:
+                    pass
+    return frozenset(found)
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a tree but those of annotations, which run nothing."""
+    waiting = [node]
+    while waiting:
+        yield (inner := waiting.pop())
+        for field, value in ast.iter_fields(inner):
+            if field not in ("annotation", "returns"):
+                children = value if isinstance(value, list) else [value]
+                waiting += [child for child in children if isinstance(child, ast.AST)]
+
+
+def _resolved(module: str, name: str | None) -> set[Place]:
+    """Where a name of a module is defined; nowhere for libraries and for modules as a whole."""
+    if name is None or not _is_own(module) or _spec(f"{module}.{name}") is not None:
+        return set()
+    return {(module, name)}
+
+
+def _made_at_run_time(module: str, name: str) -> set[Place]:
+    """Where a name comes from that a module's source does not bind, but its `__getattr__` does."""
+    value = None if name == _BODY else getattr(import_module(module), name, None)
+    if value is None or isinstance(value, ModuleType):
+        return set()
+    home = getattr(value, "__module__", None)
+    if home is not None and home != module and hasattr(value, "__qualname__"):
+        return {(home, value.__qualname__.partition(".")[0])}
+    below = [key for key in list(sys.modules) if key.startswith(f"{module}.")]
+    return {(key, name) for key in below if vars(sys.modules[key]).get(name) is value}
 
 
 @functools.cache
 def _is_own(module: str) -> bool:
-    """Whether a module is modscope's or the user's own, and no bookkeeping."""
+    """Whether a module is modscope's or the user's own: not Python's, installed or bookkeeping."""
     top, _, rest = module.partition(".")
-    if top == "studies" and rest in {f"engine.{name}" for name in BOOKKEEPING}:
+    if top in sys.stdlib_module_names or (
+        top == "studies" and rest in {f"engine.{name}" for name in BOOKKEEPING}
+    ):
         return False
-    if top not in PACKAGES and _is_library(top):
-        return False
-    spec = _spec(module)
-    return spec is not None and (spec.origin or "").endswith(".py")
-
-
-@functools.cache
-def _is_library(top: str) -> bool:
-    """Whether a package or module is Python's or installed; its own are then not looked at."""
-    if top in sys.stdlib_module_names:
-        return True
-    spec = _spec(top)
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    origin = None if spec is None else spec.origin
-    return origin is not None and any(Path(origin).is_relative_to(folder) for folder in folders)
+    path = Path(getattr(_spec(module), "origin", None) or "")
+    is_installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.suffix == ".py" and (top in PACKAGES or not is_installed)
 
 
 @functools.cache
 def _spec(module: str) -> Any:
-    loaded = sys.modules.get(module)
-    if loaded is not None and getattr(loaded, "__spec__", None) is not None:
-        return loaded.__spec__
-    if loaded is not None and getattr(loaded, "__file__", None):
-        return importlib.util.spec_from_file_location(module, str(loaded.__file__))
     try:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
-        return None
+        # What is run as a script has no spec, but a file.
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return None if file is None else importlib.util.spec_from_file_location(module, file)
 
 
-@functools.cache
-def _module(name: str) -> _Module:
-    return _Module(name, Path(_spec(name).origin))
+_module = functools.cache(_Module)
 
 
 def forget() -> None:
     """Read sources anew at the next call: for tests that edit them."""
-    for cached in (_code_at, _module, _spec, _is_own, _is_library):
+    for cached in (_code_at, _digest, _references, _module, _spec, _is_own):
         cached.cache_clear()

@@ -10,11 +10,7 @@ from torch import Tensor, nn
 
 
 class Processes:
-    """The processes that train one model together; most often there is one.
-
-    Attributes:
-        first: whether this is the process that writes.
-    """
+    """The processes that train one model together; most often there is one: the `first`."""
 
     def __init__(self, device: torch.device):
         self._accelerator, self.first = None, True

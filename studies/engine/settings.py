@@ -16,10 +16,7 @@ Config = TypeVar("Config")
 
 
 def plain(config: object) -> Any:
-    """A config as JSON values: dataclasses become dicts with the name of their class, tuples lists.
-
-    The class tells apart configs with the same fields. Mappings keep their keys.
-    """
+    """A config as JSON values; of a dataclass also its name, which tells it from similar ones."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {"class": type(config).__qualname__} | plain(_values(config))
     if isinstance(config, Mapping):
@@ -32,10 +29,7 @@ def plain(config: object) -> Any:
 
 
 def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
-    """Name, value and documentation of every setting, from the `Args:` of the configs' classes.
-
-    Those of nested configs have names with dots.
-    """
+    """Full name, value and documentation of every setting, from `Args:` of the configs' classes."""
     found, docs = [], _documented(type(config))
     for field, value in _values(config).items():
         name = prefix + field
@@ -66,12 +60,9 @@ def get(config: object, path: str) -> Any:
 
 
 def put(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of `config` with settings changed; all of one config at once, so that it is checked
-    as a whole.
+    """A copy of a frozen `config` with changes such as `{"training.n_steps": 100, "seed": 1}`.
 
-    Args:
-        config: a frozen dataclass, perhaps of others.
-        changes: by full name: `{"training.n_steps": 100, "seed": 1}`.
+    All of one config are put at once, so that it is checked as a whole.
 
     Raises:
         ValueError: a setting is unknown; or what a config's own validation raises.

@@ -85,6 +85,7 @@ class TrainingConfig:
     compile: bool = False
 
     def __post_init__(self):
+        precisions = get_args(Precision)
         for name, is_allowed, allowed in (
             ("n_steps", self.n_steps >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
@@ -96,11 +97,7 @@ class TrainingConfig:
             ("final_learning_rate", 0 <= self.final_learning_rate <= 1, "in [0, 1]"),
             ("beta2", 0 < self.beta2 < 1, "in (0, 1)"),
             ("clip", self.clip is None or self.clip > 0, "None or greater than 0"),
-            (
-                "precision",
-                self.precision in get_args(Precision),
-                f"one of {', '.join(get_args(Precision))}",
-            ),
+            ("precision", self.precision in precisions, f"one of {', '.join(precisions)}"),
         ):
             if not is_allowed:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
@@ -177,24 +174,13 @@ def train(
     log = checkpoints.load(model, optimizer)
     if config.ends_with(log, select, sign):
         return log
-    if device.type == "cpu":
-        keep_freed_memory()
-    if config.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
+    _prepare(device, config)
     # The eager model stays free of compilation: hooks added to it later must be heard.
     handle = processes.prepare(cast(nn.Module, torch.compile(model)) if config.compile else model)
     last = log[-1] if log else {"step": 0, "seconds": 0.0}
     clock = time.monotonic() - last["seconds"]
     total = torch.zeros((), device=device)
-    bar = tqdm(
-        range(int(last["step"]), config.n_steps),
-        desc=description,
-        total=config.n_steps,
-        initial=int(last["step"]),
-        disable=None if processes.first else True,
-        leave=False,
-        position=position,
-    )
+    bar = _bar(config, int(last["step"]), processes, description, position)
     with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for step in bar:
             model.train()
@@ -224,6 +210,27 @@ def train(
                 break
     model.eval()
     return log
+
+
+def _prepare(device: torch.device, config: TrainingConfig) -> None:
+    if device.type == "cpu":
+        keep_freed_memory()
+    if config.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+
+
+def _bar(
+    config: TrainingConfig, start: int, processes: Processes, description: str, position: int
+) -> tqdm[int]:
+    return tqdm(
+        range(start, config.n_steps),
+        desc=description,
+        total=config.n_steps,
+        initial=start,
+        disable=None if processes.first else True,
+        leave=False,
+        position=position,
+    )
 
 
 def _update(

@@ -6,14 +6,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from studies.engine.folders import RunError
 from studies.engine.training import TrainingError
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
 
 Job = Callable[[], object]
 
@@ -41,9 +42,8 @@ def run_side_by_side(
 
     Raises:
         RunError: a job's process died each time, or the scheduler is out of reach.
-        RunError, TrainingError, ValueError: a job raised it; the message says which job, and how
-            many others failed.
-        RuntimeError: a job raised another error, which is the cause of this one.
+        RunError, TrainingError, ValueError, RuntimeError: a job raised it or, for the last of
+            these, any other error, which is the cause of this one.
     """
     if scheduler is None and (workers <= 1 or len(jobs) <= 1):
         for job in jobs:
@@ -51,126 +51,110 @@ def run_side_by_side(
         return
     queue = _Queue(jobs)
     if scheduler is not None:
-        with _connected(0, scheduler) as client:
-            queue.deal_out(client)
+        queue.deal_out(_scheduler(scheduler))
     else:
-        others = threading.Thread(target=_with_others, args=(queue, min(workers, len(jobs)) - 1))
-        others.start()
-        try:
+        with ThreadPoolExecutor(1) as beside:
+            others = beside.submit(queue.deal_out, _processes(min(workers, len(jobs)) - 1))
             queue.work_off()
-        except BaseException:
-            queue.clear()
-            raise
-        finally:
-            others.join()
-    queue.raise_failures(names)
+        others.result()
+    for number, error in sorted(queue.failed.items()):
+        kinds = (RunError, TrainingError, ValueError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+        name = names[number] if names else f"job {number}"
+        raise kind(f"{name}: {error} ({len(queue.failed)} of {len(jobs)} failed)") from error
 
 
 class _Queue:
-    """Jobs that wait, and the errors that some ended in.
-
-    Args:
-        jobs: what to call.
-    """
+    """Jobs that wait, by number, for two threads; and errors that some ended in."""
 
     def __init__(self, jobs: Sequence[Job]):
-        self._jobs = jobs
-        self._waiting = deque(range(len(jobs)))
-        self._failed: dict[int, Exception] = {}
-        self.broken: Exception | None = None
+        self._jobs, self._waiting = jobs, deque(range(len(jobs)))
+        self.failed: dict[int, Exception] = {}
 
     def work_off(self) -> None:
         """Call jobs in this process until none waits."""
-        while (number := self._next()) is not None:
-            try:
-                self._jobs[number]()
-            except Exception as error:
-                self._failed[number] = error
-
-    def deal_out(self, client: Client) -> None:
-        """Give jobs to the workers of a client until all are done."""
-        from distributed import CancelledError, KilledWorker, wait
-
-        running: dict[Any, int] = {}
-        while self._waiting or running:
-            # One for each worker and no more: dask blames a death on all that it was given.
-            free = len(cast(dict, client.nthreads())) - len(running)
-            while free > 0 and (number := self._next()) is not None:
-                running[client.submit(_alone, self._jobs[number], pure=False)] = number
-                free -= 1
-            if not running:
-                if self._waiting:
-                    client.wait_for_workers(1)
-                continue
-            # Not for ever: meanwhile workers may have come.
-            with suppress(TimeoutError):
-                wait(list(running), timeout=1, return_when="FIRST_COMPLETED")
-            for future in [future for future in running if future.done()]:
-                number = running.pop(future)
+        with self._emptied_by_errors():
+            while (number := self._next()) is not None:
                 try:
-                    future.result()
-                except CancelledError:
-                    raise
-                except KilledWorker as error:
-                    deaths = error.allowed_failures + 1
-                    self._failed[number] = RunError(
-                        f"its process died {deaths} times (out of memory?)"
-                    )
+                    self._jobs[number]()
                 except Exception as error:
-                    self._failed[number] = error
-                # Or dask calls the job again if the worker that keeps its result dies.
-                future.release()
+                    self.failed[number] = error
 
-    def clear(self) -> None:
-        """Forget the jobs that wait."""
-        self._waiting.clear()
+    def deal_out(self, connection: AbstractContextManager[Client]) -> None:
+        """Give jobs to the workers of a client until all are done."""
+        from distributed import wait
 
-    def raise_failures(self, names: Sequence[str] | None) -> None:
-        """Raise the first error, if there is any."""
-        if self.broken is not None:
-            raise self.broken
-        for number, error in sorted(self._failed.items()):
-            kinds = (RunError, TrainingError, ValueError)
-            kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
-            name = names[number] if names else f"job {number}"
-            raise kind(
-                f"{name}: {error} ({len(self._failed)} of {len(self._jobs)} failed)"
-            ) from error
+        running: dict[Future[Any], int] = {}
+        with self._emptied_by_errors(), connection as client:
+            while self._waiting or running:
+                # One for each worker and no more: dask blames a death on all that it was given.
+                free = len(cast(dict, client.nthreads())) - len(running)
+                while free > 0 and (number := self._next()) is not None:
+                    running[client.submit(_alone, self._jobs[number], pure=False)] = number
+                    free -= 1
+                if not running:
+                    if self._waiting:
+                        client.wait_for_workers(1)
+                    continue
+                # Not for ever: meanwhile workers may have come.
+                with suppress(TimeoutError):
+                    wait(list(running), timeout=1, return_when="FIRST_COMPLETED")
+                for future in [future for future in running if future.done()]:
+                    self._finish(running.pop(future), future)
+
+    def _finish(self, number: int, future: Future[Any]) -> None:
+        """Note what error a job ended in, if any."""
+        from distributed import CancelledError, KilledWorker
+
+        try:
+            future.result()
+        except CancelledError:
+            raise
+        except KilledWorker as error:
+            deaths = error.allowed_failures + 1
+            self.failed[number] = RunError(f"its process died {deaths} times (out of memory?)")
+        except Exception as error:
+            self.failed[number] = error
+        # Or dask calls the job again if the worker that keeps its result dies.
+        future.release()
 
     def _next(self) -> int | None:
-        # Both threads take from the queue.
         with suppress(IndexError):
             return self._waiting.popleft()
         return None
 
-
-def _with_others(queue: _Queue, n_workers: int) -> None:
-    """Let processes of this machine's own work off a queue, from a thread beside the main one."""
-    try:
-        with _connected(n_workers, None) as client:
-            queue.deal_out(client)
-    except Exception as error:
-        queue.broken = error
-        queue.clear()
+    @contextmanager
+    def _emptied_by_errors(self) -> Iterator[None]:
+        """What goes wrong beside the jobs ends the other thread too: nothing waits any more."""
+        try:
+            yield
+        except BaseException:
+            self._waiting.clear()
+            raise
 
 
 @contextmanager
-def _connected(workers: int, scheduler: str | None) -> Iterator[Client]:
-    """A client of `scheduler`, or of a cluster of this machine's own with so many workers."""
-    import dask.config
-    from distributed import CancelledError, Client, LocalCluster
+def _scheduler(address: str) -> Iterator[Client]:
+    """A client of a dask scheduler."""
+    from distributed import CancelledError, Client
 
-    if scheduler is not None:
-        try:
-            client = Client(scheduler)
-        except (OSError, ValueError) as error:
-            raise RunError(f"there is no dask scheduler at {scheduler!r}: {error}") from error
-        try:
-            with client:
-                yield client
-        except (CancelledError, OSError) as error:
-            raise RunError(f"the dask scheduler at {scheduler!r} is gone") from error
-        return
+    try:
+        client = Client(address)
+    except (OSError, ValueError) as error:
+        raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
+    try:
+        with client:
+            yield client
+    except (CancelledError, OSError) as error:
+        raise RunError(f"the dask scheduler at {address!r} is gone") from error
+
+
+@contextmanager
+def _processes(n_workers: int) -> Iterator[Client]:
+    """A client of so many processes of this machine."""
+    import dask.config
+    from distributed import Client, LocalCluster
+
     settings = {
         # Their parents see them die; one that only keeps silent is at work, or suspended.
         "distributed.scheduler.worker-ttl": None,
@@ -179,7 +163,7 @@ def _connected(workers: int, scheduler: str | None) -> Iterator[Client]:
     with (
         dask.config.set(settings),
         LocalCluster(
-            n_workers=workers,
+            n_workers=n_workers,
             threads_per_worker=1,
             memory_limit=None,
             # Another cluster may have the usual port.
