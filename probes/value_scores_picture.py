@@ -4,52 +4,76 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 _MOST_NUMBERED = 6  # retrievals; beyond so many the numbers would touch one another
 
 
-def draw_value_scores(axis: Any, value_scores: xr.DataArray, *, highest: float = 1.0) -> Any:
-    """Draw value scores of one layer as a matrix of searches and retrievals, with its numbers.
+def draw_value_scores(
+    axes: np.ndarray,
+    value_scores: xr.DataArray,
+    *,
+    rows: str = "layer",
+    columns: str = "group",
+    highest: float | None = None,
+) -> Any:
+    """Draw value scores as matrices of searches and retrievals, with their numbers.
 
     Args:
-        axis: matplotlib's, on which is drawn.
-        value_scores: [search, retrieval], in any order, 0..1: `summarise_value_scores` of one
-            group, say. NaN stays white.
-        highest: the value of the brightest colour, above 0: the same for panels side by side.
+        axes: [row, column] of matplotlib's, as `subplots(..., squeeze=False)` has them.
+        value_scores: [rows, columns, search, retrieval], in any order, 0..1; those of
+            `summarise_value_scores`, say. NaN stays white.
+        rows: the dim with a row of panels for each label: a number is written beside the dim's
+            name, a text as it is.
+        columns: the dim with a column of panels for each label.
+        highest: the value of the brightest colour, above 0; None: the greatest there is.
 
     Returns:
-        The image, of which a colour bar can be made.
+        An image, of which a colour bar for all panels can be made.
 
     Raises:
-        ValueError: other dims, or `highest` is not above 0.
+        ValueError: dims or sizes that do not fit, or `highest` is not above 0.
 
     Example:
-        >>> figure, axis = matplotlib.pyplot.subplots()
-        >>> image = draw_value_scores(axis, found["value_scores"].sel(group="unary", layer=0))
-        >>> bar = figure.colorbar(image, label="mean value score")
+        >>> figure, axes = matplotlib.pyplot.subplots(2, 3, squeeze=False)
+        >>> image = draw_value_scores(axes, found["value_scores"])
+        >>> bar = figure.colorbar(image, ax=axes, label="mean value score")
     """
-    if set(value_scores.dims) != {"search", "retrieval"}:
-        raise ValueError(
-            "value_scores must have the dims 'search' and 'retrieval', got "
-            f"{dict(value_scores.sizes)}"
-        )
-    if not highest > 0:
-        raise ValueError(f"highest must be above 0, got {highest}")
-    shares = value_scores.transpose("search", "retrieval").to_numpy()
-    image = axis.imshow(shares, vmin=0, vmax=highest, cmap="viridis", aspect="auto")
+    dims = (rows, columns, "search", "retrieval")
+    if set(value_scores.dims) != set(dims):
+        raise ValueError(f"value_scores must have the dims {dims}, got {dict(value_scores.sizes)}")
+    shares = value_scores.transpose(*dims).to_numpy()
+    if axes.shape != shares.shape[:2]:
+        raise ValueError(f"axes must have the shape {shares.shape[:2]}, got {axes.shape}")
+    top = float(np.nanmax(shares)) if highest is None else highest
+    if not top > 0:
+        raise ValueError(f"highest must be above 0, got {top}")
+    for place, axis in np.ndenumerate(axes):
+        _draw_matrix(axis, shares[place], top)
+    for axis, label in zip(axes[0], value_scores[columns].to_numpy(), strict=True):
+        axis.set_title(label, fontsize=8)
+    for axis, label in zip(axes[:, 0], value_scores[rows].to_numpy(), strict=True):
+        named = label if isinstance(label, str) else f"{rows} {label}"
+        axis.set_ylabel(f"{named}\nsearch", fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("retrieval", fontsize=8)
+    return axes[0, 0].images[0]
+
+
+def _draw_matrix(axis: Any, shares: Float[np.ndarray, "search retrieval"], top: float) -> None:
+    axis.imshow(shares, vmin=0, vmax=top, cmap="viridis", aspect="auto")
     axis.set_xticks(range(shares.shape[1]))
     axis.set_yticks(range(shares.shape[0]))
     if shares.shape[1] > _MOST_NUMBERED:
-        return image
+        return
     for search, retrieval in np.argwhere(np.isfinite(shares)):
         share = shares[search, retrieval]
         axis.text(
             retrieval,
             search,
             f"{share:.2f}".removeprefix("0"),
-            color="white" if share < 0.6 * highest else "black",
+            color="white" if share < 0.6 * top else "black",
             fontsize=6,
             ha="center",
             va="center",
         )
-    return image

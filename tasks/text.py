@@ -7,6 +7,7 @@ it to the last byte.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -241,6 +242,54 @@ class Text:
         correct = (logits.argmax(-1) == batch.targets) & batch.mask
         return {"loss": loss.where(batch.mask, 0), "correct": correct.float()}
 
+    def figures(
+        self, logits: Float[Tensor, "batch pos token"], batch: Batch, split: str
+    ) -> dict[str, tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]]:
+        """Return what the usual figures of merit are ratios of: two numbers of each window.
+
+        Of some windows together a figure is the sum of the first numbers over that of the second
+        ones. Words are counted with the ends of lines, as WikiText's perplexities have it; of a
+        split's words a window has a share by its bytes.
+
+        Args:
+            logits: [batch, pos, vocabulary_size].
+            batch: the batch that they answer.
+            split: which split it is from.
+
+        Returns:
+            `loss`, nats per token; `accuracy`, the share of tokens that are the most probable one;
+            `bits_per_byte`; and, in nats, the logarithms of `perplexity`, that per word, and of
+            `token_perplexity`.
+
+        Raises:
+            ValueError: `logits` has another shape, or `split` is unknown.
+        """
+        found = self.score(logits, batch)
+        loss, right = found["loss"].sum(1), found["correct"].sum(1)
+        tokens = batch.mask.sum(1).float()
+        n_bytes = (batch.latents["n_bytes"] * batch.mask).sum(1).float()
+        return {
+            "loss": (loss, tokens),
+            "accuracy": (right, tokens),
+            "bits_per_byte": (loss / math.log(2), n_bytes),
+            "perplexity": (loss, n_bytes * (self._words_and_lines(split) / self.n_bytes(split))),
+            "token_perplexity": (loss, tokens),
+        }
+
+    def baseline_figures(self, split: str) -> dict[str, float]:
+        """Return the figures of `figures`, but the accuracy, of what `baseline` predicts.
+
+        Of the perplexities, themselves. Raises as `size` does.
+        """
+        mean = self.baseline(split)
+        total = mean * self.n_tokens(split)
+        return {
+            "loss": mean,
+            "bits_per_byte": total / math.log(2) / self.n_bytes(split),
+            "perplexity": math.exp(total / self._words_and_lines(split)),
+            "token_perplexity": math.exp(mean),
+        }
+
     def baseline(self, split: str) -> float:
         """Return the mean loss, in nats per token, of predicting how often each occurs in `train`.
 
@@ -285,6 +334,9 @@ class Text:
         """The tokens of a split, the first one `start`."""
         require_choice("split", split, self.SPLITS)
         return self._arrays[split]
+
+    def _words_and_lines(self, split: str) -> int:
+        return self.n_words(split) + self.n_lines(split)
 
     def _count(self, what: str, split: str) -> int:
         require_choice("split", split, self.SPLITS)

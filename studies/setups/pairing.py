@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 import mechanisms
 from studies.engine import Metric, Setup
 from studies.engine.setup import Scores
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
     from mechanisms.transformer import HeadedConfig
     from tasks import Batch
 
@@ -76,7 +76,6 @@ class PairingSetup(HeadsSetup):
     at_once: ClassVar = 200
 
     def models(self) -> tuple[str, ...]:
-        """Two."""
         return MODELS
 
     @property
@@ -96,11 +95,19 @@ class PairingSetup(HeadsSetup):
         """The key of the paper's figures: the number of retrievals, 0 for multi-head attention."""
         return self.n_retrievals if self.model == "compositional" else 0
 
+    def published(
+        self, table: Mapping[int, Sequence[float]], labels: Sequence[Any]
+    ) -> dict[Any, float]:
+        """The row of a table of the paper for this number of retrievals, {} if it has none."""
+        known = table.get(self.paired)
+        return {} if known is None else dict(zip(labels, known, strict=True))
+
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
         """Of a single target, output [batch, 1, answer]: whether it is the most probable answer."""
         correct = (output.argmax(-1) == batch.targets)[:, 0].float()
-        one = torch.ones_like(correct)
-        return {"accuracy": (correct, one), "log_likelihood": (log_likelihood(output, batch), one)}
+        every = correct.new_ones(len(batch))
+        likelihood = log_likelihood(output, batch)
+        return {"accuracy": (correct, every), "log_likelihood": (likelihood, every)}
 
     def inapplicable(self) -> frozenset[str]:
         """Multi-head attention has no retrievals of its own."""

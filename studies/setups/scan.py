@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from jaxtyping import Bool
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Selection
+from studies.engine import ALL, Metric, Selection, kept
 from studies.engine.setup import Role, Scores
 from studies.setups.pairing import PairingSetup, log_likelihood
-from tasks import Batch, ScanConfig
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Bool
+    from torch import Tensor
+
+    from tasks import Batch
 
 LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
 """Numbers of actions of commands that are scored together."""
@@ -29,7 +30,7 @@ PAPER = {
     4: (0.00, 0.05, 0.06, 0.30, 0.26, 0.04, 0.11, 0.08),
     8: (0.02, 0.05, 0.14, 0.18, 0.30, 0.04, 0.06, 0.08),
 }
-"""Table 4: accuracy on longer commands by cut-off, by `PairingSetup.paired`."""
+"""Table 4: accuracy on longer commands for each of `PAPER_CUTOFFS`, by `PairingSetup.paired`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class ScanSetup(PairingSetup):
         task: what is held out; of the split `length` the most actions of a command of training.
     """
 
-    task: ScanConfig
+    task: tasks.ScanConfig
 
     metrics: ClassVar = {
         **PairingSetup.metrics,
@@ -56,11 +57,9 @@ class ScanSetup(PairingSetup):
         return {"id": "in", "ood": "out"} if self.task.split != "simple" else {"id": "in"}
 
     def sampler(self) -> TrimmedScan:
-        """The task."""
-        return _sampler(self.task)
+        return kept(TrimmedScan, self.task)
 
     def size(self, split: str) -> int:
-        """Number of commands."""
         return self.sampler().task.size(split)
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
@@ -85,7 +84,7 @@ class ScanSetup(PairingSetup):
         found = self.sampler().task.score(output.argmax(-1), batch)
         n_targets = batch.mask.sum(1).float()
         return {
-            "accuracy": (found["correct"], torch.ones_like(n_targets)),
+            "accuracy": (found["correct"], n_targets.new_ones(len(batch))),
             "token_accuracy": (found["token_correct"] * n_targets, n_targets),
             "log_likelihood": (log_likelihood(output, batch), n_targets),
         }
@@ -96,34 +95,18 @@ class ScanSetup(PairingSetup):
         return {f"{low}-{high}": (length >= low) & (length <= high) for low, high in LENGTHS}
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Accuracy with this cut-off."""
-        known = dict(zip(PAPER_CUTOFFS, PAPER.get(self.paired, ()), strict=False))
-        if self.task.split != "length" or self.task.cutoff not in known:
+        known, cutoff = self.published(PAPER, PAPER_CUTOFFS), self.task.cutoff
+        if self.task.split != "length" or cutoff not in known:
             return {}
-        return {"accuracy": {"ood": {ALL: known[self.task.cutoff]}}}
+        return {"accuracy": {"ood": {ALL: known[cutoff]}}}
 
 
 class TrimmedScan:
-    """SCAN without the columns that are padding in all of a batch.
+    """SCAN in batches as wide as their longest command and answer."""
 
-    Args:
-        config: of the task.
-    """
-
-    def __init__(self, config: ScanConfig):
+    def __init__(self, config: tasks.ScanConfig):
         self.task = tasks.Scan(config)
 
     def batch(self, split: str, index: int, size: int, device: Any = "cpu") -> Batch[Any]:
-        """The task's, as wide as its longest command and its longest answer."""
-        batch = self.task.batch(split, index, size, device)
-        (command, actions), width = batch.inputs, int(batch.latents["length"].max()) + 1
-        words = int((command != tasks.SCAN_WORDS.index("<pad>")).sum(1).max())
-        return Batch(
-            inputs=(command[:, :words], actions[:, :width]),
-            targets=batch.targets[:, :width],
-            mask=batch.mask[:, :width],
-            latents=batch.latents,
-        )
-
-
-_sampler = functools.lru_cache(maxsize=32)(TrimmedScan)
+        """The task's, trimmed."""
+        return self.task.trimmed(self.task.batch(split, index, size, device))

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 import mechanisms
-from studies.engine import ALL, Metric, Selection
+import tasks
+from studies.engine import ALL, Metric, Selection, kept
 from studies.engine.costs import count_parameters
-from studies.engine.folders import write_atomically
 from studies.engine.setup import Role, Scores
 from studies.setups.pairing import HeadsSetup, PairingSetup
-from tasks import Batch, Text, TextConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mechanisms.transformer import HeadedConfig
+    from tasks import Batch
 
 Positions = Literal["relative", "rotary"]
-
-# With ~, so that the settings, and with them the names of run folders, are the same everywhere.
-PYTHON_HELP = "~/.cache/modscope/python_help.txt"
-"""A text that comes with Python; written when it is first asked for."""
-
-METRICS = {
-    "loss": Metric("mean loss of a token", "lower", units="nats"),
-    "accuracy": Metric("share of tokens that are the most probable one", percent=True),
-    "bits_per_byte": Metric("loss per byte of text", "lower", units="bits"),
-    "perplexity": Metric("perplexity per word, ends of lines included", "lower", transform=np.exp),
-    "token_perplexity": Metric("perplexity per token", "lower", transform=np.exp),
-}
 
 
 def perplexity_in_words(value: float) -> str:
@@ -54,20 +40,26 @@ class TextSetup(HeadsSetup):
             the distances that are told apart, up to 64.
     """
 
-    task: TextConfig
+    task: tasks.TextConfig
 
-    metrics: ClassVar = METRICS
+    metrics: ClassVar = {
+        "loss": Metric("mean loss of a token", "lower", units="nats"),
+        "accuracy": Metric("share of tokens that are the most probable one", percent=True),
+        "bits_per_byte": Metric("loss per byte of text", "lower", units="bits"),
+        "perplexity": Metric(
+            "perplexity per word, ends of lines included", "lower", transform=np.exp
+        ),
+        "token_perplexity": Metric("perplexity per token", "lower", transform=np.exp),
+    }
     selection: ClassVar = Selection("valid", "loss")
     at_once: ClassVar = 16
 
     @property
     def splits(self) -> Mapping[str, Role]:
-        """Parts of the text."""
         return {"valid": "in", "test": "in"}
 
-    def sampler(self) -> Text:
-        """The text."""
-        return _text_of(self.task)
+    def sampler(self) -> tasks.Text:
+        return kept(tasks.Text, self.task)
 
     def size(self, split: str) -> int:
         """Number of windows."""
@@ -77,13 +69,12 @@ class TextSetup(HeadsSetup):
         """Write the text that comes with Python, or miss another one; encode it once."""
         _ = self.sampler().vocabulary_size
 
-    def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
-        """See `windows_scored`."""
-        return windows_scored(self.sampler(), split, output.float(), batch)
+    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
+        return self.sampler().figures(output.float(), batch, split)
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         """What predicting how often each token occurs in training gives."""
-        known = unigram_scores(self.sampler(), split)
+        known = self.sampler().baseline_figures(split)
         return {"frequencies": {metric: {ALL: value} for metric, value in known.items()}}
 
     def config(
@@ -128,9 +119,9 @@ class LanguageSetup(TextSetup):
 
     def models(self) -> tuple[str, ...]:
         """The mechanisms that positions of this kind can be given to."""
-        rotary = (*mechanisms.ATTENTION_VARIANTS, "coda")
+        either = (*mechanisms.ATTENTION_VARIANTS, "coda")
         return (
-            rotary if self.positions == "rotary" else (*rotary, "compositional", "transformer_xl")
+            either if self.positions == "rotary" else (*either, "compositional", "transformer_xl")
         )
 
     @property
@@ -201,63 +192,9 @@ class TextPairingSetup(TextSetup, PairingSetup):
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
         """Perplexity of WikiText-103 (section 4.7)."""
-        known = {0: 39.6, 8: 38.8}
         theirs = self.task.path is None and self.task.name == "wikitext-103-raw-v1"
-        if not theirs or self.paired not in known:
-            return {}
-        return {"perplexity": {"test": {ALL: known[self.paired]}}}
-
-
-def windows_scored(
-    task: Text, split: str, logits: Float[Tensor, "batch pos token"], batch: Batch[Any]
-) -> Scores:
-    """`METRICS` of windows, the perplexities' logarithms.
-
-    Words include the ends of lines, as WikiText's perplexities have it; of the split's words a
-    window has a share by its bytes.
-    """
-    found = task.score(logits, batch)
-    loss, right = found["loss"].sum(1), found["correct"].sum(1)
-    tokens = batch.mask.sum(1).float()
-    n_bytes = (batch.latents["n_bytes"] * batch.mask).sum(1).float()
-    return {
-        "loss": (loss, tokens),
-        "accuracy": (right, tokens),
-        "bits_per_byte": (loss / math.log(2), n_bytes),
-        "perplexity": (loss, n_bytes * (_n_words(task, split) / task.n_bytes(split))),
-        "token_perplexity": (loss, tokens),
-    }
-
-
-def unigram_scores(task: Text, split: str) -> dict[str, float]:
-    """`METRICS`, but for the accuracy, of predicting how often each token occurs in training."""
-    mean = task.baseline(split)
-    total = mean * task.n_tokens(split)
-    return {
-        "loss": mean,
-        "bits_per_byte": total / math.log(2) / task.n_bytes(split),
-        "perplexity": math.exp(total / _n_words(task, split)),
-        "token_perplexity": math.exp(mean),
-    }
-
-
-def write_python_help(path: Path) -> None:
-    """Write the texts of Python's `help()` on its language: half a megabyte, mostly English.
-
-    A file that is there stays; another version of Python has other texts.
-    """
-    from pydoc_data.topics import topics
-
-    if not path.exists():
-        text = "\n".join(topics[name] for name in sorted(topics))
-        write_atomically(path, lambda place: place.write_text(text))
-
-
-@functools.lru_cache(maxsize=8)
-def _text_of(config: TextConfig) -> Text:
-    if config.path == PYTHON_HELP:
-        write_python_help(Path(PYTHON_HELP).expanduser())
-    return Text(config)
+        known = self.published({0: (39.6,), 8: (38.8,)} if theirs else {}, (ALL,))
+        return {"perplexity": {"test": known}} if known else {}
 
 
 @functools.lru_cache(maxsize=64)
@@ -265,7 +202,3 @@ def _parameters_of(config: mechanisms.TransformerConfig) -> int:
     # No memory is taken for them.
     with torch.device("meta"):
         return count_parameters(mechanisms.Transformer(config))
-
-
-def _n_words(task: Text, split: str) -> int:
-    return task.n_words(split) + task.n_lines(split)

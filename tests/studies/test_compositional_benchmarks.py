@@ -24,8 +24,7 @@ from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
 from studies.engine.examples import Examples
 from studies.engine.scoring import score
-from studies.pairing_benchmark import value_scores
-from studies.setups.text import windows_scored
+from studies.setups.benchmark import value_scores
 
 STUDIES = {
     study.name: study
@@ -76,7 +75,7 @@ def folders(changes, tmp_path_factory):
     root, found = tmp_path_factory.mktemp("runs"), {}
     for name, study in STUDIES.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("studies.pairing_benchmark.N_EXAMPLES", 60)
+            patch.setattr("studies.setups.benchmark.N_EXAMPLES", 60)
             if name != "scan":
                 patch.setattr("studies.engine.execution.draw", lambda *_: None)
             resources = Resources(root=root, workers=1)
@@ -197,10 +196,11 @@ def test_perplexity_is_per_word_and_bits_per_byte(plans, folders, results):
 
 
 def test_a_model_that_knows_nothing_has_the_vocabularys_perplexity(plans):
-    task = plans["text"].cells[0].sampler()
+    setup = plans["text"].cells[0]
+    task = setup.sampler()
     batch = task.batch("valid", 0, task.size("valid"))
     logits = torch.zeros(*batch.targets.shape, task.vocabulary_size)
-    found = windows_scored(task, "valid", logits, batch)
+    found = setup.scores(logits, batch, "valid")
     loss, words = (part.sum().item() for part in found["perplexity"])
     assert loss == pytest.approx(task.n_tokens("valid") * np.log(task.vocabulary_size), rel=1e-5)
     assert words == pytest.approx(task.n_words("valid") + task.n_lines("valid"), rel=1e-5)
@@ -427,7 +427,8 @@ def test_a_grid_of_cutoffs_is_drawn_with_the_papers_figures(results):
     tree = xr.DataTree.from_dict({"scores": xr.concat([here, other], "cell")})
     tree.attrs = result.attrs
     figure = STUDIES["scan"].views["cutoffs"](tree)
-    lines = [line for line in figure.axes[2].get_lines() if len(line.get_xdata()) == 2]
+    # But for the dots of seeds.
+    lines = [line for line in figure.axes[2].get_lines() if line.get_linestyle() == "-"]
     assert [line.get_xdata().tolist() for line in lines] == [[22, 26]] * 2
     assert [line.get_ydata().tolist() for line in lines] == [[0.01, 0.11], [0.01, 0.27]]
 

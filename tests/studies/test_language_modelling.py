@@ -19,7 +19,7 @@ from studies.engine.costs import count_parameters
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.language_modelling import LESS_SOFTMAX, STUDY, less_softmax, windows
-from studies.setups.text import METRICS, LanguageSetup, write_python_help
+from studies.setups.text import LanguageSetup
 
 KINDS = [
     (name, which)
@@ -149,7 +149,7 @@ def test_figures_are_those_of_the_best_checkpoint_token_by_token(folder, cells, 
             "perplexity": np.exp(sum(losses) / words),
             "token_perplexity": np.exp(np.mean(losses)),
         }
-        assert expected.keys() == METRICS.keys()
+        assert expected.keys() == setup.metrics.keys()
         for name, value in expected.items():
             assert found[name].item() == pytest.approx(value, rel=1e-4), name
             assert found[f"{name}_low"] <= found[name] <= found[f"{name}_high"]
@@ -369,17 +369,6 @@ def test_all_seeds_have_windows_of_their_own(cells):
     assert isinstance(setup, LanguageSetup)
     one, two = (Examples(replace(setup, seed=seed), "cpu").train(0, 8).inputs for seed in (0, 1))
     assert not torch.equal(one, two)
-
-
-def test_the_text_that_comes_with_python_is_written_once(tmp_path):
-    place = tmp_path / "cache" / "help.txt"
-    write_python_help(place)
-    text = place.read_text()
-    assert len(text) > 100_000
-    assert text.count(" the ") > 1000
-    place.write_text("mine")
-    write_python_help(place)
-    assert place.read_text() == "mine"
 
 
 def test_mechanisms_are_those_of_the_package():

@@ -229,6 +229,44 @@ def test_the_baseline_is_that_of_a_loop(task):
     assert task.baseline("train") < math.log(task.vocabulary_size)
 
 
+def test_figures_are_per_token_byte_and_word(task):
+    """Against sums over the whole text: those of windows add up to them."""
+    generator = torch.Generator().manual_seed(0)
+    batch = whole(task, "test")
+    logits = torch.randn(*batch.targets.shape, task.vocabulary_size, generator=generator)
+    found = task.figures(logits, batch, "test")
+    assert all(len(part) == len(whole) == len(batch) for part, whole in found.values())
+    ratio = {name: (one.sum() / other.sum()).item() for name, (one, other) in found.items()}
+    right = logits.log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
+    total = -right[batch.mask].double().sum().item()
+    text = TEXTS["test"]
+    n_tokens = int(batch.mask.sum())
+    best = (logits.argmax(-1) == batch.targets)[batch.mask].double().mean().item()
+    expected = {
+        "loss": total / n_tokens,
+        "accuracy": best,
+        "bits_per_byte": total / math.log(2) / len(text.encode()),
+        "perplexity": total / (len(text.split()) + text.count("\n")),
+        "token_perplexity": total / n_tokens,
+    }
+    assert ratio == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="split='tset': allowed"):
+        task.figures(logits, batch, "tset")
+
+
+def test_figures_of_the_baseline_are_those_of_a_model_that_predicts_it(task):
+    counts = np.bincount(task._sequence("train")[1:], minlength=task.vocabulary_size) + 1
+    batch = whole(task, "test")
+    shape = (*batch.targets.shape, task.vocabulary_size)
+    logits = torch.from_numpy(np.log(counts / counts.sum())).expand(shape)
+    found = task.figures(logits, batch, "test")
+    expected = {name: (one.sum() / other.sum()).item() for name, (one, other) in found.items()}
+    del expected["accuracy"]
+    for name in ("perplexity", "token_perplexity"):
+        expected[name] = math.exp(expected[name])
+    assert task.baseline_figures("test") == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("wrong", [-1, 300])
 def test_what_is_no_token(task, wrong):
     assert task.decode([task.start]) == ""

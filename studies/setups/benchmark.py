@@ -1,0 +1,291 @@
+"""What studies of compositional attention's benchmarks share: measure, claims, table and views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from matplotlib.figure import Figure
+
+import probes
+from studies import engine
+from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
+from studies.report import comparisons, panels
+from studies.report.curves import training_curves
+from studies.setups.pairing import MODELS, PairingSetup
+from studies.setups.scan import ScanSetup
+from studies.setups.text import perplexity_in_words
+
+MITTAL, N_EXAMPLES = "Mittal et al. 2021", 2000
+COMPOSITIONAL, MULTI_HEAD = {"model": "compositional"}, {"model": "multi_head"}
+
+TINY = (
+    "d_model=16 d_mlp=16 n_layers=2 n_heads=2 scores.n_test=60 training.n_steps=4 "
+    "training.batch_size=8 training.warmup_steps=1 training.evaluate_every=2"
+)
+DEPARTURES = {
+    "training.warmup_steps": "1000 everywhere; the authors' code has none, for text 4000",
+    "training.clip": "1 everywhere; the authors' code has none, for SCAN 5",
+    "dropout": "as in earlier runs of this study; the authors' code has .1, for ESBN's tasks none",
+    "d_selection": "that of a head but for ESBN's tasks and text; the authors have 16 or 32",
+    "training.n_steps": "ours but for Sort-of-CLEVR, and triangles: half of them, of twice the "
+    "batch",
+    "seed": "5, for text 1; the authors have 3 to 10",
+}
+"""What differs from the paper in the preset `paper` of all."""
+
+CAPTION = (
+    "Accuracies in percent. R: retrievals, of as many searches as there are heads. Chance: the "
+    "best guess of who sees the question, but no picture; frequencies: those of tokens. Paper: its "
+    "figures for this attention, at its sizes and with its training. MFLOP: of one forward pass, "
+    "for one example."
+)
+
+VALUE_SCORES = probes.Quantity(
+    "blocks.*.attn.hook_value_scores",
+    dims=("example", "token", "search", "retrieval"),
+    reduce=lambda scores: torch.stack([scores.mean(1), scores[:, -1]], 1),
+    long_name="value scores",
+)
+"""In the mean over all tokens, and of the last one."""
+
+
+def grids(
+    *retrievals: int, seeds: int = 1, of_task: Sequence[Mapping[str, Any]] = ({},)
+) -> tuple[dict[str, Any], ...]:
+    """Both models, with numbers of retrievals and seeds, for each grid of settings of the task."""
+    models = {"model": MODELS, "n_retrievals": retrievals, "seed": tuple(range(seeds))}
+    return tuple({**one, **models} for one in of_task)
+
+
+def training(steps: int, batch: int, rate: float) -> engine.TrainingConfig:
+    """How models are trained at laptop size."""
+    return engine.TrainingConfig(
+        n_steps=steps,
+        batch_size=batch,
+        learning_rate=rate,
+        weight_decay=0.0,
+        warmup_steps=200,
+        evaluate_every=steps // 10,
+        clip=1.0,
+    )
+
+
+def presets(
+    laptop: tuple[Any, ...],
+    *,
+    smoke: tuple[tuple[Any, ...], str],
+    paper: tuple[tuple[Any, ...], str],
+    n_test: int = 10_000,
+    departures: Mapping[str, str] | None = None,
+) -> dict[str, Preset]:
+    """The presets of a study, each with its grids and what it changes; see `Preset`."""
+    papers = f"scores.n_test=10000 training.warmup_steps=1000 {paper[1]}"
+    differs = DEPARTURES | dict(departures or {})
+    return {
+        "laptop": Preset(changes=f"scores.n_test={n_test}", grids=laptop),
+        "smoke": Preset(changes=f"{TINY} {smoke[1]}", grids=smoke[0]),
+        "paper": Preset(changes=papers, grids=paper[0], departures=differs),
+    }
+
+
+def value_scores(trained: engine.Trained) -> xr.Dataset | None:
+    """Which retrievals searches choose, on the last split: mean value scores by layer and group.
+
+    `value_scores` [layer, group, token, search, retrieval], of all tokens and of the last one (of a
+    network of patches the last layer's others go nowhere). Of all tokens, and also `_untrained`:
+    `tightness`, the mean of each search's greatest share; `difference` between groups, the mean
+    total variation distance.
+    """
+    setup = trained.setup
+    if setup.model != "compositional" or setup.n_retrievals < 2:
+        return None
+    batches = list(trained.batches(list(setup.splits)[-1], N_EXAMPLES))
+    members = [{ALL: batch.mask.any(1)} | setup.groups(batch) for batch in batches]
+    names = list(members[0])
+    of_groups = [torch.cat([one[name].cpu() for one in members]).numpy() for name in names]
+    groups = xr.DataArray(of_groups, dims=("group", "example"), coords={"group": names})
+    kinds, data = [name for name in names[1:] if ":" not in name], {}
+    n = max(2, len(kinds))
+    for end, model in (("", trained.model), ("_untrained", trained.untrained)):
+        scores = probes.capture(model, batches, {"scores": VALUE_SCORES})["scores"]
+        scores = scores.assign_coords(token=["all", "last"])
+        found = probes.summarise_value_scores(scores, groups)
+        data.setdefault("value_scores", found["value_scores"])
+        whole = found.sel(token="all")
+        apart = whole["distance"].sel(group=kinds, other_group=kinds)
+        data[f"tightness{end}"] = whole["tightness"].sel(group=ALL).mean(keep_attrs=True)
+        # No group differs from itself.
+        difference = apart.mean() * n / (n - 1)
+        data[f"difference{end}"] = difference.assign_attrs(apart.attrs)
+    return xr.Dataset(data)
+
+
+def drawn_value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
+    """Mean value scores by layer (rows) and group (columns), first cell of so many retrievals.
+
+    The last row is the last token, the class token where there is one, in the last layer: what the
+    answer is read from. None where there is no such cell.
+    """
+    if "value_scores" not in result.children:
+        return None
+    data = result["value_scores"].to_dataset()
+    here = (data["n_retrievals"] == n_retrievals) & data["tightness"].notnull()
+    if not here.any():
+        return None
+    cell = data.isel(cell=int(here.to_numpy().argmax()))
+    shown = cell["value_scores"].isel(retrieval=slice(n_retrievals)).dropna("group", how="all")
+    shown = shown.sel(group=[name for name in shown["group"].to_numpy() if ":" not in name])
+    layers = [f"layer {layer}" for layer in shown["layer"].to_numpy()]
+    last = shown.sel(token="last").isel(layer=[-1])
+    rows = xr.concat([shown.sel(token="all"), last], "layer", coords="minimal", compat="override")
+    rows = rows.assign_coords(layer=[*layers, f"{layers[-1]}, last token"])
+    figure, axes = panels.grid(*map(len, (rows["layer"], rows["group"])), width=1.5, height=1.5)
+    image = probes.draw_value_scores(axes, rows, highest=float(cell["value_scores"].max()))
+    title = f"mean value score, seed {int(cell['seed'])}"
+    figure.colorbar(image, ax=axes, shrink=0.6, label=title)
+    return figure
+
+
+VALUE_SCORE_VIEWS = {
+    f"value_scores_R{n}": partial(drawn_value_scores, n_retrievals=n) for n in (2, 3, 4, 8)
+}
+PARAMETERS, MFLOP = read("costs", "parameters"), read("costs", "operations") / 1e6
+AS_MANY_PARAMETERS = Claim(
+    "Both have as many parameters, within 5%",
+    f"{MITTAL}, B.5",
+    Reading("log of parameters", lambda result: np.log(PARAMETERS.values(result))),
+    of=COMPOSITIONAL,
+    equals=MULTI_HEAD,
+    margin=float(np.log(1.05)),
+    of_learning=True,
+)
+
+
+def over_training(variable: str, ylabel: str, **more: Any) -> Any:
+    """A view: a variable of the training log over the steps."""
+    chosen = {"group": "training", "variable": variable, "along": "train_step", "ylabel": ylabel}
+    return partial(comparisons.lines, **chosen, **more)
+
+
+def by_group(*groups: str) -> Any:
+    """A view: accuracy on the test examples of some groups over training."""
+    select = {"split": "test", "group": groups}
+    return over_training("accuracy", "right, validation", panels="group", select=select)
+
+
+def fewer(few: int, many: int, reading: Reading, source: str) -> Claim:
+    """That few retrievals are better than many."""
+    of, exceeds = (COMPOSITIONAL | {"n_retrievals": n} for n in (few, many))
+    statement = f"{few} retrievals are better than {many}"
+    return Claim(statement, f"{MITTAL}, {source}", reading, of=of, exceeds=exceeds)
+
+
+def learned(statement: str, what: str, source: str) -> Claim:
+    """That value scores are tighter, or differ more between groups, than before training."""
+    reading = read("value_scores", what) - read("value_scores", f"{what}_untrained")
+    return Claim(statement, f"{MITTAL}, {source}", reading, of=COMPOSITIONAL, exceeds=0.0)
+
+
+def benchmark(
+    name: str,
+    question: str,
+    setup: PairingSetup,
+    presets: Mapping[str, Preset],
+    *,
+    columns: Mapping[str, tuple[str, str]],
+    source: str,
+    trained: engine.TrainedIf,
+    further: Mapping[str, Reading] | None = None,
+    claims: tuple[Claim, ...] = (),
+    views: Mapping[str, Any] | None = None,
+) -> engine.Study:
+    """The study of a benchmark.
+
+    Args:
+        name, question: of the study.
+        setup: the settings at laptop size.
+        presets: all of them; the grids of `laptop` are the study's.
+        columns: what it is about, accuracy or perplexity: split and group by label.
+        source: the paper's table.
+        trained: when a model counts as trained.
+        further: what the table shows beside it.
+        claims: further ones; that compositional attention is better is one of each column.
+        views: further ones.
+    """
+    headline = "perplexity" if "perplexity" in setup.metrics else "accuracy"
+    about = setup.metrics[headline]
+    shown = engine.percent if about.percent else perplexity_in_words
+    readings = {label: metric(headline, *place) for label, place in columns.items()}
+    known = {
+        kind: {label: metric(f"{headline}_{kind}", *place) for label, place in columns.items()}
+        for kind in ("chance", "frequencies", "paper")
+    }
+    better = [
+        Claim(
+            f"Compositional attention is better: {label}",
+            f"{MITTAL}, {source}",
+            reading if about.sign() > 0 else engine.constant(0) - reading,
+            of=COMPOSITIONAL,
+            exceeds=MULTI_HEAD,
+            of_learning=setup.splits.get(columns[label][0]) == "in",
+        )
+        for label, reading in readings.items()
+    ]
+    grids = presets["laptop"].grids or ({},)
+    # Where settings of the task vary too, there are too many conditions for columns.
+    conditions = "rows" if any("task." in axis for axis in grids[0]) else "columns"
+    # Of an encoder and a decoder attention has other names.
+    looked_into = not isinstance(setup, ScanSetup)
+    return engine.Study(
+        name=name,
+        question=question,
+        setup=setup,
+        grids=grids,
+        presets=presets,
+        measures={"value_scores": value_scores} if looked_into else {},
+        trained=trained,
+        claims=(*better, AS_MANY_PARAMETERS, *claims),
+        table=_table(name, conditions, shown, readings | dict(further or {}), known),
+        views={
+            "training": partial(training_curves, metric=headline, log=not about.percent),
+            "loss": over_training("training_loss", "training loss"),
+            "scores": partial(
+                comparisons.intervals,
+                readings=readings,
+                marks={label: {kind: known[kind][label] for kind in known} for label in columns},
+            ),
+            **(VALUE_SCORE_VIEWS if looked_into else {}),
+            **(views or {}),
+        },
+    )
+
+
+def _table(
+    name: str,
+    conditions: Literal["rows", "columns"],
+    shown: Callable[[float], str],
+    readings: Mapping[str, Reading],
+    known: Mapping[str, Mapping[str, Reading]],
+) -> engine.Table:
+    """What was measured, what of it is known (by kind and label), and what it costs."""
+    of_known = [
+        Row(f"{label}, {kind}", reading, shown, spread=False)
+        for kind, some in known.items()
+        for label, reading in some.items()
+    ]
+    return engine.Table(
+        title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
+        conditions=conditions,
+        rows=(
+            *(Row(label, reading, shown) for label, reading in readings.items()),
+            *of_known,
+            Row("weights", PARAMETERS, engine.count, spread=False),
+            Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
+        ),
+        caption=CAPTION,
+    )
