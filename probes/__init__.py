@@ -22,7 +22,7 @@ retrieval and whether groups of examples differ in theirs, and `draw_value_score
 `loss_by_context` asks what a model of a text gains from the tokens that it has seen.
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
-much of what decides it lies where a function is flat.
+much of what decides it lies where a function is flat; `capture_places` keeps what they look at.
 
 `mean_by_labels` averages a score over what has the same ground truth.
 
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from probes.adapting import adapt_paths
+    from probes.attention_places import AttentionPlace, capture_places, score_places
     from probes.capturing import Batch, Quantity, capture
     from probes.context import loss_by_context
     from probes.control_flow_capturing import capture_control_flow
@@ -83,14 +84,15 @@ if TYPE_CHECKING:
     from probes.projection_picture import draw_projection
     from probes.routing_capture import measure_paths, measure_specialization
     from probes.saturation import score_saturation
-    from probes.signedness import relative_weights, score_signedness
-    from probes.signedness_picture import draw_distribution, draw_numbers
+    from probes.signedness import relative_weights, score_signedness, strongest_head
+    from probes.signedness_picture import draw_distribution, draw_matrices, draw_numbers
     from probes.specialization import score_specialization
     from probes.specialization_picture import draw_specialization, ordered_activation
     from probes.value_scores import summarise_value_scores
     from probes.value_scores_picture import draw_value_scores
 
 _HOME = {
+    "AttentionPlace": "probes.attention_places",
     "Batch": "probes.capturing",
     "DrawnExample": "probes.control_flow_picture",
     "HookedModel": "probes.hooking",
@@ -102,6 +104,7 @@ _HOME = {
     "bootstrap_ratio": "probes.intervals",
     "capture": "probes.capturing",
     "capture_control_flow": "probes.control_flow_capturing",
+    "capture_places": "probes.attention_places",
     "collapse_columns": "probes.control_flow_graphs",
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
@@ -111,6 +114,7 @@ _HOME = {
     "draw_control_flow": "probes.control_flow_picture",
     "draw_distribution": "probes.signedness_picture",
     "draw_interchange": "probes.interchange_picture",
+    "draw_matrices": "probes.signedness_picture",
     "draw_numbers": "probes.signedness_picture",
     "draw_pairing": "probes.pairing_picture",
     "draw_projection": "probes.projection_picture",
@@ -139,10 +143,12 @@ _HOME = {
     "score_control_flow": "probes.control_flow_scores",
     "score_pairing": "probes.pairing",
     "score_paths": "probes.oracle_scores",
+    "score_places": "probes.attention_places",
     "score_saturation": "probes.saturation",
     "score_signedness": "probes.signedness",
     "score_specialization": "probes.specialization",
     "search_paths": "probes.oracle_search",
+    "strongest_head": "probes.signedness",
     "summarise_value_scores": "probes.value_scores",
     "to_networkx": "probes.control_flow_export",
     "write_control_flow": "probes.control_flow_export",
@@ -151,6 +157,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AttentionPlace",
     "Batch",
     "DrawnExample",
     "HookedModel",
@@ -162,6 +169,7 @@ __all__ = [
     "bootstrap_ratio",
     "capture",
     "capture_control_flow",
+    "capture_places",
     "collapse_columns",
     "cut",
     "decode",
@@ -171,6 +179,7 @@ __all__ = [
     "draw_control_flow",
     "draw_distribution",
     "draw_interchange",
+    "draw_matrices",
     "draw_numbers",
     "draw_pairing",
     "draw_projection",
@@ -199,10 +208,12 @@ __all__ = [
     "score_control_flow",
     "score_pairing",
     "score_paths",
+    "score_places",
     "score_saturation",
     "score_signedness",
     "score_specialization",
     "search_paths",
+    "strongest_head",
     "summarise_value_scores",
     "to_networkx",
     "write_control_flow",

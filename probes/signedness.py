@@ -164,6 +164,40 @@ def relative_weights(
     return pattern / top.clip(min=_SMALLEST)
 
 
+def strongest_head(data: xr.Dataset, pattern: xr.DataArray) -> xr.Dataset:
+    """What is known of the head whose weights are greatest, in the example with most queries.
+
+    Or that agrees best with planted signs, if `data` has them as `sign`: whose weights correlate
+    most with them, whichever way round.
+
+    Args:
+        data: variables with any of the dims of `pattern`: matrices to be drawn.
+        pattern: [example, query_pos, key_pos] and further dims (`layer`, `head`, `model`, ...),
+            among whose cells is chosen; NaN for what must not be chosen, and where no token is.
+
+    Returns:
+        `data` without `example` and the further dims, whose labels are coordinates.
+
+    Raises:
+        ValueError: dims that do not fit, or a pattern that is NaN everywhere.
+
+    Example:
+        `draw_matrices(strongest_head(captured, captured["pattern"]))`
+    """
+    cells = [dim for dim in pattern.dims if dim not in PAIRS]
+    if not set(PAIRS) <= set(pattern.dims) or not cells or not pattern.notnull().any():
+        raise ValueError(
+            f"pattern must have the dims {PAIRS}, further ones, and a weight that is known, got "
+            f"{dict(pattern.sizes)}"
+        )
+    size = abs(pattern).mean(PAIRS)
+    if "sign" in data:
+        size = abs(xr.corr(pattern, data["sign"], PAIRS)).where(size.notnull())
+    best = size.fillna(-1).argmax(cells)
+    n_queries = pattern.isel(best).notnull().any("key_pos").sum("query_pos")
+    return data.isel(best).isel(example=n_queries.argmax("example"), drop=True)
+
+
 def _put_agreement(
     result: xr.Dataset,
     table: PairTable,

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import StepPatch
+
+_LEAST_SHARE = 1e-5
+_MOST_KEYS_BESIDE = 9
 
 
 def draw_numbers(
@@ -55,28 +59,79 @@ def draw_numbers(
     return image
 
 
-def draw_distribution(axis: Axes, distribution: xr.DataArray, **look: Any) -> StepPatch:
-    """Draw the share of pairs in each bin as steps.
+def draw_matrices(matrices: xr.Dataset, *, title: str = "") -> Figure:
+    """Draw several matrices of one example with their numbers, side by side if they are small.
 
     Args:
-        axis: that is drawn into.
-        distribution: [bin], with the middles of the bins, all of one width: of `score_signedness`
-            or `score_saturation`.
-        look: as `matplotlib.axes.Axes.stairs` takes it: `label`, `color`, `fill`, ...
+        matrices: variables [query_pos, key_pos], such as `hook_affinity` (E), `hook_gate` and
+            `hook_pattern` (M); the title of each is its `long_name`, or else its name. Their
+            coordinates name queries and keys. What is NaN in all of them, padding, is left out.
+        title: of the figure.
 
     Returns:
-        The steps.
+        The figure, a panel for each variable in their order.
+
+    Raises:
+        ValueError: other dims, no variable, or no number.
+
+    Example:
+        `draw_matrices(strongest_head(captured, captured["pattern"]))`, Figure 2 of Tay et al. 2019
+    """
+    for dim in ("query_pos", "key_pos"):
+        if dim not in matrices.dims:
+            raise ValueError(f"matrices must have the dim {dim}, got {dict(matrices.sizes)}")
+        matrices = matrices.dropna(dim, how="all")
+    n_queries, n_keys = matrices.sizes["query_pos"], matrices.sizes["key_pos"]
+    n_columns = 1 if n_keys > _MOST_KEYS_BESIDE else 2
+    n_rows = -(-len(matrices) // n_columns)
+    size = n_columns * (1.2 + 0.45 * n_keys) + 1.8, n_rows * (1 + 0.3 * n_queries)
+    figure = Figure(size, layout="constrained")
+    for number, (name, matrix) in enumerate(matrices.items()):
+        axis = figure.add_subplot(n_rows, n_columns, number + 1)
+        draw_numbers(axis, matrix.transpose("query_pos", "key_pos"))
+        axis.set_title(matrix.attrs.get("long_name", str(name)), fontsize=9)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def draw_distribution(
+    axis: Axes, scores: xr.Dataset, *, xlabel: str = "attention weight"
+) -> list[StepPatch]:
+    """Draw the share of pairs in each bin: filled steps, and those of controls as black lines.
+
+    Args:
+        axis: that is drawn into, in the next one of its colours; shares are logarithmic.
+        scores: of `score_signedness` or `score_saturation`; of them `distribution` [bin], or
+            [model, bin] with any further dim, whose first label is filled and whose others are
+            controls.
+        xlabel: what the bins are of.
+
+    Returns:
+        The steps, one for each label.
 
     Raises:
         ValueError: other dims, or fewer than two bins.
 
     Example:
-        `draw_distribution(plt.figure().gca(), score_signedness(pattern)["distribution"][0])`
+        `draw_distribution(plt.figure().gca(), score_signedness(pattern))`
     """
-    if distribution.dims != ("bin",) or distribution.size < 2:
+    shares = scores["distribution"]
+    if shares.dims[-1:] != ("bin",) or shares.ndim > 2 or shares.sizes["bin"] < 2:
         raise ValueError(
-            f"distribution must have the dim bin, at least two of them, got {distribution.sizes}"
+            "distribution must have the dim bin, of two bins at least, and one dim before it at "
+            f"most, got {dict(shares.sizes)}"
         )
-    middles = distribution["bin"].to_numpy()
+    middles = shares["bin"].to_numpy()
     edges = np.append(middles, 2 * middles[-1] - middles[-2]) - (middles[1] - middles[0]) / 2
-    return axis.stairs(distribution.to_numpy(), edges, **look)
+    (first,) = axis.plot([], [])
+    filled: dict[str, Any] = {"fill": True, "color": first.get_color(), "alpha": 0.8}
+    outlined: dict[str, Any] = {"color": "black"}
+    labels = shares[shares.dims[0]].to_numpy().tolist() if shares.ndim == 2 else [None]
+    steps = [
+        axis.stairs(values, edges, label=label, **(outlined if number else filled))
+        for number, (values, label) in enumerate(
+            zip(np.atleast_2d(shares.to_numpy()), labels, strict=True)
+        )
+    ]
+    axis.set(yscale="log", ylim=(_LEAST_SHARE, 1.5), xlabel=xlabel)
+    return steps

@@ -17,33 +17,17 @@ composition functions and ways of centring are compared too (the paper's Tables 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from studies.coda_claims import (
-    AGREE,
-    BASIC,
-    GATES,
-    NEGATIVE,
-    ON_ID,
-    ON_OOD,
-    arithmetic_claims,
-    claims_of_both,
-    pairs_claims,
-)
-from studies.coda_measures import Matrices, Saturation, Signs
-from studies.engine import (
-    Preset,
-    Row,
-    Study,
-    Table,
-    TrainedIf,
-    TrainingConfig,
-    count,
-    main,
-    metric,
-    read,
-)
+import numpy as np
+import xarray as xr
+
+import probes
+from studies import engine
+from studies.engine import metric, read
 from studies.report import plots
 from studies.report.curves import training_curves
 from studies.setups.mlu import MluSetup
@@ -51,15 +35,194 @@ from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
 from tasks import MLUConfig, SignedPairsConfig
 
+# Measures
+
+PAIRS = ("example", "query_pos", "key_pos")
+PLACES = ("place", "layer", "head")
+LIMITS = xr.DataArray([2.0, 3.0], coords={"quantity": ["affinity", "dissimilarity"]})
+"""Beyond these tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
+ABOUT = {
+    "affinity_matrix": "E, centred",
+    "gate_matrix": "gate of N",
+    "pattern": "M",
+    "sign": "planted sign",
+    "query": "word of each query",
+    "key": "word of each key",
+}
+"""What `Matrices` keeps."""
+
+
+def everywhere(
+    trained: engine.Trained, n: int, models: dict[str, Any], hooks: list[str], score: Callable
+) -> xr.Dataset:
+    """Scores of what hooks show in `n` examples of each split: [weights, split, place, ...]."""
+    setup, rows = trained.setup, []
+    for split in setup.splits:
+        batch = trained.batch(split, n)
+        where = {"places": setup.places(batch), "hooks": hooks, "score": score}
+        where["batches"] = list(batch.parts(setup.at_once))
+        rows.append([probes.score_places(model, **where) for model in models.values()])
+    how: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
+    found = xr.combine_nested(rows, ["split", "weights"], **how)
+    return found.assign_coords(weights=list(models), split=list(setup.splits))
+
+
+def score_signs(data: xr.Dataset) -> xr.Dataset:
+    """Of weights as they are, and `relative` to the largest of a head."""
+    relative = probes.relative_weights(data["pattern"], valid=data["valid"])
+    both = xr.Dataset({"weights": data["pattern"], "relative": relative}).to_dataarray("scale")
+    known = {"valid": data["valid"], "sign": data.get("sign")}
+    return probes.score_signedness(both, **known, resamples=200)
+
+
+def score_saturation(data: xr.Dataset) -> xr.Dataset:
+    """Of E and N, beyond `LIMITS`."""
+    values = data.drop_vars(["valid", "sign"], errors="ignore").to_dataarray("quantity")
+    where: Any = {"low": -LIMITS, "high": LIMITS, "valid": data["valid"]}
+    return probes.score_saturation(values, **where, resamples=200).drop_dims("bin")
+
+
+@dataclass(frozen=True)
+class Signs:
+    """How signed attention is, everywhere, and whether its signs are those that were planted.
+
+    Args:
+        n: examples of each split.
+    """
+
+    n: int = 500
+
+    def __call__(self, trained: engine.Trained) -> xr.Dataset:
+        """`probes.score_signedness` [weights, split, place, scale, layer, head, ...].
+
+        `distribution` is the mean over places, layers and heads.
+        """
+        models = {"trained": trained.model, "untrained": trained.untrained}
+        found = everywhere(trained, self.n, models, ["pattern"], score_signs)
+        found["distribution"] = found["distribution"].mean(PLACES, keep_attrs=True)
+        return found
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """How much of CoDA's E and N lies where the functions are flat.
+
+    Args:
+        n: examples of each split.
+    """
+
+    n: int = 500
+
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
+        """`saturated` [split, place, quantity, layer, head, side], and its `saturated_mean`."""
+        if trained.setup.composition is None:
+            return None
+        hooks = LIMITS["quantity"].to_numpy().tolist()
+        models = {"trained": trained.model}
+        found = everywhere(trained, self.n, models, hooks, score_saturation)
+        found = found.sel(weights="trained", drop=True)
+        about = {"long_name": "share of pairs, mean over places and heads"}
+        return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """CoDA's E, its gate and M in single examples of `ood`: the paper's Figure 2.
+
+    Args:
+        n: examples.
+    """
+
+    n: int = 3
+
+    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
+        """`affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos].
+
+        NaN where there is no token; `query`, `key`: their words; `sign`, where it is planted.
+        """
+        if (setup := trained.setup).composition is None:
+            return None
+        batch = trained.batch("ood", self.n)
+        place = {"shown": setup.places(batch)[setup.shown]}
+        hooks = ["affinity", "gate", "pattern"]
+        data = probes.capture_places(trained.model, [batch], place, hooks)["shown"]
+        data = data.where(data["valid"]).drop_vars("valid")
+        data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
+        words = [trained.task.words(batch, example) for example in range(self.n)]
+        for name, some in zip(("query", "key"), zip(*words, strict=True), strict=True):
+            data[name] = ("example", f"{name}_pos"), list(some)
+        for name, variable in data.items():
+            variable.attrs["long_name"] = ABOUT[str(name)]
+        # Lines of other tasks have other lengths.
+        return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
+
+
+# Readings
+
+
+def agreement(variable: str, weights: str, control: str = "observed") -> engine.Reading:
+    """Of the head that agrees best with the planted signs on `id`, the agreement on `ood`."""
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        one = result["signs"][variable]
+        one = one.sel(scale="relative", weights=weights, control=control).stack(where=PLACES)
+        best = one.sel(split="id").fillna(-1).argmax("where")
+        return one.sel(split="ood").isel(where=best).to_numpy()
+
+    return engine.Reading(f"{variable} of the best head ({weights}, {control})", values)
+
+
+def share(kind: str) -> engine.Reading:
+    """The share of trained weights of a kind, over all places, layers and heads, on `ood`."""
+    where = {"scale": "weights", "weights": "trained", "split": "ood"}
+    return read("signs", "share", mean=PLACES, kind=kind, **where)
+
+
+def shrunk(result: xr.DataTree) -> np.ndarray:
+    """How much less of E is saturated at the last kept checkpoint than at the first, on `id`."""
+    if "saturation_along_training" not in result.children:
+        return np.full(result["scores"].sizes["cell"], np.nan)
+    part = result["saturation_along_training"]["saturated_mean"]
+    part = part.sel(split="id", quantity="affinity").sum("side", skipna=False)
+    return (part.isel(train_step=0) - part.isel(train_step=-1)).to_numpy()
+
+
+ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
+NEGATIVE = share("subtracted") + share("partly_subtracted")
+POSITIVE = share("added") + share("partly_added")
+CLOSED, OPEN = (
+    read("saturation", "saturated_mean", split="ood", quantity="dissimilarity", side=side)
+    for side in ("low", "high")
+)
+EARLY = engine.Reading("saturated E, first checkpoint - last", shrunk)
+SIGNS, MATCHES = (
+    {
+        "trained": agreement(variable, "trained"),
+        "untrained": agreement(variable, "untrained"),
+        "planted signs shuffled": agreement(variable, "trained", "shuffled"),
+    }
+    for variable in ("balanced_accuracy", "matched")
+)
+"""Agreement with the three planted signs, and on whether a token counts at all."""
+
 # What varies
 
 Values = dict[str, tuple[Any, ...]]
+GATES = ("sigmoid", "tanh", "arctan", "algebraic")
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
+SOFTMAX = {"model": "softmax"}
+
+
+def coda(**more: Any) -> dict[str, Any]:
+    """CoDA as the paper has it, but for some settings."""
+    return {"model": "coda"} | views.BASIC | more
 
 
 def grid(*models: str, **more: Any) -> Values:
     """CoDA as the paper has it, or further models, but for what varies."""
-    return {"model": models or ("coda",)} | {name: (value,) for name, value in BASIC.items()} | more
+    return (
+        {name: (value,) for name, value in coda().items()} | {"model": models or ("coda",)} | more
+    )
 
 
 def centred(*over: str) -> Values:
@@ -67,13 +230,82 @@ def centred(*over: str) -> Values:
     return grid(affinity_centring=over, gate_centring=over)
 
 
-MODELS = grid("softmax", "linear", "hyla", "coda", gate_centring=("none", "row"))
-DOUBLED = grid(doubled=(True,))
-
-
 def aligned(alignment: str, *grids: Values) -> list[Values]:
     """Grids of pairs, aligned by `heads`, or by the `networks` of the paper's base model."""
     return [{"alignment": (alignment,)} | one for one in grids]
+
+
+MODELS = grid("softmax", "linear", "hyla", "coda", gate_centring=("none", "row"))
+DOUBLED = grid(doubled=(True,))
+
+# Claims
+
+TAY = "Tay et al. 2019, "
+
+
+def learns(
+    statement: str, source: str, of: Any, than: Any, reading: Any = ON_ID, within: float = 0.0
+) -> engine.Claim:
+    """That a model answers better than another one, or as well: `within` a difference."""
+    side: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
+    return engine.Claim(statement, source, reading, of, **side, of_learning=True)
+
+
+def weighs(*claimed: Any) -> engine.Claim:
+    """A statement of a source, that a reading of CoDA, N centred or not, is above a number."""
+    statement, source, reading, number = claimed
+    of = {name: value for name, value in coda().items() if name != "gate_centring"}
+    return engine.Claim(statement, source, reading, of, number)
+
+
+def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
+    """What the paper's analysis, and our results page, say of any task with these centrings."""
+    for over in centrings:
+        e, n = {"affinity_centring": over}, {"gate_centring": over}
+        for what, one in (("E", e), ("E and N", e | n)):
+            statement = f"Centring {what} ({over}) does not help"
+            yield learns(statement, f"{TAY}Table 8", coda(), coda(**one))
+        statement = f"A doubled gate is as good as N that is centred ({over})"
+        source = f"{TAY}section 2.3"
+        yield learns(statement, source, coda(doubled=True), coda(**n), within=0.01)
+        yield learns(f"N is better centred ({over})", "ours", coda(**n), coda())
+    for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
+        statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
+        yield learns(statement, f"{TAY}Table 9", coda(), coda(affinity=e, gate=n))
+    analysis, subtracts = f"{TAY}section 5", "CoDA subtracts: a twentieth of M is below -0.1"
+    yield weighs("The gate closes: N < -3 for a tenth of the pairs", analysis, CLOSED, 0.1)
+    yield weighs("The gate opens: N > 3 for a tenth of the pairs", analysis, OPEN, 0.1)
+    yield weighs("E is saturated early, and less at the end", analysis, EARLY, 0.0)
+    yield weighs("M is more often negative than positive", analysis, NEGATIVE - POSITIVE, 0.0)
+    yield weighs(subtracts, f"{TAY}section 1", NEGATIVE, 0.05)
+
+
+def arithmetic_claims() -> Iterator[engine.Claim]:
+    """Further ones, of lines."""
+    statement = "CoDA answers better than softmax attention"
+    yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
+    for model in ("softmax", "linear", "hyla"):
+        statement = f"CoDA answers held-out pairs of numbers better than {model}"
+        yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
+
+
+def pairs_claims() -> Iterator[engine.Claim]:
+    """Further ones, of pairs."""
+    headed, single = ({"alignment": name} for name in ("heads", "networks"))
+    statement = "In the base model for pairs CoDA answers better than softmax attention"
+    yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)
+    for what, of, other in (
+        ("heads", coda(**headed), SOFTMAX | headed),
+        ("N centred (row)", coda(gate_centring="row", **single), SOFTMAX | single),
+        ("N centred (matrix)", coda(gate_centring="matrix", **single), SOFTMAX | single),
+    ):
+        statement = f"With {what} CoDA answers as well as softmax attention"
+        yield learns(statement, "ours", of, other, ON_OOD, 0.01)
+    for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
+        statement = f"M {what}, more than that of untrained weights"
+        yield weighs(statement, "ours", agree["trained"] - agree["untrained"], 0.0)
+    statement = "M has the planted signs, more than one would with all matches and no sign"
+    yield weighs(statement, "ours", SIGNS["trained"], 2 / 3)
 
 
 # Tables
@@ -82,35 +314,35 @@ CAPTION = (
     "Right: share of lines or pairs like those of training (id), and of such as put together what "
     "training never does (ood). M<0: share of attention weights below -0.1 (ood). "
 )
-ARITHMETIC_TABLE = Table(
+ARITHMETIC_TABLE = engine.Table(
     title="Quasi-attention and others: arithmetic (in %)",
     rows=(
         *(
-            Row(
+            engine.Row(
                 f"right, {split}" if group == "all" else f"  {group}",
                 metric("accuracy", split, group),
                 beside={"chance": metric("accuracy_chance", split, group)},
             )
             for split, group in (("id", "all"), *product(("ood",), ("all", "+", "-", "*")))
         ),
-        Row("paper", metric("accuracy_paper", "id"), spread=False),
-        Row("M<0", NEGATIVE),
-        Row("weights", read("costs", "parameters"), shown=count, spread=False),
+        engine.Row("paper", metric("accuracy_paper", "id"), spread=False),
+        engine.Row("M<0", NEGATIVE),
+        engine.Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
     caption=f"{CAPTION}Chance: the most frequent answer. Paper: with numbers from -1000 to 999 and "
     "100,000 steps; 78.8 of a universal transformer, 84.9 of an adaptive one that it cites.",
 )
-PAIRS_TABLE = Table(
+PAIRS_TABLE = engine.Table(
     title="Quasi-attention and others: signed pairs (in %)",
     conditions="rows",
     rows=(
-        Row("id", ON_ID),
-        Row("ood", ON_OOD),
-        Row("M<0", NEGATIVE),
-        Row("signs", AGREE["trained"][0]),
-        Row("untr.", AGREE["untrained"][0], spread=False),
-        Row("match", AGREE["trained"][1]),
-        Row("untrained", AGREE["untrained"][1], spread=False),
+        engine.Row("id", ON_ID),
+        engine.Row("ood", ON_OOD),
+        engine.Row("M<0", NEGATIVE),
+        engine.Row("signs", SIGNS["trained"]),
+        engine.Row("untr.", SIGNS["untrained"], spread=False),
+        engine.Row("match", MATCHES["trained"]),
+        engine.Row("untrained", MATCHES["untrained"], spread=False),
     ),
     caption=f"{CAPTION}50 by chance. Signs: balanced accuracy of the signs of a head's weights "
     "(beyond a tenth of its largest) against the planted ones, of the head that is best on id, on "
@@ -121,75 +353,52 @@ PAIRS_TABLE = Table(
 # Settings
 
 TANH = {"affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
+SIZES = {"model": "coda", "d_model": 64, "n_heads": 4}
+
+
+def schedule(n_steps: int, every: int, **more: Any) -> engine.TrainingConfig:
+    """Training that is evaluated, and kept, every few steps."""
+    kept = tuple(range(every, n_steps + 1, every))
+    return engine.TrainingConfig(
+        n_steps=n_steps, evaluate_every=every, keep_at=kept, weight_decay=0.01, **more
+    )
+
+
 LINES = MluSetup(
-    model="coda",
+    **SIZES,
     task=MLUConfig(low=-20, high=20),
-    d_model=64,
     d_mlp=256,
     n_layers=2,
-    n_heads=4,
-    training=TrainingConfig(
-        n_steps=2500,
-        batch_size=64,
-        learning_rate=3e-3,
-        weight_decay=0.01,
-        warmup_steps=200,
-        evaluate_every=250,
-        keep_at=tuple(range(250, 2501, 250)),
-    ),
+    training=schedule(2500, 250, batch_size=64, learning_rate=3e-3, warmup_steps=200),
     n_validation=500,
 )
-PAIRS = SignedPairsSetup(
-    model="coda",
+SIGNED = SignedPairsSetup(
+    **SIZES,
     task=SignedPairsConfig(),
-    d_model=64,
-    n_heads=4,
-    training=TrainingConfig(
-        n_steps=900,
-        batch_size=128,
-        learning_rate=2e-3,
-        weight_decay=0.01,
-        warmup_steps=100,
-        evaluate_every=100,
-        keep_at=tuple(range(100, 901, 100)),
-    ),
+    training=schedule(900, 100, batch_size=128, learning_rate=2e-3, warmup_steps=100),
     n_validation=1000,
 )
 RATES = {"training.learning_rate": (1e-3, 3e-3)}
-TESTED = {"scores.n_test": 4000}
-SMOKE = {
-    "d_model": 16,
-    "n_heads": 2,
-    "training.keep_at": (2, 4),
-    "training.n_steps": 4,
-    "training.batch_size": 8,
-    "training.warmup_steps": 1,
-    "training.evaluate_every": 2,
-    "n_validation": 20,
-    "scores.n_test": 40,
-    "signs.n": 20,
-    "saturation.n": 20,
-}
-PAPER = TESTED | {
-    "n_heads": 8,
-    "training.learning_rate": (3e-4, 1e-3),
-    "training.batch_size": 256,
-    "training.warmup_steps": 1000,
-    "training.evaluate_every": 2000,
-    "n_validation": 2000,
-    "seed": (0, 1, 2),
-}
-STEPS = range(10_000, 100_001, 10_000)
+TESTED = "scores.n_test=4000"
+SMOKE = (
+    "d_model=16 n_heads=2 training.n_steps=4 training.keep_at=2,4 training.evaluate_every=2 "
+    "training.batch_size=8 training.warmup_steps=1 n_validation=20 scores.n_test=40 signs.n=20 "
+    "saturation.n=20"
+)
+PAPER = (
+    f"{TESTED} n_heads=8 training.learning_rate=0.0003,0.001 training.batch_size=256 "
+    "training.warmup_steps=1000 training.evaluate_every=2000 n_validation=2000 seed=0,1,2"
+)
+STEPS = [str(step) for step in range(10_000, 100_001, 10_000)]
 ARITHMETIC_PRESETS = {
-    "laptop": Preset(changes=TESTED),
-    "smoke": Preset(changes=SMOKE | {"d_mlp": 16}),
-    "ablation": Preset(
+    "laptop": engine.Preset(changes=TESTED),
+    "smoke": engine.Preset(changes=f"{SMOKE} d_mlp=16"),
+    "ablation": engine.Preset(
         changes=TESTED, grids=(grid(**FUNCTIONS) | RATES, centred("none", "row") | RATES)
     ),
-    "paper": Preset(
-        changes=PAPER
-        | {"task": MLUConfig(), "d_model": 128, "d_mlp": 512, "n_layers": 4}
-        | {"training.n_steps": 100_000, "training.keep_at": tuple(STEPS)},
+    "paper": engine.Preset(
+        changes=f"{PAPER} task.low=-1000 task.high=1000 d_model=128 d_mlp=512 n_layers=4 "
+        f"training.n_steps=100000 training.keep_at={','.join(STEPS)}",
         grids=(MODELS, DOUBLED),
         departures={
             "n_layers": "not in the text; the code that it names has 2",
@@ -203,46 +412,42 @@ PAIRS_GRIDS = (
     *aligned("networks", grid("softmax", "coda", **FUNCTIONS)),
     *aligned("networks", centred("none", "row", "matrix"), DOUBLED),
 )
+FEW = grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2])
 PAIRS_PRESETS = {
-    "laptop": Preset(changes=TESTED | {"seed": (0, 1)}),
-    "smoke": Preset(
+    "laptop": engine.Preset(changes=f"{TESTED} seed=0,1"),
+    "smoke": engine.Preset(
         changes=SMOKE,
         grids=(
             *aligned("heads", MODELS, DOUBLED),
-            *aligned(
-                "networks",
-                grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
-                grid(gate_centring=("none", "row")),
-                DOUBLED,
-            ),
+            *aligned("networks", FEW, grid(gate_centring=("none", "row")), DOUBLED),
         ),
     ),
-    "ablation": Preset(
+    "ablation": engine.Preset(
         changes=TESTED,
         grids=(*aligned("heads", grid(**FUNCTIONS), centred("none", "row"), DOUBLED),),
     ),
-    "paper": Preset(
-        changes=PAPER
-        | {"task": SignedPairsConfig(n_keys=20, n_a=4, n_b=16), "d_model": 200}
-        | {"training.n_steps": 20_000, "training.keep_at": tuple(STEPS)[:2]},
+    "paper": engine.Preset(
+        changes=f"{PAPER} task.n_keys=20 task.n_a=4 task.n_b=16 d_model=200 "
+        "training.n_steps=20000 training.keep_at=10000,20000",
         departures={"task": "ours: the paper has language tasks for its base model for pairs"},
     ),
 }
 
 # Studies
 
-MEASURES = {"signs": Signs(), "saturation": Saturation(), "matrices": Matrices()}
+COMMON: dict[str, Any] = {
+    "tuned": ("training.learning_rate",),
+    "measures": {"signs": Signs(), "saturation": Saturation(), "matrices": Matrices()},
+    "along_training": ("saturation",),
+}
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
-
-ABLATION = functools.partial(views.ablation, reading=ON_OOD, title="right answers, ood")
-
-
-def drawn(**values: Any) -> dict[str, Any]:
-    """The figures of conditions with these values."""
-    training = functools.partial(
+ACCURACY = functools.partial(plots.bars, readings=RIGHT, ylabel="right answers")
+OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
+DRAWN = {
+    "training": functools.partial(
         training_curves, metric="accuracy", limits={"chance": ("scores", "accuracy_chance")}
-    )
-    saturation = functools.partial(
+    ),
+    "saturation": functools.partial(
         plots.profiles,
         group="saturation_along_training",
         variable="saturated_mean",
@@ -252,67 +457,69 @@ def drawn(**values: Any) -> dict[str, Any]:
         lines="side",
         ylabel="saturated share",
         ylim=(-0.02, 1.02),
-    )
-    every = {"training": training, "saturation": saturation, "weights": views.weights}
+    ),
+    "weights": functools.partial(
+        plots.pictures,
+        group="signs",
+        select={"scale": "weights", "split": "ood"},
+        mean="distribution",
+        rows={"share of weights": {}},
+        draw=probes.draw_distribution,
+    ),
+}
+ABLATION = functools.partial(views.ablation, reading=ON_OOD, title="right answers, ood")
+
+
+def drawn(kind: str, **values: Any) -> dict[str, Any]:
+    """The figures of the pairs' conditions with these values."""
     return {
-        name: functools.partial(views.only, view=view, **values) for name, view in every.items()
+        f"{name}_{kind}": functools.partial(views.only, view=view, **values)
+        for name, view in DRAWN.items()
     }
 
 
-ARITHMETIC = Study(
+ARITHMETIC = engine.Study(
     name="coda_arithmetic",
     question="Does attention that can subtract answer lines of arithmetic better?",
     setup=LINES,
     grids=(MODELS | RATES,),
     presets=ARITHMETIC_PRESETS,
-    tuned=("training.learning_rate",),
-    measures=MEASURES,
-    along_training=("saturation",),
-    trained=TrainedIf(reaches=0.5),
+    trained=engine.TrainedIf(reaches=0.5),
     claims=(*claims_of_both("row"), *arithmetic_claims()),
     table=ARITHMETIC_TABLE,
     views={
-        "accuracy": functools.partial(plots.bars, readings=RIGHT, ylabel="right answers"),
+        "accuracy": ACCURACY,
         "operators": functools.partial(
-            plots.bars,
-            readings={
-                name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")
-            },
-            ylabel="right answers, out of distribution",
+            plots.bars, readings=OPERATORS, ylabel="right answers, out of distribution"
         ),
-        **drawn(),
+        **DRAWN,
         "ablation": ABLATION,
         "matrices": views.matrices,
     },
+    **COMMON,
 )
-
-SIGNED_PAIRS = Study(
+SIGNED_PAIRS = engine.Study(
     name="coda_signed_pairs",
     question="Does attention that can subtract subtract what it should?",
-    setup=PAIRS,
+    setup=SIGNED,
     grids=PAIRS_GRIDS,
     presets=PAIRS_PRESETS,
-    tuned=("training.learning_rate",),
-    measures=MEASURES,
-    along_training=("saturation",),
-    trained=TrainedIf(reaches=0.9),
+    trained=engine.TrainedIf(reaches=0.9),
     claims=(*claims_of_both("row", "matrix"), *pairs_claims()),
     table=PAIRS_TABLE,
     views={
-        "accuracy": functools.partial(plots.bars, readings=RIGHT, ylabel="right answers"),
-    }
-    | {f"{name}_heads": view for name, view in drawn(alignment="heads").items()}
-    | {f"{name}_single": view for name, view in drawn(alignment="networks", **TANH).items()}
-    | {
-        name: functools.partial(
-            plots.bars,
-            readings={label: pair[number] for label, pair in AGREE.items()},
-            ylabel=f"balanced accuracy of {name}",
-        )
-        for number, name in enumerate(("signs", "matches"))
-    }
-    | {"ablation": ABLATION, "matrices": views.matrices},
+        "accuracy": ACCURACY,
+        **drawn("heads", alignment="heads"),
+        **drawn("single", alignment="networks", **TANH),
+        "signs": functools.partial(plots.bars, readings=SIGNS, ylabel="balanced accuracy of signs"),
+        "matches": functools.partial(
+            plots.bars, readings=MATCHES, ylabel="balanced accuracy of matches"
+        ),
+        "ablation": ABLATION,
+        "matrices": views.matrices,
+    },
+    **COMMON,
 )
 
 if __name__ == "__main__":
-    main(ARITHMETIC, SIGNED_PAIRS)
+    engine.main(ARITHMETIC, SIGNED_PAIRS)

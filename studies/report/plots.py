@@ -161,7 +161,7 @@ def pictures(
     result: xr.DataTree,
     *,
     group: str,
-    draw: Callable[[Axes, xr.Dataset], None],
+    draw: Callable[[Axes, xr.Dataset], Any],
     rows: str | Mapping[str, Mapping[str, Any]],
     select: Mapping[str, Any] | None = None,
     mean: str | None = None,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import mechanisms
 import tasks
-from studies.engine import ALL, answer, kept
+from probes import AttentionPlace
+from studies import engine
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
 
@@ -39,11 +40,9 @@ class MluSetup(QuasiSetup):
     shown: ClassVar = "cross"
 
     def sampler(self) -> tasks.MLU:
-        """The task."""
-        return kept(tasks.MLU, self.task)
+        return engine.kept(tasks.MLU, self.task)
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
-        """The encoder and the decoder."""
         config = mechanisms.EncoderDecoderConfig(
             d_input=len(MLU_CHARACTERS),
             d_output=len(MLU_CHARACTERS),
@@ -59,8 +58,7 @@ class MluSetup(QuasiSetup):
         return mechanisms.EncoderDecoder(config, generator=generator)
 
     def answer(self, model: nn.Module, batch: Batch[Any]) -> Tensor:
-        """[batch, pos] characters."""
-        return answer(model, batch).argmax(-1)
+        return engine.answer(model, batch).argmax(-1)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
         """By operator, and by whether both operands are one variable, which may cancel out."""
@@ -73,41 +71,20 @@ class MluSetup(QuasiSetup):
         """The share of a group's most frequent answer, about: of 10,000 lines."""
         batch = self.sampler().batch("train", 0, 10_000)
         result = batch.latents["result"]
-        every = {ALL: result} | {name: result[of] for name, of in self.groups(batch).items()}
+        every = {engine.ALL: result} | {name: result[of] for name, of in self.groups(batch).items()}
         counts = {name: some.unique(return_counts=True)[1] for name, some in every.items()}
         share = {name: some.max().item() / some.sum().item() for name, some in counts.items()}
         return {"chance": {"accuracy": share}}
 
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The paper's test is drawn as training is; its numbers are greater than a laptop's."""
-        return {"accuracy": {"id": {ALL: PAPER[self.model]}}} if self.model in PAPER else {}
+        return {"accuracy": {"id": {engine.ALL: PAPER[self.model]}}} if self.model in PAPER else {}
 
-    def places(self) -> dict[str, str]:
-        """The encoder's and the decoder's self-attention, and what is between them."""
-        return {
-            "encoder": "encoder_blocks.*.attn.",
-            "decoder": "decoder_blocks.*.attn.",
-            "cross": "decoder_blocks.*.cross_attn.",
-        }
-
-    def pairs(self, batch: Batch[Any]) -> dict[str, Tensor]:
-        """Of characters; a decoder's query sees itself and what is to its left."""
+    def places(self, batch: Batch[Any]) -> dict[str, AttentionPlace]:
+        """Self-attention, a decoder's to the left alone, and what is between both; no padding."""
         line, given = (part != _PAD for part in batch.inputs)
         asked = batch.mask[:, :, None]
         return {
-            "encoder": line[:, :, None] & line[:, None],
-            "decoder": (asked & given[:, None]).tril(),
-            "cross": asked & line[:, None],
+            "encoder": AttentionPlace("encoder_blocks.*.attn.", line[:, :, None] & line[:, None]),
+            "decoder": AttentionPlace("decoder_blocks.*.attn.", (asked & given[:, None]).tril()),
+            "cross": AttentionPlace("decoder_blocks.*.cross_attn.", asked & line[:, None]),
         }
-
-    def signs(self, batch: Batch[Any]) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
-        """The characters that are to be written, and those of the line."""
-        written, line = (
-            ["" if one == _PAD else MLU_CHARACTERS[one] for one in part[example].tolist()]
-            for part in (batch.targets, batch.inputs[0])
-        )
-        return written, line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +10,8 @@ from torch import Tensor
 
 import mechanisms
 import tasks
-from studies.engine import ALL, kept
+from probes import AttentionPlace
+from studies import engine
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch, SignedPairsConfig
 
@@ -44,20 +44,16 @@ class SignedPairsSetup(QuasiSetup):
 
     @property
     def may_centre_matrix(self) -> bool:
-        """The base model sees all queries."""
         return self.alignment == "networks"
 
     def inapplicable(self) -> frozenset[str]:
-        """The base model has no heads."""
         without = {"n_heads"} if self.alignment == "networks" else set()
         return super().inapplicable() | without
 
     def sampler(self) -> tasks.SignedPairs:
-        """The task."""
-        return kept(tasks.SignedPairs, self.task)
+        return engine.kept(tasks.SignedPairs, self.task)
 
     def build(self, generator: torch.Generator) -> mechanisms.DecomposableAttention:
-        """Aligned by heads, or by one matrix."""
         headed = self.alignment == "heads"
         config = mechanisms.DecomposableAttentionConfig(
             d_input=self.sampler().vocabulary_size,
@@ -76,30 +72,16 @@ class SignedPairsSetup(QuasiSetup):
         return {"sum 1-3": near, "sum 4-8": ~near & ~far, "sum above 8": far}
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
-        """Both labels are as frequent."""
-        names = (ALL, *self.groups(self.sampler().batch("train", 0, 1)))
+        names = (engine.ALL, *self.groups(self.sampler().batch("train", 0, 1)))
         return {"chance": {"accuracy": dict.fromkeys(names, 0.5)}}
 
-    def places(self) -> dict[str, str]:
+    def places(self, batch: Batch[Any]) -> dict[str, AttentionPlace]:
         """`a` asks b; with heads also the other way."""
-        return {"a": "align_a.", "b": "align_b."} if self.alignment == "heads" else {"a": ""}
-
-    def pairs(self, batch: Batch[Any]) -> dict[str, Tensor]:
-        """All: there is no padding."""
-        everything = torch.ones_like(batch.latents["sign"], dtype=torch.bool)
-        return {"a": everything, "b": everything.mT}
-
-    def signs(self, batch: Batch[Any]) -> dict[str, Tensor]:
-        """Whether a token of A adds, subtracts or ignores one of B."""
-        return {"a": batch.latents["sign"], "b": batch.latents["sign"].mT}
-
-    def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
-        """The key (a letter) and polarity of A's tokens; the key and value of B's."""
-        of = {name: values[example].tolist() for name, values in batch.latents.items()}
-        key_a, key_b = (
-            [string.ascii_lowercase[key : key + 1] or f"k{key}" for key in of[name]]
-            for name in ("key_a", "key_b")
-        )
-        asking = zip(key_a, of["polarity"], strict=True)
-        asked = zip(key_b, of["value"], strict=True)
-        return [f"{k}{'-+'[sign > 0]}" for k, sign in asking], [f"{k} {v:+d}" for k, v in asked]
+        sign = batch.latents["sign"]
+        valid = torch.ones_like(sign, dtype=torch.bool)
+        if self.alignment == "networks":
+            return {"a": AttentionPlace("", valid, sign)}
+        return {
+            "a": AttentionPlace("align_a.", valid, sign),
+            "b": AttentionPlace("align_b.", valid.mT, sign.mT),
+        }

@@ -6,7 +6,7 @@ import torch
 import xarray as xr
 
 from mechanisms import AttentionConfig, CodaAttentionConfig
-from probes import relative_weights, score_saturation, score_signedness
+from probes import relative_weights, score_saturation, score_signedness, strongest_head
 
 PAIRS = ("example", "query_pos", "key_pos")
 
@@ -156,6 +156,39 @@ def test_relative_weights_leave_what_is_not_valid_out():
     np.testing.assert_allclose(relative_weights(pattern, quantile=0.5)[0, 0, :2], [0.4, -0.8])
 
 
+def heads_of(rng, n_heads=3):
+    """Heads of different sizes; of the examples the second one has most queries."""
+    values = rng.uniform(-1, 1, (4, 2, n_heads, 3, 5)) * (1 + np.arange(n_heads))[:, None, None]
+    pattern = xr.DataArray(values, dims=("example", "layer", "head", "query_pos", "key_pos"))
+    pattern = pattern.assign_coords(layer=[0, 3], head=range(n_heads))
+    there = xr.DataArray([2, 3, 1, 2], dims="example") > xr.DataArray(range(3), dims="query_pos")
+    return pattern.where(there)
+
+
+def test_the_strongest_head_has_the_greatest_weights():
+    pattern = heads_of(np.random.default_rng(0))
+    pattern[{"layer": 1, "head": 1}] *= 10
+    data = xr.Dataset({"pattern": pattern, "gate": abs(pattern), "key": ("key_pos", list("abcde"))})
+    one = strongest_head(data, pattern)
+    assert (one["layer"].item(), one["head"].item()) == (3, 1)
+    np.testing.assert_array_equal(one["pattern"], pattern[1, 1, 1])
+    np.testing.assert_array_equal(one["gate"], abs(pattern[1, 1, 1]))
+    assert "".join(one["key"].to_numpy()) == "abcde"
+    # What is not known is not chosen.
+    one = strongest_head(data, pattern.where(pattern["layer"] == 0))
+    assert (one["layer"].item(), one["head"].item()) == (0, 2)
+
+
+def test_the_strongest_head_agrees_best_where_signs_are_planted():
+    rng = np.random.default_rng(1)
+    pattern = heads_of(rng)
+    sign = xr.DataArray(rng.integers(-1, 2, (4, 3, 5)), dims=PAIRS)
+    pattern[{"layer": 0, "head": 0}] = -0.01 * sign
+    one = strongest_head(xr.Dataset({"pattern": pattern, "sign": sign}), pattern)
+    assert (one["layer"].item(), one["head"].item()) == (0, 0)
+    np.testing.assert_allclose(one["pattern"], -0.01 * one["sign"])
+
+
 def test_frequent_signs_raise_accuracy_but_not_balanced_accuracy():
     pattern, sign = plant(2, examples=100)
     sign = xr.where(sign < 1, 0, sign)
@@ -289,5 +322,9 @@ def test_bad_input_is_named():
         score_signedness(pattern[:1], sign=sign[:1])
     with pytest.raises(ValueError, match=r"quantile must be above 0 and at most 1, got 0"):
         relative_weights(pattern, quantile=0)
+    with pytest.raises(
+        ValueError, match=r"pattern must have the dims .* and a weight that is known"
+    ):
+        strongest_head(pattern.to_dataset(name="x"), pattern.expand_dims("head") * np.nan)
     with pytest.raises(TypeError, match=r"valid must hold bool, got int64"):
         relative_weights(pattern, valid=sign)

@@ -4,7 +4,7 @@ import pytest
 import xarray as xr
 from matplotlib.colors import to_rgba
 
-from probes import draw_distribution, draw_numbers, score_signedness
+from probes import draw_distribution, draw_matrices, draw_numbers, score_signedness
 
 
 @pytest.fixture
@@ -61,20 +61,59 @@ def test_a_matrix_without_numbers_is_refused(axis):
         draw_numbers(axis, labelled([[1.0]], [0], [0])[:, 0])
 
 
+def test_matrices_of_an_example_are_drawn_without_padding():
+    matrix = labelled(
+        [[1, -2, np.nan], [np.nan] * 3, [3, 4, np.nan]], ["a", "", "c"], ["x", "y", ""]
+    )
+    data = xr.Dataset({"pattern": matrix, "gate": abs(matrix).assign_attrs(long_name="gate of N")})
+    figure = draw_matrices(data, title="an example")
+    assert [axis.get_title() for axis in figure.axes] == ["pattern", "gate of N"]
+    for axis, expected in zip(figure.axes, ([[1, -2], [3, 4]], [[1, 2], [3, 4]]), strict=True):
+        np.testing.assert_array_equal(axis.get_images()[0].get_array(), expected)
+        assert [tick.get_text() for tick in axis.get_yticklabels()] == ["a", "c"]
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["x", "y"]
+    assert figure.get_suptitle() == "an example"
+    first, second = (axis.get_subplotspec() for axis in figure.axes)
+    assert (first.rowspan, first.colspan.start) == (second.rowspan, 0)
+    with pytest.raises(ValueError, match="matrices must have the dim key_pos"):
+        draw_matrices(data.isel(key_pos=0))
+
+
+def test_wide_matrices_stand_below_one_another():
+    wide = labelled(np.ones((2, 12)), range(2), range(12))
+    figure = draw_matrices(xr.Dataset({"a": wide, "b": wide}))
+    assert [axis.get_subplotspec().rowspan.start for axis in figure.axes] == [0, 1]
+
+
 def test_a_bin_is_as_high_as_its_share_and_as_wide_as_all(axis):
     pattern = xr.DataArray([[[-0.9, 0.1, 0.2, 7.0]]], dims=("example", "query_pos", "key_pos"))
-    shares = score_signedness(pattern, bins=4, resamples=2)["distribution"]
-    steps = draw_distribution(axis, shares, label="weights", color="red", fill=True)
+    axis.set_prop_cycle(color=["red"])
+    (steps,) = draw_distribution(axis, score_signedness(pattern, bins=4, resamples=2))
     values, edges, _ = steps.get_data()
     np.testing.assert_allclose(values, [0.25, 0, 0.5, 0.25])
     np.testing.assert_allclose(edges, [-1, -0.5, 0, 0.5, 1])
-    assert steps.get_label() == "weights"
-    assert steps.get_facecolor() == to_rgba("red")
+    assert steps.get_facecolor()[:3] == to_rgba("red")[:3]
+    assert axis.get_yscale() == "log"
+    assert axis.get_xlabel() == "attention weight"
+    assert axis.get_ylim()[1] > 1
 
 
-def test_a_distribution_has_bins_alone(axis):
-    shares = xr.DataArray(np.ones((2, 3)), {"bin": [0, 1, 2]}, ("head", "bin"))
-    with pytest.raises(ValueError, match="distribution must have the dim bin"):
-        draw_distribution(axis, shares)
-    with pytest.raises(ValueError, match="at least two of them"):
-        draw_distribution(axis, shares[0, :1])
+def test_controls_are_outlined_and_named(axis):
+    shares = xr.DataArray(
+        [[0.5, 0.5], [0.1, 0.9], [1, 0]],
+        {"weights": ["trained", "untrained", "none"], "bin": [-0.5, 0.5]},
+        ("weights", "bin"),
+    )
+    steps = draw_distribution(axis, shares.to_dataset(name="distribution"))
+    assert [one.get_label() for one in steps] == ["trained", "untrained", "none"]
+    assert [one.get_fill() for one in steps] == [True, False, False]
+    np.testing.assert_allclose([one.get_data().values for one in steps], shares)
+    assert {one.get_edgecolor() for one in steps[1:]} == {to_rgba("black")}
+
+
+def test_a_distribution_has_bins_and_one_dim_of_controls(axis):
+    shares = xr.DataArray(np.ones((2, 2, 3)), {"bin": [0, 1, 2]}, ("head", "layer", "bin"))
+    scores = shares.to_dataset(name="distribution")
+    for bad in (scores, scores.isel(head=0, layer=0, bin=[1]), scores.isel(head=0, bin=0)):
+        with pytest.raises(ValueError, match="distribution must have the dim bin, of two bins"):
+            draw_distribution(axis, bad)

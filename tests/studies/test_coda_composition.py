@@ -12,9 +12,18 @@ from torch import nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from studies.coda_claims import AGREE, NEGATIVE
-from studies.coda_composition import ARITHMETIC, SIGNED_PAIRS, aligned, grid
-from studies.coda_measures import Matrices, Saturation, Signs
+from studies.coda_composition import (
+    ARITHMETIC,
+    MATCHES,
+    NEGATIVE,
+    SIGNED_PAIRS,
+    SIGNS,
+    Matrices,
+    Saturation,
+    Signs,
+    aligned,
+    grid,
+)
 from studies.engine import Preset, Resources, Trained, read_result, run
 from studies.engine.examples import Examples
 from studies.engine.readings import conditions_of
@@ -237,7 +246,7 @@ def test_wrong_settings_are_told(task, setting, message):
 
 def test_pairs_of_characters_are_those_that_a_query_sees():
     batch = MLU.sampler().batch("ood", 3, 6)
-    found = MLU.pairs(batch)
+    found = {name: place.valid for name, place in MLU.places(batch).items()}
     lines, given = (part.tolist() for part in batch.inputs)
     for example in range(6):
         line, answer = lines[example], given[example]
@@ -259,7 +268,7 @@ def test_words_and_groups_of_lines_are_those_of_the_question():
     batch = MLU.sampler().batch("ood", 0, 20)
     groups = MLU.groups(batch)
     for example in range(20):
-        written, line = ("".join(words) for words in MLU.words(batch, example))
+        written, line = ("".join(words) for words in MLU.sampler().words(batch, example))
         *values, question = line.split(",")
         known = {name: int(one) for name, one in (value.split("=") for value in values)}
         assert written == f"{eval(question, known)}<eos>"
@@ -272,13 +281,13 @@ def test_words_and_groups_of_lines_are_those_of_the_question():
 def test_words_tell_the_planted_signs():
     batch = HEADED.sampler().batch("ood", 0, 10)
     for example in range(10):
-        asking, told = HEADED.words(batch, example)
+        asking, told = HEADED.sampler().words(batch, example)
         signs = [
             [int(f"{one[-1]}1") if one[:-1] == other.split()[0] else 0 for other in told]
             for one in asking
         ]
         assert batch.latents["sign"][example].tolist() == signs
-        assert HEADED.signs(batch)["b"][example].T.tolist() == signs
+        assert HEADED.places(batch)["b"].sign[example].T.tolist() == signs
         total = sum(row[j] * int(other.split()[1]) for row in signs for j, other in enumerate(told))
         (group,) = [name for name, of in HEADED.groups(batch).items() if of[example]]
         size = abs(total)
@@ -353,7 +362,10 @@ def test_planted_signs_are_found_whatever_the_size_of_weights(size):
     result = xr.DataTree.from_dict(
         {"signs": signs.expand_dims(cell=["one"]), "scores": xr.Dataset(coords={"cell": ["one"]})}
     )
-    read = {label: [one.values(result).item() for one in pair] for label, pair in AGREE.items()}
+    read = {
+        label: [agreement[label].values(result).item() for agreement in (SIGNS, MATCHES)]
+        for label in SIGNS
+    }
     assert read["trained"] == [1, 1]
     for label in ("untrained", "planted signs shuffled"):
         assert read[label] == pytest.approx([1 / 3, 1 / 2], abs=0.06)
@@ -391,7 +403,7 @@ def test_matrices_are_what_the_hooks_show(setup, prefix):
     shown = shown.transpose("layer", "example", "head", "query_pos", "key_pos")
     batch = Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("a test")).batch("ood", 4)
     _, cache = model.run_with_cache(*batch.inputs)
-    valid = setup.pairs(batch)[setup.shown][:, None].numpy()
+    valid = setup.places(batch)[setup.shown].valid[:, None].numpy()
     for layer in range(shown.sizes["layer"]):
         one = shown.isel(layer=layer)
         for name, hook in (("affinity_matrix", "affinity"), ("gate_matrix", "gate")):
@@ -399,7 +411,7 @@ def test_matrices_are_what_the_hooks_show(setup, prefix):
             np.testing.assert_array_equal(one[name], np.where(valid, seen, np.nan))
         product_of = np.tanh(one["affinity_matrix"]) * one["gate_matrix"]
         np.testing.assert_allclose(one["pattern"], product_of, atol=1e-6)
-    words = [setup.words(batch, example)[0] for example in range(4)]
+    words = [setup.sampler().words(batch, example)[0] for example in range(4)]
     assert shown["query"].transpose(..., "query_pos").to_numpy().tolist() == words
     assert ("sign" in shown) == (setup is not MLU)
     softmax = cells("mlu", model="softmax")[0]
@@ -411,11 +423,11 @@ def test_saturation_is_a_share_of_the_pairs_that_are_there():
     found = looked_at(Saturation(n=10), MLU, model)
     fresh = Examples(MLU, "cpu").fresh("a test")
     batch = Trained(MLU, model, 0, "cpu", fresh).batch("id", 10)
-    cache, pairs = model.run_with_cache(*batch.inputs)[1], MLU.pairs(batch)
+    cache, places = model.run_with_cache(*batch.inputs)[1], MLU.places(batch)
     starts = {"encoder": "encoder_blocks.{}.attn", "cross": "decoder_blocks.{}.cross_attn"}
     for (place, start), layer, head in product(starts.items(), (0, 1), (0, 1)):
         for quantity, limit in (("affinity", 2.0), ("dissimilarity", 3.0)):
-            seen = cache[f"{start.format(layer)}.hook_{quantity}"][:, head][pairs[place]]
+            seen = cache[f"{start.format(layer)}.hook_{quantity}"][:, head][places[place].valid]
             one = found["saturated"].sel(split="id", quantity=quantity)
             one = one.sel(place=place, layer=layer, head=head)
             assert one.sel(side="low") == pytest.approx((seen <= -limit).float().mean())
