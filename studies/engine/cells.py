@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,16 +119,14 @@ def model_costs(trained: Trained) -> xr.Dataset:
     """Parameters, and operations and depth of the model as it is tested and as it is trained."""
     setup = trained.setup
     batch = next(trained.batches(next(reversed(setup.splits)), 1))
-    as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
-    found = costs_of(trained.model, lambda model: setup.answer(model, batch), len(batch))
     inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+    as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
+    costs = costs_of(trained.model, lambda model: setup.answer(model, batch), len(batch))
     in_training = costs_of(as_trained, lambda model: model(*inputs), len(batch))
-    renamed = in_training.drop_vars("parameters").rename(
-        operations="operations_in_training", depth="depth_in_training"
-    )
-    for variable in renamed.data_vars.values():
-        variable.attrs["long_name"] += ", in training"
-    return found.merge(renamed)
+    for name in ("operations", "depth"):
+        about = f"{in_training[name].attrs['long_name']}, in training"
+        costs[f"{name}_in_training"] = in_training[name].assign_attrs(long_name=about)
+    return costs
 
 
 class Cell:
@@ -172,21 +171,22 @@ class Cell:
 
     def other_code(self) -> list[str]:
         """The files whose code differs from what the model was trained with, so far."""
-        written = read_json(self.folder / "config.json")
-        codes = [one["files"] for one in written.get("codes", [])]
         current = code_of(self.setup, run_training)
-        return sorted({name for code in codes for name in changed_files(code, current)})
+        return sorted({k for one in self._codes() for k in changed_files(one["files"], current)})
 
     def made(self) -> dict[str, Any]:
         """When, with which commits and versions the training began."""
-        return read_json(self.folder / "config.json").get("codes", [{}])[-1]
+        return next(reversed(self._codes()), {})
+
+    def _codes(self) -> list[dict[str, Any]]:
+        """What is written of the code that has trained the model."""
+        return read_json(self.folder / "config.json").get("codes", [])
 
     def _check_code(self, current: dict[str, str]) -> None:
-        path = self.folder / "config.json"
-        written = read_json(path)
-        if written and written["config"] != json.loads(json.dumps(plain(self.setup))):
+        """Write with which code training begins, or goes on if that is accepted."""
+        path, config, codes = self.folder / "config.json", plain(self.setup), self._codes()
+        if codes and read_json(path)["config"] != json.loads(json.dumps(config)):
             raise RunError(f"{self.folder} holds a run of another config: see {path}")
-        codes = written.get("codes", [])
         changed = changed_files(codes[-1]["files"], current) if codes else []
         if changed and not self._accept:
             raise RunError(
@@ -195,17 +195,15 @@ class Cell:
                 "result then says"
             )
         if not codes or (changed and not self.finished):
-            codes.append(
-                {
-                    "step": int((read_log(self.folder) or [{"step": 0}])[-1]["step"]),
-                    "at": now(),
-                    "git": git_commits(sources_of(self.setup)),
-                    "versions": library_versions(),
-                    "device": self._device,
-                    "files": current,
-                }
-            )
-            write_json(path, {"config": plain(self.setup), "codes": codes})
+            code = {
+                "step": int((read_log(self.folder) or [{"step": 0}])[-1]["step"]),
+                "at": now(),
+                "git": git_commits(sources_of(self.setup)),
+                "versions": library_versions(),
+                "device": self._device,
+                "files": current,
+            }
+            write_json(path, {"config": config, "codes": [*codes, code]})
 
     def path_of(self, name: str, measure: Measure) -> Path:
         """The file of a measure: its name and its settings' hash."""
@@ -219,31 +217,26 @@ class Cell:
     def measure(self, name: str, measure: Measure, *, along: bool = False) -> None:
         """Compute a measure and write it, unless it is on disk.
 
-        Args:
-            name: of the measure, and of its file.
-            measure: what is looked at.
-            along: also at the checkpoints that training kept, with a dim `train_step`.
+        With `along` also at the checkpoints that training kept, with a dim `train_step`.
         """
         with locked(self.folder, wait=True):
             if self.has(name, measure):
                 return
-            found = {name: self._looked_at(name, measure, "best", self._best_step())}
+            log, setup = read_log(self.folder), self.setup
+            best = max(log, key=lambda entry: setup.sign * entry[setup.selection.key])
+            groups = {name: self._looked_at(name, measure, "best", int(best["step"]))}
             if along:
-                last = read_log(self.folder)[-1]["step"]
-                steps = [step for step in self.setup.training.keep_at if step <= last]
+                steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
                 parts = [self._looked_at(name, measure, f"step-{step}", step) for step in steps]
-                found[f"{name}_along_training"] = _along(steps, parts)
+                groups[f"{name}_along_training"] = _along(steps, parts)
             tree = xr.DataTree()
-            tree.attrs["code"] = json.dumps(self._code(measure))
-            tree.attrs["made"] = json.dumps(
-                {"at": now(), "git": git_commits(sources_of(self.setup, measure))}
-            )
-            for group, data in found.items():
+            for group, data in groups.items():
                 if data is not None:
-                    is_tree = isinstance(data, xr.DataTree)
-                    tree[group] = data if is_tree else xr.DataTree(data)
-            path = self.path_of(name, measure)
-            write_atomically(path, lambda to: tree.to_netcdf(to, engine="h5netcdf"))
+                    tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
+            made = {"at": now(), "git": git_commits(sources_of(setup, measure))}
+            tree.attrs = {"code": json.dumps(self._code(measure)), "made": json.dumps(made)}
+            write = functools.partial(tree.to_netcdf, engine="h5netcdf")
+            write_atomically(self.path_of(name, measure), write)
 
     def read(self, name: str, measure: Measure) -> xr.DataTree:
         """What a measure found, a group for it (none where it does not apply)."""
@@ -251,10 +244,6 @@ class Cell:
 
     def _code(self, measure: Measure) -> dict[str, str]:
         return code_of(measure, self.setup, Trained, Examples)
-
-    def _best_step(self) -> int:
-        sign, key = self.setup.sign, self.setup.selection.key
-        return int(max(read_log(self.folder), key=lambda entry: sign * entry[key])["step"])
 
     def _looked_at(
         self, name: str, measure: Measure, checkpoint: str, step: int
@@ -269,7 +258,6 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
     """Train the model of a setup: from `train`, its checkpoints chosen by `setup.selection`."""
     examples = Examples(setup, device)
     held = {split: examples.validation(split) for split in setup.splits}
-    selection = setup.selection
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -282,7 +270,7 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
         config=setup.training,
         sample=examples.train,
         evaluate=evaluate,
-        select=selection.key,
+        select=setup.selection.key,
         sign=setup.sign,
         folder=folder,
         identity=identity,
@@ -296,12 +284,5 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
 def _along(steps: Sequence[int], parts: list[Any]) -> xr.Dataset | None:
     if not parts or parts[0] is None:
         return None
-    steps_dim = xr.Variable("train_step", steps)
-    joined = cast(xr.Dataset, xr.concat(parts, steps_dim, combine_attrs="override"))
-    joined["train_step"].attrs["long_name"] = "training step"
-    return joined
-
-
-def documented(measures: Mapping[str, Measure]) -> dict[str, str]:
-    """The first line of what each measure says of itself."""
-    return {name: (one.__doc__ or "").strip().partition("\n")[0] for name, one in measures.items()}
+    train_step = xr.Variable("train_step", steps, {"long_name": "training step"})
+    return cast(xr.Dataset, xr.concat(parts, train_step, combine_attrs="override"))

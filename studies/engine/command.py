@@ -6,19 +6,55 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 import xarray as xr
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
-from studies.engine import settings
-from studies.engine.cells import documented
 from studies.engine.execution import Resources, Run
 from studies.engine.folders import RunError
 from studies.engine.results import read_result
-from studies.engine.study import Plan, Study
+from studies.engine.study import Study
 from studies.engine.training import TrainingError
+from studies.report.verdicts import render_claims, render_fairness
+
+CORES = os.cpu_count() or 1
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SETTING=VALUE]...",
+        help="settings to change; several values, with commas, make an axis: seed=0,1,2",
+    ),
+]
+Named = Annotated[str, typer.Option(help="named settings; an unknown name lists them")]
+Out = Annotated[Path, typer.Option(help="where run folders lie")]
+Show = Annotated[
+    bool, typer.Option("--show", help="print settings, cells and what is on disk; run nothing")
+]
+Anew = Annotated[
+    list[str] | None, typer.Option(help="compute this measure anew; can be given repeatedly")
+]
+Redraw = Annotated[
+    bool, typer.Option("--redraw", help="only the table and the figures, from what is on disk")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="start over; set earlier runs aside")]
+AcceptCode = Annotated[
+    bool,
+    typer.Option("--accept-code", help="take models that other code trained; the result says so"),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
+Workers = Annotated[int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker")]
+Scheduler = Annotated[
+    str | None, typer.Option(help="address of a dask scheduler with workers that see the same OUT")
+]
 
 
 def main(*studies: Study) -> None:
@@ -31,87 +67,47 @@ def main(*studies: Study) -> None:
         `if __name__ == "__main__": main(STUDY)`
     """
     named = {study.name: study for study in map(as_imported, studies)}
-    default = next(iter(named))
+    names = ", ".join(named)
 
     def run_study(
-        changes: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="[SETTING=VALUE]...",
-                help="settings to change; several values, with commas, make an axis: seed=0,1,2",
-            ),
-        ] = None,
-        preset: Annotated[
-            str, typer.Option(help="named settings; an unknown name lists them")
-        ] = "laptop",
-        out: Annotated[Path, typer.Option(help="where run folders lie")] = Path("runs"),
-        show: Annotated[
-            bool,
-            typer.Option("--show", help="print settings, cells and what is on disk; run nothing"),
-        ] = False,
-        measure: Annotated[
-            list[str] | None,
-            typer.Option(help="compute this measure anew; can be given repeatedly"),
-        ] = None,
-        redraw: Annotated[
-            bool,
-            typer.Option("--redraw", help="only the table and the figures, from what is on disk"),
-        ] = False,
-        fresh: Annotated[
-            bool, typer.Option("--fresh", help="start over; set earlier runs aside")
-        ] = False,
-        accept_code: Annotated[
-            bool,
-            typer.Option(
-                "--accept-code", help="take models that other code trained; the result says so"
-            ),
-        ] = False,
-        device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu",
-        workers: Annotated[
-            int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")
-        ] = os.cpu_count() or 1,
-        threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker")] = 1,
-        scheduler: Annotated[
-            str | None,
-            typer.Option(help="address of a dask scheduler with workers that see the same OUT"),
-        ] = None,
+        changes: Changes = None,
+        preset: Named = "laptop",
+        out: Out = Path("runs"),
+        show: Show = False,
+        measure: Anew = None,
+        redraw: Redraw = False,
+        fresh: Fresh = False,
+        accept_code: AcceptCode = False,
+        device: Device = "cpu",
+        workers: Workers = CORES,
+        threads: Threads = 1,
+        scheduler: Scheduler = None,
         # Its help follows from the file, which an annotation, read as text, cannot name.
         name: str = typer.Option(
-            default, "--study", help=f"one of {', '.join(named)}", hidden=len(named) == 1
+            next(iter(named)), "--study", help=f"one of {names}", hidden=len(named) == 1
         ),
     ) -> None:
-        from rich.console import Console
-
-        console = Console()
-        try:
+        resources = Resources(
+            root=out,
+            device=device,
+            workers=workers,
+            threads=threads,
+            scheduler=scheduler,
+            fresh=fresh,
+            accept_code=accept_code,
+            anew=tuple(measure or ()),
+            redraw=redraw,
+        )
+        with errors_in_words(ValueError, RunError):
             if name not in named:
-                raise ValueError(f"--study must be one of {', '.join(named)}, got {name!r}")
-            resources = Resources(
-                root=out,
-                device=device,
-                workers=workers,
-                threads=threads,
-                scheduler=scheduler,
-                fresh=fresh,
-                accept_code=accept_code,
-                anew=tuple(measure or ()),
-                redraw=redraw,
-            )
+                raise ValueError(f"--study must be one of {names}, got {name!r}")
             work = Run(named[name].plan(preset, changes or []), resources)
-        except (ValueError, RunError) as error:
-            fail(console, error)
         if show:
-            print_plan(work, console)
+            print_plan(work)
             return
-        try:
-            folder = work.finish()
-        except (RunError, TrainingError) as error:
-            fail(console, error)
-        result = read_result(folder / "result.nc")
-        if work.taken_from_disk:
-            console.print(provenance_in_words(result), highlight=False)
-        print_result(named[name], result, console)
-        console.print(f"results and figures: {folder}", soft_wrap=True, highlight=False)
+        with errors_in_words(RunError, TrainingError):
+            work.finish()
+        print_result(work)
 
     run_study.__doc__ = "\n\n".join(study.question for study in named.values())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -119,97 +115,81 @@ def main(*studies: Study) -> None:
     app()
 
 
-def fail(console: object, error: Exception) -> NoReturn:
+@contextmanager
+def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     """Print what is wrong with the input, or with what is on disk, and end with status 1."""
-    say = console.print  # pyright: ignore[reportAttributeAccessIssue]
-    say("[red]error:[/red]", end=" ")
-    say(str(error), highlight=False, markup=False)
-    raise typer.Exit(1) from error
+    try:
+        yield
+    except kinds as error:
+        console = Console(highlight=False)
+        console.print("[red]error:[/red]", end=" ")
+        console.print(str(error), markup=False)
+        raise typer.Exit(1) from error
 
 
-def print_result(study: Study, result: xr.DataTree, console: object) -> None:
-    """Print the table, the claims with their verdicts, and what speaks against comparisons.
-
-    Args:
-        study: of which the result is.
-        result: what its file holds.
-        console: a `rich.console.Console`.
-    """
-    from studies.report.verdicts import render_claims, render_fairness
-
-    say = console.print  # pyright: ignore[reportAttributeAccessIssue]
-    say(study.table.render(result))
+def print_result(work: Run) -> None:
+    """Print the table, the claims with their verdicts, and what speaks against comparisons."""
+    result = read_result(work.folder / "result.nc")
+    say = Console(highlight=False).print
+    if work.taken_from_disk:
+        say(provenance_in_words(result))
+    say(work.plan.study.table.render(result))
     if (claims := render_claims(result)) is not None:
         say(claims)
     for note in render_fairness(result):
-        say(note, highlight=False)
+        say(note)
     if protocol := result.attrs["selection_protocol"]:
-        say(f"checkpoints chosen by {result.attrs['selection']}: {protocol}", highlight=False)
+        say(f"checkpoints chosen by {result.attrs['selection']}: {protocol}")
     if accepted := json.loads(result.attrs["accepted_code"]):
-        files = sorted({name for names in accepted.values() for name in names})
-        say(
-            f"{len(accepted)} models were trained by other code; changed since: {', '.join(files)}",
-            highlight=False,
-        )
+        files = ", ".join(sorted({name for names in accepted.values() for name in names}))
+        say(f"{len(accepted)} models were trained by other code; changed since: {files}")
+    say(f"results and figures: {work.folder}", soft_wrap=True)
 
 
 def provenance_in_words(result: xr.DataTree) -> str:
     """When and by which commits a result that is taken from disk was made."""
     attrs = result.attrs
-    trained = json.loads(attrs["trained_at"])
-    commits = [
-        one.get("modscope", "unknown") for one in json.loads(attrs["git_commits_of_training"])
-    ]
+    trained = ", ".join(json.loads(attrs["trained_at"]))
+    of_training = json.loads(attrs["git_commits_of_training"])
+    commits = ", ".join(one.get("modscope", "unknown") for one in of_training)
     analysed = json.loads(attrs["git_commits_of_analysis"]).get("modscope", "unknown")
     return (
-        f"taken from disk: trained {', '.join(trained)} (commit {', '.join(commits)}), "
+        f"taken from disk: trained {trained} (commit {commits}), "
         f"result made {attrs['created_at']} (commit {analysed}); code has not changed since"
     )
 
 
-def print_plan(work: Run, console: object) -> None:
+def print_plan(work: Run) -> None:
     """Print all settings with their documentation, the cells, and what of them is on disk."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    say = console.print  # pyright: ignore[reportAttributeAccessIssue]
-    plan = work.plan
-    table = Table(
-        "setting", "value", "", title=f"{plan.study.name}, preset {plan.preset}", box=SIMPLE
-    )
-    for name, value, about in _all_settings(plan):
-        axis = [grid[name] for grid in plan.grids if name in grid]
-        shown = " | ".join(", ".join(map(str, values)) for values in axis) or str(value)
-        table.add_row(name, shown, about)
+    say, plan = Console(highlight=False).print, work.plan
+    title = f"{plan.study.name}, preset {plan.preset}"
+    table = Table("setting", "value", "", title=title, box=SIMPLE)
+    for name, value, about in plan.settings:
+        axis = [", ".join(map(str, grid[name])) for grid in plan.grids if name in grid]
+        table.add_row(name, " | ".join(axis) or str(value), about)
     say(table)
-    if departures := plan.study.presets.get(plan.preset):
-        for name, reason in departures.departures.items():
-            say(f"departs from its source in {name}: {reason}", highlight=False)
+    if preset := plan.study.presets.get(plan.preset):
+        for name, reason in preset.departures.items():
+            say(f"departs from its source in {name}: {reason}")
     cells = Table("cell", "", "trained", "measured", title=f"{len(work.cells)} cells", box=SIMPLE)
     for cell, setup in zip(work.cells, plan.cells, strict=True):
-        values = plan.coordinates(setup)
-        told = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+        values = plan.coordinates(setup).items()
         state = "yes" if cell.finished else "begun" if cell.folder.exists() else "no"
         if state != "no" and (changed := cell.other_code()):
             state += f" (other code: {', '.join(changed)})"
-        done = [name for name, one in plan.measures.items() if cell.has(name, one)]
-        cells.add_row(cell.name, told, state, ", ".join(done))
+        cells.add_row(
+            cell.name,
+            ", ".join(f"{key}={value}" for key, value in values if value is not None),
+            state,
+            ", ".join(name for name, one in plan.measures.items() if cell.has(name, one)),
+        )
     say(cells)
-    for name, about in documented(plan.measures).items():
-        say(f"measure {name}: {about}", highlight=False)
-    for claim in plan.study.claims:
-        say(f"claim: {claim.statement} ({claim.source})", highlight=False)
-    say(f"folder: {work.folder}", soft_wrap=True, highlight=False)
-
-
-def _all_settings(plan: Plan) -> list[tuple[str, object, str]]:
-    from dataclasses import is_dataclass
-
-    found = settings.describe(plan.setup)
     for name, measure in plan.measures.items():
-        if is_dataclass(measure):
-            found += settings.describe(measure, f"{name}.")
-    return found
+        about = (measure.__doc__ or "").strip().partition("\n")[0]
+        say(f"measure {name}: {about}")
+    for claim in plan.study.claims:
+        say(f"claim: {claim.statement} ({claim.source})")
+    say(f"folder: {work.folder}", soft_wrap=True)
 
 
 def as_imported(study: Study) -> Study:

@@ -23,10 +23,6 @@ class Examples:
     Streams are dealt out by the index of their batches: 0 chooses checkpoints, every use has a
     range of its own behind it. In a split with an end the first `n_validation` examples choose, if
     the split is the selecting one, and each use gets those behind them.
-
-    Args:
-        setup: the cell.
-        device: where batches shall be.
     """
 
     def __init__(self, setup: Setup, device: str):
@@ -41,31 +37,24 @@ class Examples:
         """The examples of a split that curves of training, and choices, are made with."""
         n, size = self._setup.n_validation, self._setup.size(split)
         if size is None:
-            batch = self._task.batch(split, 0, n, self._device)
-            return list(batch.parts(self._setup.at_once))
-        return list(self._range(split, 0, min(n, size)))
+            return list(self.of_stream(split, 0, n))
+        return list(self.of_range(split, 0, min(n, size)))
 
     def fresh(self, use: str) -> Fresh:
         """Examples for a use, such as a measure, by its name: always the same ones."""
         return Fresh(self._setup, self, use)
 
-    def stream(self, split: str, index: int, n: int) -> Iterator[Batch[Any]]:
-        """A batch of a stream, some examples at a time."""
+    def of_stream(self, split: str, index: int, n: int) -> Iterator[Batch[Any]]:
+        """Batch number `index`, of `n` examples, of a stream, some of them at a time."""
         yield from self._task.batch(split, index, n, self._device).parts(self._setup.at_once)
 
-    def _range(self, split: str, first: int, last: int) -> Iterator[Batch[Any]]:
+    def of_range(self, split: str, first: int, last: int) -> Iterator[Batch[Any]]:
         """The examples from `first` to before `last` of a split with an end."""
         size = self._setup.at_once
         for index in range(first // size, -(-last // size)):
             start = index * size
             batch = self._task.batch(split, index, size, self._device)
             yield batch[max(0, first - start) : last - start]
-
-    def rest(self, split: str, first: int, n: int | None) -> tuple[Iterator[Batch[Any]], int]:
-        """`n` examples of a split with an end from `first` on, or all; and where they end."""
-        size = self._setup.size(split) or 0
-        last = size if n is None else min(size, first + n)
-        return self._range(split, first, last), last
 
 
 class Fresh:
@@ -88,23 +77,24 @@ class Fresh:
         if split == TRAIN or split not in self._setup.all_splits:
             allowed = ", ".join(self._setup.all_splits)
             raise ValueError(f"measures draw from {allowed}, got split {split!r}")
-        if self._setup.size(split) is None:
+        size = self._setup.size(split)
+        if size is None:
             if n is None:
                 raise ValueError(f"n must be given: split {split!r} has no end")
-            number = self._next.get(split, 0)
-            self._next[split] = number + 1
-            return self._examples.stream(split, first_batch(self._use) + number, n)
+            index = self._next.setdefault(split, first_batch(self._use))
+            self._next[split] += 1
+            return self._examples.of_stream(split, index, n)
         selecting = split == self._setup.selection.split
         first = self._next.get(split, self._setup.n_validation if selecting else 0)
-        found, last = self._examples.rest(split, first, n)
+        last = size if n is None else min(size, first + n)
         if last <= first:
             spent = "the choice of the checkpoint and " if selecting else ""
             raise RunError(
-                f"split {split!r} has {self._setup.size(split)} examples, of which {spent}"
-                f"{self._use} have used all; make the split larger or ask for fewer"
+                f"split {split!r} has {size} examples, of which {spent}{self._use} have used all; "
+                "make the split larger or ask for fewer"
             )
         self._next[split] = last
-        return found
+        return self._examples.of_range(split, first, last)
 
 
 def first_batch(use: str) -> int:

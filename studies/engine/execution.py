@@ -141,37 +141,38 @@ class Run:
     def finish(self) -> Path:
         """Do what is left to be done; gives the folder."""
         self._prepare()
+        resources = self._resources
         if self._rank > 0:
             # Processes that share the training of a model leave the rest to the first one.
             for number, cell in enumerate(self.cells):
-                if self._resources.fresh or not cell.finished:
+                if resources.fresh or not cell.finished:
                     cell.shared_training(number)
             raise SystemExit(0)
-        if self._resources.fresh:
+        if resources.fresh:
             for folder in (self.folder, *(cell.folder for cell in self.cells)):
                 set_aside(folder)
-        for name in self._resources.anew:
+        for name in resources.anew:
             for cell in self.cells:
                 cell.path_of(name, self.plan.measures[name]).unlink(missing_ok=True)
         with locked(self.folder):
             left = [cell for cell in self.cells if not self.is_complete(cell)]
-            if left and self._resources.redraw:
+            if left and resources.redraw:
                 names = ", ".join(cell.name for cell in left[:3])
                 raise RunError(
                     f"--redraw needs all models and measures on disk; {len(left)} of "
                     f"{len(self.cells)} cells are not complete, such as {names}"
                 )
-            if not left and not self._resources.redraw and self._is_current():
-                self.taken_from_disk = True
-                return self.folder
-            write_json(self.folder / "config.json", self.plan.config)
-            self._work(left)
-            result = self.assemble()
-            # The result comes last: where it is, the figures are too.
-            draw(result, self.plan.study.views, self.folder)
-            if self.plan.study.export is not None:
-                self.plan.study.export(result, self.folder)
-            write_result(result, self.folder / "result.nc")
+            if not left and not resources.redraw:
+                self.taken_from_disk = code_in(self.folder / "result.nc") == self.code()
+            if not self.taken_from_disk:
+                write_json(self.folder / "config.json", self.plan.config)
+                self._work(left)
+                result = self.assemble()
+                # The result comes last: where it is, the figures are too.
+                draw(result, self.plan.study.views, self.folder)
+                if self.plan.study.export is not None:
+                    self.plan.study.export(result, self.folder)
+                write_result(result, self.folder / "result.nc")
         return self.folder
 
     def is_complete(self, cell: Cell) -> bool:
@@ -194,35 +195,27 @@ class Run:
 
     def assemble(self) -> xr.DataTree:
         """The result of what is on disk."""
-        plan = self.plan
-        names = [cell.name for cell in self.cells]
-        trees = [self._tree_of(cell) for cell in self.cells]
-        groups = join_cells(trees, names)
-        coordinates = cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
-        groups = {path: _with_coordinates(data, coordinates) for path, data in groups.items()}
+        plan, study = self.plan, self.plan.study
+        groups = join_cells([self._measured(c) for c in self.cells], [c.name for c in self.cells])
         documented = {name: about for name, _, about in settings.describe(plan.setup)}
-        for data in groups.values():
-            for name, path in plan.axes.items():
-                data[name].attrs["long_name"] = documented.get(path) or path
-        pairs = [plan.coordinate_of(path) for path in ("seed", *plan.study.draws)]
-        tuned = [plan.coordinate_of(path) for path in plan.study.tuned]
+        columns = cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
+        for name, path in plan.axes.items():
+            columns[name] += ({"long_name": documented.get(path) or path},)
+        groups = {path: _with_coordinates(data, columns) for path, data in groups.items()}
         axes = {
             "coordinates": dict(plan.axes),
-            "pairs": [name for name in pairs if name],
-            "tuned": [name for name in tuned if name],
+            "pairs": [k for one in ("seed", *study.draws) if (k := plan.coordinate_of(one))],
+            "tuned": [k for one in study.tuned if (k := plan.coordinate_of(one))],
         }
-        chosen = chosen_cells(groups, axes)
-        groups = {
-            path: data.assign_coords(chosen=("cell", chosen, {"long_name": CHOSEN}))
-            for path, data in groups.items()
-        }
+        chosen = ("cell", chosen_cells(groups, axes), {"long_name": CHOSEN})
+        groups = {path: data.assign_coords(chosen=chosen) for path, data in groups.items()}
         draft = xr.DataTree.from_dict(groups)
         draft.attrs = self._attributes(axes)
-        fairness = assess(draft, plan.study.trained)
+        fairness = assess(draft, study.trained)
         groups |= {
             "fairness": fairness.data,
-            "claims": judge(draft, plan.study.claims, fairness),
-            "summary": plan.study.table.summary(draft),
+            "claims": judge(draft, study.claims, fairness),
+            "summary": study.table.summary(draft),
         }
         return make_result(groups, {str(name): value for name, value in draft.attrs.items()})
 
@@ -235,31 +228,28 @@ class Run:
             raise RunError(str(error)) from error
 
     def _work(self, cells: Sequence[Cell]) -> None:
-        code = code_of(*(cell.setup for cell in self.cells), run_training)
-        jobs = [
-            functools.partial(
-                work,
-                cell.setup,
-                root=self._resources.root.absolute(),
-                device=self._device,
-                threads=self._resources.threads,
-                accept_code=self._resources.accept_code,
-                measures=dict(self.plan.measures),
-                along=self.plan.study.along_training,
-                position=number,
-                code=code,
-                setups=self.plan.cells,
-            )
-            for number, cell in enumerate(cells)
-        ]
+        """Train and measure cells, side by side."""
+        resources = self._resources
+        job = functools.partial(
+            work,
+            root=resources.root.absolute(),
+            device=self._device,
+            threads=resources.threads,
+            accept_code=resources.accept_code,
+            measures=dict(self.plan.measures),
+            along=self.plan.study.along_training,
+            code=code_of(*self.plan.cells, run_training),
+            setups=self.plan.cells,
+        )
         run_side_by_side(
-            jobs,
-            self._resources.workers,
-            scheduler=self._resources.scheduler,
+            [functools.partial(job, one.setup, position=n) for n, one in enumerate(cells)],
+            resources.workers,
+            scheduler=resources.scheduler,
             names=[cell.name for cell in cells],
         )
 
-    def _tree_of(self, cell: Cell) -> xr.DataTree:
+    def _measured(self, cell: Cell) -> xr.DataTree:
+        """All that is on disk of a cell, a group for each measure and `training`."""
         tree = xr.DataTree()
         for name, measure in self.plan.measures.items():
             for group, data in cell.read(name, measure).children.items():
@@ -267,34 +257,32 @@ class Run:
         tree["training"] = xr.DataTree(training_dataset(cell.setup, read_log(cell.folder)))
         return tree
 
-    def _is_current(self) -> bool:
-        return code_in(self.folder / "result.nc") == self.code()
-
-    def _attributes(self, axes: Mapping[str, Any]) -> dict[str, Any]:
-        plan = self.plan
+    def _attributes(self, axes: Mapping[str, Any]) -> dict[str, str]:
+        """How the result was made; what is no text as JSON."""
+        plan, selection = self.plan, self.plan.setup.selection
         made = [cell.made() for cell in self.cells]
-        accepted = {cell.name: files for cell in self.cells if (files := cell.other_code())}
         commits = {json.dumps(one.get("git", {}), sort_keys=True) for one in made}
-        return {
+        values = {
             "study": plan.study.name,
             "question": plan.study.question,
             "preset": plan.preset,
-            "selection": plan.setup.selection.key,
-            "selection_protocol": plan.setup.selection.protocol or "",
+            "selection": selection.key,
+            "selection_protocol": selection.protocol or "",
             "created_at": now(),
-            "trained_at": json.dumps(sorted({one.get("at", "") for one in made})),
-            "config": json.dumps(plan.config),
+            "trained_at": sorted({one.get("at", "") for one in made}),
+            "config": plan.config,
             "config_hash": config_hash(plan.config),
-            "axes": json.dumps(axes),
-            "code": json.dumps(self.code()),
-            "git_commits_of_training": json.dumps([json.loads(one) for one in sorted(commits)]),
-            "git_commits_of_analysis": json.dumps(git_commits(sources_of(*plan.cells))),
-            "accepted_code": json.dumps(accepted),
-            "versions": json.dumps(library_versions()),
-            "seeds": json.dumps(sorted({setup.seed for setup in plan.cells})),
+            "axes": axes,
+            "code": self.code(),
+            "git_commits_of_training": [json.loads(one) for one in sorted(commits)],
+            "git_commits_of_analysis": git_commits(sources_of(*plan.cells)),
+            "accepted_code": {one.name: code for one in self.cells if (code := one.other_code())},
+            "versions": library_versions(),
+            "seeds": sorted({setup.seed for setup in plan.cells}),
             "device": self._device,
             "command": command_line(),
         }
+        return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
 
 CHOSEN = "1: no other value of the tuned settings has a better selecting metric, over seeds"
@@ -315,9 +303,7 @@ def work(
 ) -> None:
     """Train and measure one cell: a job of a worker.
 
-    Args:
-        code: what the study began with.
-        setups: those of all cells, whose code it is.
+    `code` is what the study began with, of the `setups` of all cells.
     """
     torch.set_num_threads(threads)
     if changed := changed_files(code, code_of(*setups, run_training)):
@@ -335,22 +321,21 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
 
     The best by the selecting metric on the validation examples, in the mean over seeds and draws.
     """
-    scores, training = groups["scores"], groups["training"]
-    names = [name for name in axes["coordinates"] if name not in axes["pairs"]]
-    keys = [
-        tuple(repr(scores[name].to_numpy()[cell]) for name in names)
-        for cell in range(scores.sizes["cell"])
-    ]
-    tuned = [names.index(name) for name in axes["tuned"]]
-    sign = training["validation"].attrs["sign"]
-    values = sign * training["validation"].to_numpy()
-    means = {key: values[[k == key for k in keys]].mean() for key in dict.fromkeys(keys)}
+    scores, validation = groups["scores"], groups["training"]["validation"]
+    varied = [name for name in axes["coordinates"] if name not in axes["pairs"]]
+    # As text: what does not apply is NaN, which is not equal to itself.
+    labels = {name: [repr(value) for value in scores[name].to_numpy()] for name in varied}
+    settings_of, condition_of = (
+        [tuple(labels[name][cell] for name in names) for cell in range(len(validation))]
+        for names in (varied, [name for name in varied if name not in axes["tuned"]])
+    )
+    values = validation.attrs["sign"] * validation.to_numpy()
+    means = {one: values[[one == other for other in settings_of]].mean() for one in settings_of}
     best: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for key, mean in means.items():
-        condition = tuple(value for place, value in enumerate(key) if place not in tuned)
-        if condition not in best or mean > means[best[condition]]:
-            best[condition] = key
-    return np.array([int(key in best.values()) for key in keys], dtype=np.int8)
+    for condition, one in zip(condition_of, settings_of, strict=True):
+        if condition not in best or means[one] > means[best[condition]]:
+            best[condition] = one
+    return np.array([one in best.values() for one in settings_of], dtype=np.int8)
 
 
 def draw(result: xr.DataTree, views: Mapping[str, Any], folder: Path) -> None:
@@ -376,6 +361,6 @@ def draw(result: xr.DataTree, views: Mapping[str, Any], folder: Path) -> None:
 
 
 def _with_coordinates(data: xr.Dataset, coordinates: Mapping[str, Any]) -> xr.Dataset:
-    if clash := sorted(set(coordinates) & (set(data.data_vars) | set(data.coords))):
+    if clash := sorted(set(coordinates) & set(data.variables)):
         raise ValueError(f"variables must not have the names of axes: {', '.join(clash)}")
-    return data.assign_coords(coordinates) if "cell" in data.dims else data
+    return data.assign_coords(coordinates)

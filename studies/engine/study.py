@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
@@ -17,11 +17,10 @@ from studies.engine.fairness import TrainedIf
 from studies.engine.folders import config_hash
 from studies.engine.readings import metric
 from studies.engine.setup import Setup
+from studies.report.table import Row, Table, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from studies.report.table import Table
 
 Grid = Mapping[str, Sequence[Any]]
 """The values of each axis by the name of its setting; cells are all combinations."""
@@ -100,14 +99,12 @@ class Study:
             raise ValueError(f"measures must not be named {', '.join(taken)}: the engine's own are")
         if unknown := sorted(set(self.along_training) - set(self.all_measures)):
             raise ValueError(f"along_training must name measures, got {', '.join(unknown)}")
-        firsts = [first_batch(name) for name in self.all_measures]
-        if len(set(firsts)) < len(firsts):
+        if len(set(map(first_batch, self.all_measures))) < len(self.all_measures):
             raise ValueError("two measures would share examples: rename one of them")
         if self.trained is not None and self.trained.metric not in self.setup.metrics:
             known = ", ".join(self.setup.metrics)
             raise ValueError(f"trained.metric must be one of {known}, got {self.trained.metric!r}")
-        statements = [claim.statement for claim in self.claims]
-        if len(set(statements)) < len(statements):
+        if len({claim.statement for claim in self.claims}) < len(self.claims):
             raise ValueError("claims must have different statements")
         if self.table is None:
             object.__setattr__(self, "table", metrics_table(self))
@@ -166,6 +163,11 @@ class Plan:
         }
 
     @property
+    def settings(self) -> list[tuple[str, Any, str]]:
+        """Name, value and documentation of all settings, those of measures after the setup's."""
+        return _described(self.setup, self.measures)
+
+    @property
     def folder_name(self) -> str:
         """The name of its folder."""
         return f"{self.study.name}-{config_hash(self.config)}"
@@ -195,15 +197,11 @@ class _Planning:
         self._measures = dict(study.all_measures)
         # These win over what follows from other settings.
         self._fixed: set[str] = set()
-        if isinstance(preset.changes, str):
-            self._change(self._read(preset.changes.split()))
-            return
-        tuples = {name for name in preset.changes if self._is_tuple(name)}
+        changes = preset.changes
         self._change(
-            {
-                name: value if isinstance(value, tuple) and name not in tuples else (value,)
-                for name, value in preset.changes.items()
-            }
+            self._read(changes.split())
+            if isinstance(changes, str)
+            else {name: self._values(name, value) for name, value in changes.items()}
         )
 
     def plan(self, preset: str, changes: Sequence[str]) -> Plan:
@@ -223,6 +221,18 @@ class _Planning:
             axes=_coordinate_names(list(axes)),
         )
 
+    def _owner(self, name: str) -> tuple[Any, str]:
+        """The config that a setting is of, a measure's or the setup, and its name there."""
+        first, _, rest = name.partition(".")
+        if rest and is_dataclass(measure := self._measures.get(first)):
+            return measure, rest
+        try:
+            settings.get(self._setup, name)
+        except ValueError:
+            known = [path for path, *_ in _described(self._setup, self._measures)]
+            raise settings.unknown_setting(name, known) from None
+        return self._setup, name
+
     def _read(self, changes: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         """The values of settings that are given as text, such as `["seed=0,1"]`."""
         given: dict[str, tuple[Any, ...]] = {}
@@ -230,32 +240,17 @@ class _Planning:
             name, equals, text = change.partition("=")
             if not equals:
                 raise ValueError(f"a setting looks like key=value, got {change!r}")
-            owner, path = self._owner(name)
             # The same setting again is a further value of it.
-            given[name] = given.get(name, ()) + settings.parse(owner, path, text)
+            given[name] = given.get(name, ()) + settings.parse(*self._owner(name), text)
         for name, values in given.items():
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"values of {name} must be different from one another: {values}")
         return given
 
-    def _owner(self, name: str) -> tuple[Any, str]:
-        """The config that a setting is of, a measure's or the setup, and its name there."""
-        first, _, rest = name.partition(".")
-        measure = self._measures.get(first)
-        if rest and is_dataclass(measure):
-            return measure, rest
-        known = settings.setting_names(self._setup)
-        for other, one in self._measures.items():
-            known += settings.setting_names(one, f"{other}.") if is_dataclass(one) else []
-        if name not in known and not is_dataclass(_or_none(self._setup, name)):
-            raise settings.unknown_setting(name, known)
-        return self._setup, name
-
-    def _is_tuple(self, name: str) -> bool:
-        owner, path = self._owner(name)
-        parent, _, last = path.rpartition(".")
-        hints = get_type_hints(type(settings.get(owner, parent) if parent else owner))
-        return settings.is_tuple(hints[last])
+    def _values(self, name: str, value: Any) -> tuple[Any, ...]:
+        """The values of a setting that is given as such: a tuple is an axis, if it is no value."""
+        is_tuple = settings.is_tuple(settings.hint_of(*self._owner(name)))
+        return value if isinstance(value, tuple) and not is_tuple else (value,)
 
     def _change(self, changes: Mapping[str, tuple[Any, ...]]) -> None:
         """Put new values; all of one config at once, so that it is checked as a whole."""
@@ -277,25 +272,27 @@ class _Planning:
         for name, some in of_measures.items():
             self._measures[name] = settings.put(self._measures[name], some)
 
-    def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> list[Setup]:
-        cells = []
+    def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> Iterator[Setup]:
+        """The setups of a grid, with what follows from the values of their settings."""
         for values in product(*grid.values()):
             changes = dict(zip(grid, values, strict=True))
             for setting, table in self._where.items():
                 value = changes.get(setting, settings.get(self._setup, setting))
-                for name, follows in table.get(value, {}).items():
-                    if name not in grid and name not in self._fixed:
-                        changes[name] = follows
+                follows = table.get(value, {}).items()
+                changes |= {k: v for k, v in follows if k not in grid and k not in self._fixed}
             cell = settings.put(self._setup, changes)
             usual = {path: settings.get(self._setup, path) for path in cell.inapplicable()}
-            cells.append(settings.put(cell, usual))
-        return cells
+            yield settings.put(cell, usual)
+
+
+def _described(setup: Setup, measures: Mapping[str, Measure]) -> list[tuple[str, Any, str]]:
+    """Name, value and documentation of all settings, of the setup and of measures."""
+    owners = {"": setup} | {f"{k}.": one for k, one in measures.items() if is_dataclass(one)}
+    return [found for prefix, one in owners.items() for found in settings.describe(one, prefix)]
 
 
 def metrics_table(study: Study) -> Table:
     """Each metric of a study's setup on each of its splits."""
-    from studies.report.table import Row, Table, percent, short
-
     rows = [
         Row(f"{name}, {split}", metric(name, split), percent if one.percent else short)
         for name, one in study.setup.metrics.items()
@@ -314,17 +311,9 @@ def _coordinate_names(paths: list[str]) -> dict[str, str]:
 
 
 def _label(value: Any) -> str | int | float:
+    """The value of a setting as a coordinate."""
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, int | float | str):
+    if isinstance(value, int | float):
         return value
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value)
-
-
-def _or_none(config: object, path: str) -> Any:
-    try:
-        return settings.get(config, path)
-    except ValueError:
-        return None
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
