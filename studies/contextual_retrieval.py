@@ -231,16 +231,17 @@ MEASURED |= {f"paper, {split}": PAPER[split] for split in ("id", "ood")}
 ZERO = {"always answering 0": ("scores", "error_constant")}
 MAP = {"y": "preference_0", "x": "preference_1", "rows": "split", "limits": None}
 POOLED = {"select": {"search": "pooled"}, "rows": "fitted", "lines": "control"}
-view, paired = partial, partial(partial, plots.profiles, group="pairing")
+paired = partial(plots.profiles, group="pairing")
 VIEWS = {
-    "errors": view(plots.bars, readings=MEASURED, ylabel="mean absolute error"),
-    "shares": view(plots.bars, readings=SHARE, ylabel="error / that of always answering 0"),
-    "training": view(training_curves, metric="error", limits=ZERO, log=True),
-    "combinations": view(
+    "errors": partial(plots.bars, readings=MEASURED, ylabel="mean absolute error"),
+    "shares": partial(plots.bars, readings=SHARE, ylabel="error / that of always answering 0"),
+    "training": partial(training_curves, metric="error", limits=ZERO, log=True),
+    "combinations": partial(
         plots.matrices, group="combinations", variable="error", title="mean absolute error", **MAP
     ),
     "pairing": pairing,
-    "agreement": paired(
+    "agreement": partial(
+        paired,
         variable="agreement",
         along="group",
         reference="chance",
@@ -248,7 +249,7 @@ VIEWS = {
         ylim=(0.0, 1.03),
         **POOLED,
     ),
-    "forcing": paired(variable="mean_error", along="condition", ylabel="error, ood"),
+    "forcing": partial(paired, variable="mean_error", along="condition", ylabel="error, ood"),
 }
 
 STUDY = engine.Study(

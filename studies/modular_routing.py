@@ -127,13 +127,18 @@ SAME = "Functional bottlenecks, oracle and attention, give the same"
 
 
 def claim(
-    statement: str, reading: engine.Reading, exceeds: Any, of: Any = None, at: str = "section 4.1"
+    statement: str,
+    reading: engine.Reading,
+    exceeds: Any,
+    of: Any = None,
+    at: str = "section 4.1",
+    of_learning: bool = False,
 ) -> Claim:
-    """A claim of the paper. Those about ID loss are about how well training succeeds."""
-    learning = "ID loss" in statement
-    return Claim(statement, PAPER + at, reading, of or {}, exceeds, of_learning=learning)
+    """A claim of the paper."""
+    return Claim(statement, PAPER + at, reading, of or {}, exceeds, of_learning=of_learning)
 
 
+of_learning = partial(claim, of_learning=True)
 factor_of_two = partial(Claim, source=f"{PAPER}section 4.2 (a factor of 2: ours)", margin=1.0)
 
 CLAIMS = (
@@ -149,8 +154,10 @@ CLAIMS = (
         for path, best in BEST.items()
     ),
     claim("The selection bottleneck raises the encoder's specialization", SPECIAL, FREE, TIGHT),
-    claim("All paths lower the ID loss", ID.among(ROUTERS, n_layers=2), ALL_PATHS, of=SAMPLED),
-    claim(
+    of_learning(
+        "All paths lower the ID loss", ID.among(ROUTERS, n_layers=2), ALL_PATHS, of=SAMPLED
+    ),
+    of_learning(
         "All paths raise the ID loss of the structural oracle",
         ID.among(ORACLE, n_layers=2),
         exceeds=SAMPLED,
@@ -165,13 +172,13 @@ CLAIMS = (
         of=GIVEN,
         exceeds={"functional_bottleneck": "none"},
     ),
-    claim(
+    of_learning(
         "With one layer the encoder's ID loss is low",
         LOW - ID_SHARE.among(ENCODER, n_layers=1),
         exceeds=0.0,
         at="figure 6",
     ),
-    claim(
+    of_learning(
         "With one layer no other router's ID loss is low",
         ID_SHARE.among(ROUTERS[:2], n_layers=1),
         exceeds=LOW,
@@ -290,14 +297,9 @@ BOTH_LOSSES, CONSTANT = {"id": ID, "ood": OOD}, {"constant": ("scores", "loss_co
 AXES = ("n_points", "n_operators", "n_layers", "objective", "selection_bottleneck")
 AXES += ("functional_bottleneck", "module_keys", "pool")
 ERROR, ON_OOD = "mean squared error", "mean squared error, ood"
-of_paths = partial(
-    *(partial, plots.profiles),
-    group="paths",
-    select={"split": "ood", "control": "trained"},
-    ylabel=ON_OOD,
-    log_y=True,
-)
-by = partial(partial, plots.against, readings=BOTH_LOSSES, log_y=True, ylabel=ERROR)
+HELD_OUT = {"split": "ood", "control": "trained"}
+paths_view = partial(plots.profiles, group="paths", select=HELD_OUT, ylabel=ON_OOD, log_y=True)
+losses_by = partial(plots.against, readings=BOTH_LOSSES, log_y=True, ylabel=ERROR)
 
 VIEWS = {
     "training": partial(training_curves, metric="loss", limits=CONSTANT, log=True),
@@ -305,23 +307,22 @@ VIEWS = {
     "routing": partial(plots.bars, readings=SCORES, ylabel="score"),
     "specialization": specialization,
     "activation": activation,
-    "regret": of_paths(variable="regret", along="layer", reference="routed"),
-    "adaptation": of_paths(
-        variable="adapted", along="examples", reference=("routed", "oracle"), log_x=True
+    "regret": partial(paths_view, variable="regret", along="layer", reference="routed"),
+    "adaptation": partial(
+        paths_view,
+        variable="adapted",
+        along="examples",
+        reference=("routed", "oracle"),
+        log_x=True,
     ),
-    "by_task": of_paths(variable="task_loss", along="task", lines="path"),
+    "by_task": partial(paths_view, variable="task_loss", along="task", lines="path"),
     "loss_against_specialization": partial(
-        plots.scatter,
-        x=SPECIAL,
-        y=OOD,
-        xlabel="specialization",
-        ylabel=ON_OOD,
-        log=True,
+        plots.scatter, x=SPECIAL, y=OOD, xlabel="specialization", ylabel=ON_OOD, log=True
     ),
     "routing_by_n_operators": partial(
         plots.against, setting="n_operators", readings=SCORES, ylabel="score"
     ),
-} | {f"by_{name}": by(setting=name, log_x=name == "n_points") for name in AXES}
+} | {f"by_{name}": partial(losses_by, setting=name, log_x=name == "n_points") for name in AXES}
 
 STUDY = engine.Study(
     name="modular_routing",
