@@ -1,8 +1,9 @@
 """Probes: labelled arrays in, labelled arrays out.
 
 `capture` streams activations (reduced inside the hook) beside the ground truth of a task;
-`decode` and `decode_continuous` ask what is linearly readable from them, `project` shows them in
-the plane, and `interchange` asks whether the model uses them.
+`decode`, `decode_continuous` and `decode_each` ask what is linearly readable from them, `project`
+shows them in the plane (`draw_projection`), and `interchange` asks whether the model uses them
+(`draw_interchange`). `latent_code` and `interchange_codes` do so for attention's latent code.
 
 `capture_control_flow` keeps what columns do at every step, `extract_control_flow` makes graphs of
 it (`match_control_flow` those of a control) and `draw_control_flow` pictures of these;

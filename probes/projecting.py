@@ -38,8 +38,8 @@ def project(
         methods, each has its label of the first dim `kind`.
 
     Raises:
-        ValueError: no method or an unknown one, a sample dim that the code lacks, values that are not
-            finite, too many components or too large a perplexity for the data.
+        ValueError: no method or an unknown one, a sample dim that the code lacks, values that are
+            not finite, too many components or too large a perplexity for the data.
     """
     if not isinstance(method, str) and method:
         joined = xr.concat(

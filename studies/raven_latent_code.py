@@ -157,8 +157,7 @@ SAME_RULE = {"condition": "same_rule", "outcome": "base_rule"}
 
 def decoded(split: str, control: str = "probe") -> engine.Reading:
     """The share of rules that is read from the codes of all layers."""
-    at: dict[str, Any] = {"split": split, "control": control, "metric": "accuracy"}
-    return read("decoding", "score", **OF_ALL, **at)
+    return read("decoding", "score", split=split, control=control, **OF_ALL, metric="accuracy")
 
 
 def patched(site: str, scope: str) -> engine.Reading:
