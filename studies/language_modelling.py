@@ -13,10 +13,7 @@ with softmax attention: what its attention has more of, its feed-forward layers 
     python studies/language_modelling.py --preset paper --device cuda --workers 1
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +24,7 @@ import tasks
 from studies import engine
 from studies.engine import Claim, Row, metric, read
 from studies.engine.readings import conditions_of, pairs_of
+from studies.engine.study import Grid
 from studies.report import comparisons
 from studies.report.curves import training_curves
 from studies.setups.text import LanguageSetup, perplexity_in_words
@@ -88,7 +86,7 @@ LEARNING = read("training", "loss", split="valid", group="all", mean=("train_ste
 SEEN = {tokens: read("windows", "loss", seen=tokens) for tokens in (1, 16, 64)}
 
 
-def worse(statement: str, source: str, of: str, than: str, reading: Any = LOSS) -> Claim:
+def worse(statement: str, source: str, of: str, than: str, reading: engine.Reading = LOSS) -> Claim:
     """That a mechanism has a greater loss than another, with the same positions."""
     return Claim(statement, source, reading, of={"model": of}, exceeds={"model": than})
 
@@ -176,7 +174,10 @@ PAPER = (
 )
 
 
-def grids(relative: tuple[str, ...], rotary: tuple[str, ...], **more: Any) -> tuple[Any, ...]:
+Names = tuple[str, ...]
+
+
+def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[Grid, ...]:
     """The mechanisms with relative and with rotary positions; `more` axes of both."""
     kinds = (("relative", relative), ("rotary", rotary))
     return tuple(
