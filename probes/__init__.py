@@ -23,7 +23,8 @@ retrieval and whether groups of examples differ in theirs, and `draw_value_score
 `loss_by_context` asks what a model of a text gains from the tokens that it has seen.
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
-much of what decides it lies where a function is flat; `capture_places` keeps what they look at.
+much of what decides it lies where a function is flat; `examine_places` asks it of all
+places where models attend.
 
 `mean_by_labels` averages a score over what has the same ground truth.
 
@@ -38,7 +39,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from probes.adapting import adapt_paths
-    from probes.attention_places import AttentionPlace, capture_places, score_places
+    from probes.attention_places import (
+        AttentionPlace,
+        capture_places,
+        examine_places,
+        score_places,
+    )
     from probes.capturing import Batch, Quantity, capture
     from probes.context import loss_by_context
     from probes.control_flow_capturing import capture_control_flow
@@ -122,6 +128,7 @@ _HOME = {
     "draw_specialization": "probes.specialization_picture",
     "draw_value_scores": "probes.value_scores_picture",
     "examine_control_flow": "probes.control_flow_examination",
+    "examine_places": "probes.attention_places",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
     "interchange": "probes.interchanging",
@@ -187,6 +194,7 @@ __all__ = [
     "draw_specialization",
     "draw_value_scores",
     "examine_control_flow",
+    "examine_places",
     "extract_control_flow",
     "force_pairing",
     "interchange",

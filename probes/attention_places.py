@@ -14,6 +14,8 @@ from probes._pairs import PAIRS
 from probes.capturing import Batch, Quantity, capture
 from probes.hooking import HookedModel
 
+_CLOSE: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
+
 
 @dataclass(frozen=True)
 class AttentionPlace:
@@ -106,5 +108,37 @@ def score_places(
     captured = capture_places(model, batches, places, hooks)
     scores = [score(data) for data in captured.values()]
     # Places may have layers of their own.
-    how: Any = {"coords": "minimal", "join": "outer", "combine_attrs": "drop_conflicts"}
-    return xr.concat(scores, xr.Variable("place", list(captured)), compat="override", **how)
+    return xr.concat(scores, xr.Variable("place", list(captured)), join="outer", **_CLOSE)
+
+
+def examine_places(
+    models: Mapping[str, HookedModel],
+    examples: Mapping[str, tuple[Sequence[Batch], Mapping[str, AttentionPlace]]],
+    hooks: Sequence[str],
+    score: Callable[[xr.Dataset], xr.Dataset],
+) -> xr.Dataset:
+    """Score what hooks of attention show in several models, on several splits.
+
+    Args:
+        models: by name, such as `{"trained": model, "untrained": other}`: all see the same
+            examples.
+        examples: by split: the batches, and the places where models attend in them.
+        hooks, score: as in `score_places`.
+
+    Returns:
+        [model, split, place, ...] of what `score` gives.
+
+    Raises:
+        KeyError, ValueError: as `score_places`; or there is no model, or no split.
+
+    Example:
+        `examine_places({"trained": model}, {"id": (batches, places)}, ["pattern"], score)`
+    """
+    if not models or not examples:
+        raise ValueError("models and examples must not be empty")
+    parts = [
+        [score_places(model, *given, hooks, score) for model in models.values()]
+        for given in examples.values()
+    ]
+    found = xr.combine_nested(parts, ["split", "model"], join="outer", **_CLOSE)
+    return cast(xr.Dataset, found).assign_coords(model=list(models), split=list(examples))

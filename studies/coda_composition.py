@@ -17,8 +17,7 @@ composition functions and ways of centring are compared too (the paper's Tables 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -31,131 +30,10 @@ from studies.engine import metric, read
 from studies.report import plots
 from studies.report.curves import training_curves
 from studies.setups.mlu import MluSetup
+from studies.setups.quasi_attention import PLACES, Matrices, Saturation, Signs
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
 from tasks import MLUConfig, SignedPairsConfig
-
-# Measures
-
-PAIRS = ("example", "query_pos", "key_pos")
-PLACES = ("place", "layer", "head")
-LIMITS = xr.DataArray([2.0, 3.0], coords={"quantity": ["affinity", "dissimilarity"]})
-"""Beyond these tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
-ABOUT = {
-    "affinity_matrix": "E, centred",
-    "gate_matrix": "gate of N",
-    "pattern": "M",
-    "sign": "planted sign",
-    "query": "word of each query",
-    "key": "word of each key",
-}
-"""What `Matrices` keeps."""
-
-
-def everywhere(
-    trained: engine.Trained, n: int, models: dict[str, Any], hooks: list[str], score: Callable
-) -> xr.Dataset:
-    """Scores of what hooks show in `n` examples of each split: [weights, split, place, ...]."""
-    setup, rows = trained.setup, []
-    for split in setup.splits:
-        batch = trained.batch(split, n)
-        where = {"places": setup.places(batch), "hooks": hooks, "score": score}
-        where["batches"] = list(batch.parts(setup.at_once))
-        rows.append([probes.score_places(model, **where) for model in models.values()])
-    how: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
-    found = xr.combine_nested(rows, ["split", "weights"], **how)
-    return found.assign_coords(weights=list(models), split=list(setup.splits))
-
-
-def score_signs(data: xr.Dataset) -> xr.Dataset:
-    """Of weights as they are, and `relative` to the largest of a head."""
-    relative = probes.relative_weights(data["pattern"], valid=data["valid"])
-    both = xr.Dataset({"weights": data["pattern"], "relative": relative}).to_dataarray("scale")
-    known = {"valid": data["valid"], "sign": data.get("sign")}
-    return probes.score_signedness(both, **known, resamples=200)
-
-
-def score_saturation(data: xr.Dataset) -> xr.Dataset:
-    """Of E and N, beyond `LIMITS`."""
-    values = data.drop_vars(["valid", "sign"], errors="ignore").to_dataarray("quantity")
-    where: Any = {"low": -LIMITS, "high": LIMITS, "valid": data["valid"]}
-    return probes.score_saturation(values, **where, resamples=200).drop_dims("bin")
-
-
-@dataclass(frozen=True)
-class Signs:
-    """How signed attention is, everywhere, and whether its signs are those that were planted.
-
-    Args:
-        n: examples of each split.
-    """
-
-    n: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """`probes.score_signedness` [weights, split, place, scale, layer, head, ...].
-
-        `distribution` is the mean over places, layers and heads.
-        """
-        models = {"trained": trained.model, "untrained": trained.untrained}
-        found = everywhere(trained, self.n, models, ["pattern"], score_signs)
-        found["distribution"] = found["distribution"].mean(PLACES, keep_attrs=True)
-        return found
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """How much of CoDA's E and N lies where the functions are flat.
-
-    Args:
-        n: examples of each split.
-    """
-
-    n: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`saturated` [split, place, quantity, layer, head, side], and its `saturated_mean`."""
-        if trained.setup.composition is None:
-            return None
-        hooks = LIMITS["quantity"].to_numpy().tolist()
-        models = {"trained": trained.model}
-        found = everywhere(trained, self.n, models, hooks, score_saturation)
-        found = found.sel(weights="trained", drop=True)
-        about = {"long_name": "share of pairs, mean over places and heads"}
-        return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """CoDA's E, its gate and M in single examples of `ood`: the paper's Figure 2.
-
-    Args:
-        n: examples.
-    """
-
-    n: int = 3
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos].
-
-        NaN where there is no token; `query`, `key`: their words; `sign`, where it is planted.
-        """
-        if (setup := trained.setup).composition is None:
-            return None
-        batch = trained.batch("ood", self.n)
-        place = {"shown": setup.places(batch)[setup.shown]}
-        hooks = ["affinity", "gate", "pattern"]
-        data = probes.capture_places(trained.model, [batch], place, hooks)["shown"]
-        data = data.where(data["valid"]).drop_vars("valid")
-        data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
-        words = [trained.task.words(batch, example) for example in range(self.n)]
-        for name, some in zip(("query", "key"), zip(*words, strict=True), strict=True):
-            data[name] = ("example", f"{name}_pos"), list(some)
-        for name, variable in data.items():
-            variable.attrs["long_name"] = ABOUT[str(name)]
-        # Lines of other tasks have other lengths.
-        return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
-
 
 # Readings
 
@@ -174,8 +52,8 @@ def agreement(variable: str, weights: str, control: str = "observed") -> engine.
 
 def share(kind: str) -> engine.Reading:
     """The share of trained weights of a kind, over all places, layers and heads, on `ood`."""
-    where = {"scale": "weights", "weights": "trained", "split": "ood"}
-    return read("signs", "share", mean=PLACES, kind=kind, **where)
+    where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
+    return read("signs", "share", mean=PLACES, **where)
 
 
 def shrunk(result: xr.DataTree) -> np.ndarray:
@@ -190,10 +68,8 @@ def shrunk(result: xr.DataTree) -> np.ndarray:
 ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 NEGATIVE = share("subtracted") + share("partly_subtracted")
 POSITIVE = share("added") + share("partly_added")
-CLOSED, OPEN = (
-    read("saturation", "saturated_mean", split="ood", quantity="dissimilarity", side=side)
-    for side in ("low", "high")
-)
+SATURATED = functools.partial(read, "saturation", "saturated_mean", split="ood")
+CLOSED, OPEN = (SATURATED(quantity="dissimilarity", side=side) for side in ("low", "high"))
 EARLY = engine.Reading("saturated E, first checkpoint - last", shrunk)
 SIGNS, MATCHES = (
     {
@@ -207,10 +83,9 @@ SIGNS, MATCHES = (
 
 # What varies
 
-Values = dict[str, tuple[Any, ...]]
 GATES = ("sigmoid", "tanh", "arctan", "algebraic")
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
-SOFTMAX = {"model": "softmax"}
+SOFTMAX, ANY_CODA = {"model": "softmax"}, {"model": "coda"}
 
 
 def coda(**more: Any) -> dict[str, Any]:
@@ -218,19 +93,18 @@ def coda(**more: Any) -> dict[str, Any]:
     return {"model": "coda"} | views.BASIC | more
 
 
-def grid(*models: str, **more: Any) -> Values:
+def grid(*models: str, **more: Any) -> dict[str, Any]:
     """CoDA as the paper has it, or further models, but for what varies."""
-    return (
-        {name: (value,) for name, value in coda().items()} | {"model": models or ("coda",)} | more
-    )
+    usual = {name: (value,) for name, value in views.BASIC.items()}
+    return {"model": models or ("coda",)} | usual | more
 
 
-def centred(*over: str) -> Values:
+def centred(*over: str) -> dict[str, Any]:
     """All pairs of centrings, with the paper's functions."""
     return grid(affinity_centring=over, gate_centring=over)
 
 
-def aligned(alignment: str, *grids: Values) -> list[Values]:
+def aligned(alignment: str, *grids: dict[str, Any]) -> list[dict[str, Any]]:
     """Grids of pairs, aligned by `heads`, or by the `networks` of the paper's base model."""
     return [{"alignment": (alignment,)} | one for one in grids]
 
@@ -251,11 +125,10 @@ def learns(
     return engine.Claim(statement, source, reading, of, **side, of_learning=True)
 
 
-def weighs(*claimed: Any) -> engine.Claim:
-    """A statement of a source, that a reading of CoDA, N centred or not, is above a number."""
-    statement, source, reading, number = claimed
+def weighs(statement: str, source: str, reading: engine.Reading, than: float) -> engine.Claim:
+    """That something of CoDA's weights, with N centred or not, is greater than a number."""
     of = {name: value for name, value in coda().items() if name != "gate_centring"}
-    return engine.Claim(statement, source, reading, of, number)
+    return engine.Claim(statement, source, reading, of, than)
 
 
 def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
@@ -266,8 +139,7 @@ def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
             statement = f"Centring {what} ({over}) does not help"
             yield learns(statement, f"{TAY}Table 8", coda(), coda(**one))
         statement = f"A doubled gate is as good as N that is centred ({over})"
-        source = f"{TAY}section 2.3"
-        yield learns(statement, source, coda(doubled=True), coda(**n), within=0.01)
+        yield learns(statement, f"{TAY}section 2.3", coda(doubled=True), coda(**n), within=0.01)
         yield learns(f"N is better centred ({over})", "ours", coda(**n), coda())
     for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
         statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
@@ -283,7 +155,7 @@ def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
 def arithmetic_claims() -> Iterator[engine.Claim]:
     """Further ones, of lines."""
     statement = "CoDA answers better than softmax attention"
-    yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
+    yield learns(statement, f"{TAY}Table 6", ANY_CODA, SOFTMAX)
     for model in ("softmax", "linear", "hyla"):
         statement = f"CoDA answers held-out pairs of numbers better than {model}"
         yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
@@ -389,7 +261,7 @@ PAPER = (
     f"{TESTED} n_heads=8 training.learning_rate=0.0003,0.001 training.batch_size=256 "
     "training.warmup_steps=1000 training.evaluate_every=2000 n_validation=2000 seed=0,1,2"
 )
-STEPS = [str(step) for step in range(10_000, 100_001, 10_000)]
+STEPS = ",".join(str(step) for step in range(10_000, 100_001, 10_000))
 ARITHMETIC_PRESETS = {
     "laptop": engine.Preset(changes=TESTED),
     "smoke": engine.Preset(changes=f"{SMOKE} d_mlp=16"),
@@ -398,7 +270,7 @@ ARITHMETIC_PRESETS = {
     ),
     "paper": engine.Preset(
         changes=f"{PAPER} task.low=-1000 task.high=1000 d_model=128 d_mlp=512 n_layers=4 "
-        f"training.n_steps=100000 training.keep_at={','.join(STEPS)}",
+        f"training.n_steps=100000 training.keep_at={STEPS}",
         grids=(MODELS, DOUBLED),
         departures={
             "n_layers": "not in the text; the code that it names has 2",
@@ -412,19 +284,20 @@ PAIRS_GRIDS = (
     *aligned("networks", grid("softmax", "coda", **FUNCTIONS)),
     *aligned("networks", centred("none", "row", "matrix"), DOUBLED),
 )
-FEW = grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2])
+FEW = (
+    grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
+    grid(gate_centring=("none", "row")),
+    DOUBLED,
+)
 PAIRS_PRESETS = {
     "laptop": engine.Preset(changes=f"{TESTED} seed=0,1"),
     "smoke": engine.Preset(
         changes=SMOKE,
-        grids=(
-            *aligned("heads", MODELS, DOUBLED),
-            *aligned("networks", FEW, grid(gate_centring=("none", "row")), DOUBLED),
-        ),
+        grids=(*aligned("heads", MODELS, DOUBLED), *aligned("networks", *FEW)),
     ),
     "ablation": engine.Preset(
         changes=TESTED,
-        grids=(*aligned("heads", grid(**FUNCTIONS), centred("none", "row"), DOUBLED),),
+        grids=tuple(aligned("heads", grid(**FUNCTIONS), centred("none", "row"), DOUBLED)),
     ),
     "paper": engine.Preset(
         changes=f"{PAPER} task.n_keys=20 task.n_a=4 task.n_b=16 d_model=200 "
@@ -441,7 +314,6 @@ COMMON: dict[str, Any] = {
     "along_training": ("saturation",),
 }
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
-ACCURACY = functools.partial(plots.bars, readings=RIGHT, ylabel="right answers")
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
 DRAWN = {
     "training": functools.partial(
@@ -467,7 +339,15 @@ DRAWN = {
         draw=probes.draw_distribution,
     ),
 }
-ABLATION = functools.partial(views.ablation, reading=ON_OOD, title="right answers, ood")
+LAST = {
+    "ablation": functools.partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
+    "matrices": views.matrices,
+}
+
+
+def bars(readings: Mapping[str, engine.Reading], ylabel: str) -> Any:
+    """A plot of readings."""
+    return functools.partial(plots.bars, readings=readings, ylabel=ylabel)
 
 
 def drawn(kind: str, **values: Any) -> dict[str, Any]:
@@ -488,13 +368,10 @@ ARITHMETIC = engine.Study(
     claims=(*claims_of_both("row"), *arithmetic_claims()),
     table=ARITHMETIC_TABLE,
     views={
-        "accuracy": ACCURACY,
-        "operators": functools.partial(
-            plots.bars, readings=OPERATORS, ylabel="right answers, out of distribution"
-        ),
+        "accuracy": bars(RIGHT, "right answers"),
+        "operators": bars(OPERATORS, "right answers, out of distribution"),
         **DRAWN,
-        "ablation": ABLATION,
-        "matrices": views.matrices,
+        **LAST,
     },
     **COMMON,
 )
@@ -508,15 +385,12 @@ SIGNED_PAIRS = engine.Study(
     claims=(*claims_of_both("row", "matrix"), *pairs_claims()),
     table=PAIRS_TABLE,
     views={
-        "accuracy": ACCURACY,
+        "accuracy": bars(RIGHT, "right answers"),
         **drawn("heads", alignment="heads"),
         **drawn("single", alignment="networks", **TANH),
-        "signs": functools.partial(plots.bars, readings=SIGNS, ylabel="balanced accuracy of signs"),
-        "matches": functools.partial(
-            plots.bars, readings=MATCHES, ylabel="balanced accuracy of matches"
-        ),
-        "ablation": ABLATION,
-        "matrices": views.matrices,
+        "signs": bars(SIGNS, "balanced accuracy of signs"),
+        "matches": bars(MATCHES, "balanced accuracy of matches"),
+        **LAST,
     },
     **COMMON,
 )

@@ -36,13 +36,14 @@ def drawn():
 
 
 def places_of(batch):
-    real, asked = batch.inputs[0] != PADDING, torch.ones(10, 3, 1, dtype=torch.bool)
+    real, n = batch.inputs[0] != PADDING, len(batch)
+    asked = torch.ones(n, 3, 1, dtype=torch.bool)
     return {
         "reads": probes.AttentionPlace("encoder_blocks.*.attn.", real[:, :, None] & real[:, None]),
         "asks": probes.AttentionPlace(
             "decoder_blocks.1.cross_attn.",
             asked & real[:, None],
-            (batch.inputs[0][:, None] % 3 - 1).expand(10, 3, 6),
+            (batch.inputs[0][:, None] % 3 - 1).expand(n, 3, 6),
         ),
     }
 
@@ -95,6 +96,31 @@ def test_scores_of_places_stand_in_one_dataset(captured):
     # The other place has one layer.
     assert scores["share"].sel(place="asks", layer=1).isnull().all()
     assert scores["share"].sel(place="asks", layer=0).notnull().all()
+
+
+def test_models_are_examined_on_the_same_examples_of_every_split():
+    batch = drawn()
+    halves = {"id": batch[:6], "ood": batch[6:]}
+    examples = {split: ([half], places_of(half)) for split, half in halves.items()}
+    first, other = reader_and_writer(), reader_and_writer()
+    with torch.no_grad():
+        for weights in other.parameters():
+            weights *= 3
+
+    def score(data):
+        return probes.score_signedness(data["pattern"], valid=data["valid"], resamples=5)
+
+    found = probes.examine_places({"a": first, "b": other}, examples, ["pattern"], score)
+    assert found["share"].dims == ("model", "split", "place", "layer", "head", "kind")
+    assert found["model"].to_numpy().tolist() == ["a", "b"]
+    for name, model in (("a", first), ("b", other)):
+        for split, given in examples.items():
+            one = found["distribution"].sel(model=name, split=split, drop=True)
+            alone = probes.score_places(model, *given, ["pattern"], score)["distribution"]
+            xr.testing.assert_allclose(one, alone)
+    assert abs(found["added"].diff("model")).max() > 0.1
+    with pytest.raises(ValueError, match="models and examples must not be empty"):
+        probes.examine_places({}, examples, ["pattern"], score)
 
 
 def test_bad_input_is_named():
