@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import mechanisms
+import probes
 import tasks
-from probes import AttentionPlace
 from studies import engine
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
@@ -79,12 +79,13 @@ class MluSetup(QuasiSetup):
     def paper(self) -> dict[str, dict[str, dict[str, float]]]:
         return {"accuracy": {"id": {engine.ALL: PAPER[self.model]}}} if self.model in PAPER else {}
 
-    def places(self, batch: Batch[Any]) -> dict[str, AttentionPlace]:
+    def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """Self-attention, a decoder's to the left alone, and what is between both; no padding."""
         line, given = (part != _PAD for part in batch.inputs)
         asked = batch.mask[:, :, None]
-        return {
-            "encoder": AttentionPlace("encoder_blocks.*.attn.", line[:, :, None] & line[:, None]),
-            "decoder": AttentionPlace("decoder_blocks.*.attn.", (asked & given[:, None]).tril()),
-            "cross": AttentionPlace("decoder_blocks.*.cross_attn.", asked & line[:, None]),
+        pairs = {
+            "encoder": ("encoder_blocks.*.attn.", line[:, :, None] & line[:, None]),
+            "decoder": ("decoder_blocks.*.attn.", (asked & given[:, None]).tril()),
+            "cross": ("decoder_blocks.*.cross_attn.", asked & line[:, None]),
         }
+        return {name: probes.AttentionPlace(*place) for name, place in pairs.items()}

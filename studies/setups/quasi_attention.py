@@ -21,7 +21,7 @@ COMPOSITION = ("affinity", "gate", "affinity_centring", "gate_centring", "double
 
 PAIRS = ("example", "query_pos", "key_pos")
 PLACES = ("place", "layer", "head")
-LIMITS = xr.DataArray([2.0, 3.0], coords={"quantity": ["affinity", "dissimilarity"]})
+LIMITS = {"affinity": 2.0, "dissimilarity": 3.0}
 """Beyond these tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
 ABOUT = {
     "affinity_matrix": "E, centred",
@@ -133,8 +133,9 @@ def score_signs(data: xr.Dataset) -> xr.Dataset:
 
 def score_saturation(data: xr.Dataset) -> xr.Dataset:
     """Of E and N, beyond `LIMITS`."""
-    values = data.drop_vars(["valid", "sign"], errors="ignore").to_dataarray("quantity")
-    where: Any = {"low": -LIMITS, "high": LIMITS, "valid": data["valid"]}
+    values = data[list(LIMITS)].to_dataarray("quantity")
+    top = xr.DataArray(list(LIMITS.values()), coords={"quantity": list(LIMITS)})
+    where: Any = {"low": -top, "high": top, "valid": data["valid"]}
     return probes.score_saturation(values, **where, resamples=200).drop_dims("bin")
 
 
@@ -175,9 +176,8 @@ class Saturation:
         """`saturated` [split, place, quantity, layer, head, side], and its `saturated_mean`."""
         if trained.setup.composition is None:
             return None
-        hooks = LIMITS["quantity"].to_numpy().tolist()
         models, examples = {"": trained.model}, trained.setup.examples(trained, self.n)
-        found = probes.examine_places(models, examples, hooks, score_saturation)
+        found = probes.examine_places(models, examples, list(LIMITS), score_saturation)
         found = found.sel(model="", drop=True)
         about = {"long_name": "share of pairs, mean over places and heads"}
         return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import mechanisms
+import probes
 import tasks
-from probes import AttentionPlace
 from studies import engine
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch, SignedPairsConfig
@@ -75,13 +75,13 @@ class SignedPairsSetup(QuasiSetup):
         names = (engine.ALL, *self.groups(self.sampler().batch("train", 0, 1)))
         return {"chance": {"accuracy": dict.fromkeys(names, 0.5)}}
 
-    def places(self, batch: Batch[Any]) -> dict[str, AttentionPlace]:
+    def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """`a` asks b; with heads also the other way."""
         sign = batch.latents["sign"]
         valid = torch.ones_like(sign, dtype=torch.bool)
         if self.alignment == "networks":
-            return {"a": AttentionPlace("", valid, sign)}
+            return {"a": probes.AttentionPlace("", valid, sign)}
         return {
-            "a": AttentionPlace("align_a.", valid, sign),
-            "b": AttentionPlace("align_b.", valid.mT, sign.mT),
+            "a": probes.AttentionPlace("align_a.", valid, sign),
+            "b": probes.AttentionPlace("align_b.", valid.mT, sign.mT),
         }
