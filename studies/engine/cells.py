@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from studies.engine.folders import (
     write_json,
 )
 from studies.engine.results import code_in, load_tree
-from studies.engine.scoring import figures, score, scores_dataset
+from studies.engine.scoring import figures, score, scores_dataset, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
 from studies.engine.training import train
@@ -238,9 +238,14 @@ class Cell:
             write = functools.partial(tree.to_netcdf, engine="h5netcdf")
             write_atomically(self.path_of(name, measure), write)
 
-    def read(self, name: str, measure: Measure) -> xr.DataTree:
-        """What a measure found, a group for it (none where it does not apply)."""
-        return load_tree(self.path_of(name, measure))
+    def measured(self, measures: Mapping[str, Measure]) -> xr.DataTree:
+        """All that is on disk: a group for each measure that applies to the model, `training`."""
+        tree = xr.DataTree()
+        for name, measure in measures.items():
+            for group, data in load_tree(self.path_of(name, measure)).children.items():
+                tree[group] = data.copy()
+        tree["training"] = xr.DataTree(training_dataset(self.setup, read_log(self.folder)))
+        return tree
 
     def _code(self, measure: Measure) -> dict[str, str]:
         return code_of(measure, self.setup, Trained, Examples)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from threadpoolctl import threadpool_limits
 
 from studies.engine import settings
 from studies.engine.cells import Cell, Measure, Trained, run_training
-from studies.engine.checkpoints import read_log
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
@@ -38,13 +37,13 @@ from studies.engine.results import (
     cell_coordinates,
     code_in,
     join_cells,
+    load_tree,
     make_result,
     write_result,
 )
-from studies.engine.scoring import training_dataset
 from studies.engine.setup import Setup
 from studies.engine.study import Plan, Study
-from studies.engine.workers import run_side_by_side
+from studies.engine.workers import Workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,13 +165,18 @@ class Run:
                 self.taken_from_disk = code_in(self.folder / "result.nc") == self.code()
             if not self.taken_from_disk:
                 write_json(self.folder / "config.json", self.plan.config)
-                self._work(left)
-                result = self.assemble()
-                # The result comes last: where it is, the figures are too.
-                draw(result, self.plan.study.views, self.folder)
+                scheduler = resources.scheduler if left else None
+                with Workers(resources.workers if left else 1, scheduler=scheduler) as workers:
+                    result = self.assemble(self._work(left, workers))
+                    draft = self.folder / ".result.nc"
+                    write_result(result, draft)
+                    views = self.plan.study.views.items()
+                    figures = {self.folder / name: view for name, view in views}
+                    workers.call([partial(draw, draft, *one) for one in figures.items()])
                 if self.plan.study.export is not None:
                     self.plan.study.export(result, self.folder)
-                write_result(result, self.folder / "result.nc")
+                # The result comes last: where it is, the figures are too.
+                draft.replace(self.folder / "result.nc")
         return self.folder
 
     def is_complete(self, cell: Cell) -> bool:
@@ -193,10 +197,10 @@ class Run:
             "table": config_hash(study.table),
         }
 
-    def assemble(self) -> xr.DataTree:
-        """The result of what is on disk."""
+    def assemble(self, measured: Mapping[str, xr.DataTree]) -> xr.DataTree:
+        """The result of what was measured in each cell, by its name."""
         plan, study = self.plan, self.plan.study
-        groups = join_cells([self._measured(c) for c in self.cells], [c.name for c in self.cells])
+        groups = join_cells(measured)
         documented = {name: about for name, _, about in settings.describe(plan.setup)}
         columns = cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
         for name, path in plan.axes.items():
@@ -227,10 +231,10 @@ class Run:
         except FileNotFoundError as error:
             raise RunError(str(error)) from error
 
-    def _work(self, cells: Sequence[Cell]) -> None:
-        """Train and measure cells, side by side."""
+    def _work(self, left: Sequence[Cell], workers: Workers) -> dict[str, xr.DataTree]:
+        """Train and measure what is left, side by side; gives what was measured in all cells."""
         resources = self._resources
-        job = functools.partial(
+        job = partial(
             work,
             root=resources.root.absolute(),
             device=self._device,
@@ -241,21 +245,14 @@ class Run:
             code=code_of(*self.plan.cells, run_training),
             setups=self.plan.cells,
         )
-        run_side_by_side(
-            [functools.partial(job, one.setup, position=n) for n, one in enumerate(cells)],
-            resources.workers,
-            scheduler=resources.scheduler,
-            names=[cell.name for cell in cells],
-        )
-
-    def _measured(self, cell: Cell) -> xr.DataTree:
-        """All that is on disk of a cell, a group for each measure and `training`."""
-        tree = xr.DataTree()
-        for name, measure in self.plan.measures.items():
-            for group, data in cell.read(name, measure).children.items():
-                tree[group] = data.copy()
-        tree["training"] = xr.DataTree(training_dataset(cell.setup, read_log(cell.folder)))
-        return tree
+        jobs = [partial(job, one.setup, position=n) for n, one in enumerate(left)]
+        new = workers.call(jobs, [one.name for one in left])
+        found = dict(zip([one.name for one in left], new, strict=True))
+        measures = self.plan.measures
+        return {
+            one.name: found[one.name] if one.name in found else one.measured(measures)
+            for one in self.cells
+        }
 
     def _attributes(self, axes: Mapping[str, Any]) -> dict[str, str]:
         """How the result was made; what is no text as JSON."""
@@ -300,8 +297,8 @@ def work(
     position: int,
     code: Mapping[str, str],
     setups: Sequence[Setup],
-) -> None:
-    """Train and measure one cell: a job of a worker.
+) -> xr.DataTree:
+    """Train and measure one cell: a job of a worker; gives what was measured.
 
     `code` is what the study began with, of the `setups` of all cells.
     """
@@ -314,6 +311,7 @@ def work(
         cell.train(position=position)
         for name, measure in measures.items():
             cell.measure(name, measure, along=name in along)
+    return cell.measured(measures)
 
 
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:
@@ -338,26 +336,34 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
     return np.array([one in best.values() for one in settings_of], dtype=np.int8)
 
 
-def draw(result: xr.DataTree, views: Mapping[str, Any], folder: Path) -> None:
-    """Draw every view of a result into a folder, as PNG and PDF; figures of few seeds say so."""
-    if not views:
-        return
-    import matplotlib.pyplot as plt
+def draw(path: Path, to: Path, view: Callable[[xr.DataTree], Figure | None]) -> None:
+    """Draw a view of a result file as PNG and PDF; figures of few seeds say so."""
+    from matplotlib.pyplot import close, switch_backend
 
     # Figures are for files: no window system is asked for.
-    plt.switch_backend("agg")
-    seeds = json.loads(result.attrs["seeds"])
-    for name, view in views.items():
-        figure: Figure | None = view(result)
-        if figure is None:
-            continue
-        if len(seeds) < 3:
-            note = "one seed" if len(seeds) == 1 else "two seeds"
-            figure.text(0.995, 0.995, note, ha="right", va="top", fontsize=7, color="#777777")
-        for kind in ("png", "pdf"):
-            save = functools.partial(figure.savefig, dpi=150, bbox_inches="tight")
-            write_atomically(folder / f"{name}.{kind}", save)
-        plt.close(figure)
+    switch_backend("agg")
+    result = _result_in(path, path.stat().st_mtime_ns)
+    figure = view(result)
+    if figure is None:
+        return
+    n_seeds = len(json.loads(result.attrs["seeds"]))
+    if n_seeds < 3:
+        note = "one seed" if n_seeds == 1 else "two seeds"
+        figure.text(0.995, 0.995, note, ha="right", va="top", fontsize=7, color="#777777")
+    # Both files have the layout that is found once: finding it takes half of the time.
+    laid_out = figure.get_layout_engine() is not None
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for kind in ("png", "pdf"):
+        save = partial(figure.savefig, dpi=150, bbox_inches=None if laid_out else "tight")
+        write_atomically(to.with_name(f"{to.name}.{kind}"), save)
+    close(figure)
+
+
+@lru_cache(maxsize=1)
+def _result_in(path: Path, _changed: int) -> xr.DataTree:
+    """What a file holds, read once for all views that a process draws."""
+    return load_tree(path)
 
 
 def _with_coordinates(data: xr.Dataset, coordinates: Mapping[str, Any]) -> xr.Dataset:

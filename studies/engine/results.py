@@ -124,17 +124,14 @@ def _problems(data: xr.Dataset) -> Iterator[str]:
             yield f"{name}_low is above {name}_high"
 
 
-def join_cells(parts: Sequence[xr.DataTree], names: Sequence[str]) -> dict[str, xr.Dataset]:
+def join_cells(parts: Mapping[str, xr.DataTree]) -> dict[str, xr.Dataset]:
     """The groups of all cells, each along `cell`; cells without a group have NaN there.
 
     Labels are joined: a training step or depth that only some cells have is NaN in the others.
-
-    Args:
-        parts: what was measured in each cell.
-        names: of the cells.
+    `parts` is what was measured in each cell, by its name.
     """
     groups: dict[str, list[xr.Dataset]] = {}
-    for name, tree in zip(names, parts, strict=True):
+    for name, tree in parts.items():
         for group in tree.subtree:
             if group.data_vars and group.path != "/":
                 data = group.to_dataset(inherit=False).expand_dims(cell=[name])
@@ -148,7 +145,7 @@ def join_cells(parts: Sequence[xr.DataTree], names: Sequence[str]) -> dict[str, 
                 order = dict.fromkeys(one for part in some for one in part[dim].to_numpy())
                 whole = whole.reindex({dim: list(order)})
         # Whole numbers from a file would be written as such again, also where they are missing.
-        joined[path] = whole.reindex(cell=list(names)).drop_encoding()
+        joined[path] = whole.reindex(cell=list(parts)).drop_encoding()
     return joined
 
 

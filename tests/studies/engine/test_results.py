@@ -147,7 +147,7 @@ def test_cells_with_other_labels_are_joined():
             groups["only"] = xr.Dataset({"x": ("kind", extra)}, {"kind": ["z", "a"]})
         return xr.DataTree.from_dict(groups)
 
-    joined = join_cells([cell([1, 2], [1.0, 2.0]), cell([2, 3], [5.0, 6.0], [7, 8])], ["p", "q"])
+    joined = join_cells({"p": cell([1, 2], [1.0, 2.0]), "q": cell([2, 3], [5.0, 6.0], [7, 8])})
     expected = [[1, 2, np.nan], [np.nan, 5, 6]]
     np.testing.assert_array_equal(joined["training"]["loss"], expected)
     np.testing.assert_array_equal(joined["only"]["x"], [[np.nan] * 2, [7, 8]])

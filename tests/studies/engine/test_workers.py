@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from studies.engine import Resources, RunError, TrainingError, read_result, run
-from studies.engine.workers import run_side_by_side
+from studies.engine.workers import Workers
 from tests.studies.engine.toy import TOY
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +47,11 @@ def dies(folder, name, *, times):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def call(jobs, n, *, scheduler=None, names=None):
+    with Workers(n, scheduler=scheduler) as workers:
+        return workers.call(jobs, names)
+
+
 @pytest.fixture(scope="module")
 def scheduler():
     """The address of a scheduler with two workers, and the repository as their directory."""
@@ -66,22 +71,32 @@ def scheduler():
 def writes_process(folder):
     note(folder, os.getpid())
     time.sleep(0.3)
+    return 3
 
 
 def test_a_process_that_dies_costs_only_its_job(scheduler, tmp_path):
     work = [functools.partial(works, tmp_path, f"work {n}", seconds=0.1) for n in range(20)]
     jobs = [functools.partial(dies, tmp_path, "death", times=1), *work]
-    run_side_by_side(jobs, 1, scheduler=scheduler)
+    call(jobs, 1, scheduler=scheduler)
     once = [f"work {n}" for n in range(20)]
     assert notes(tmp_path) == {"death": 2} | dict.fromkeys(once, 1)
 
 
 def test_this_process_works_beside_the_others_and_they_live_on(tmp_path):
-    run_side_by_side([functools.partial(writes_process, tmp_path)] * 40, 2)
-    done = notes(tmp_path)
-    assert sum(done.values()) == 40
-    assert len(done) == 2
-    assert done[str(os.getpid())] >= 5
+    with Workers(2) as workers:
+        assert workers.call([functools.partial(writes_process, tmp_path)] * 40) == [3] * 40
+        done = notes(tmp_path)
+        assert sum(done.values()) == 40
+        assert len(done) == 2
+        assert done[str(os.getpid())] >= 5
+        workers.call([functools.partial(writes_process, tmp_path)] * 4)
+    assert notes(tmp_path).keys() == done.keys()
+    assert notes(tmp_path)[str(os.getpid())] < done[str(os.getpid())] + 4
+
+
+def test_results_are_in_the_order_of_the_jobs(scheduler):
+    jobs = [functools.partial(pow, 2, n) for n in range(10)]
+    assert call(jobs, 1) == call(jobs, 1, scheduler=scheduler) == [2**n for n in range(10)]
 
 
 def test_with_one_worker_the_first_error_ends_it(tmp_path):
@@ -89,7 +104,7 @@ def test_with_one_worker_the_first_error_ends_it(tmp_path):
             functools.partial(raises, tmp_path, "b", error=KeyError("b")),
             functools.partial(works, tmp_path, "c")]  # fmt: skip
     with pytest.raises(KeyError):
-        run_side_by_side(jobs, 1)
+        call(jobs, 1)
     assert notes(tmp_path) == {"a": 1, "b": 1}
 
 
@@ -97,7 +112,7 @@ def test_an_error_in_this_process_waits_for_the_others_too(tmp_path):
     jobs = [functools.partial(raises, tmp_path, "b", error=RunError("broken"))]
     jobs += [functools.partial(works, tmp_path, name) for name in "cde"]
     with pytest.raises(RunError, match=r"job 0: broken \(1 of 4 failed\)"):
-        run_side_by_side(jobs, 2)
+        call(jobs, 2)
     assert notes(tmp_path) == dict.fromkeys("bcde", 1)
 
 
@@ -120,9 +135,7 @@ def test_an_error_waits_until_the_others_are_done(error, kind, scheduler, tmp_pa
     ]
     message = r"model b: .*not finite.* \(2 of 7 failed\)"
     with pytest.raises(kind, match=message) as caught:
-        run_side_by_side(
-            jobs, 1, scheduler=scheduler, names=[f"model {name}" for name in "abcdefg"]
-        )
+        call(jobs, 1, scheduler=scheduler, names=[f"model {name}" for name in "abcdefg"])
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, type(error))
     # The traceback leads into the job.
@@ -139,23 +152,24 @@ def test_a_job_that_always_dies_is_given_up_and_no_other_is(scheduler, tmp_path)
         *[functools.partial(works, tmp_path, name, seconds=2) for name in "abc"],
     ]
     with pytest.raises(RunError, match=r"^job 0: its process died 2 times.* \(1 of 4 failed\)"):
-        run_side_by_side(jobs, 1, scheduler=scheduler)
+        call(jobs, 1, scheduler=scheduler)
     assert notes(tmp_path) == {"death": 2} | dict.fromkeys("abc", 1)
 
 
 def test_a_scheduler_that_is_not_there(tmp_path):
     with pytest.raises(RunError, match="there is no dask scheduler at 'nowhere'"):
-        run_side_by_side([functools.partial(works, tmp_path, "a")], 1, scheduler="nowhere")
+        call([functools.partial(works, tmp_path, "a")], 1, scheduler="nowhere")
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
     script = f"""
 import functools, pathlib
-from studies.engine.workers import run_side_by_side
+from studies.engine.workers import Workers
 from tests.studies.engine.test_workers import works
 if __name__ == "__main__":
     job = functools.partial(works, pathlib.Path({str(tmp_path)!r}), "a", seconds=100)
-    run_side_by_side([job, job], 2)
+    with Workers(2) as workers:
+        workers.call([job, job])
 """
     (tmp_path / "script.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
