@@ -30,6 +30,9 @@ from studies.engine.folders import write_atomically
 
 SCHEMA_VERSION = 2
 
+LARGE = 4096
+"""Bytes of arrays that are worth compressing."""
+
 GROUPS = ("scores", "training", "costs", "fairness", "claims", "summary")
 """Those that every result has."""
 
@@ -163,12 +166,12 @@ def cell_coordinates(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_result(result: xr.DataTree, path: Path) -> None:
-    """Write a result as netCDF, its arrays of numbers compressed."""
+    """Write a result as netCDF, its large arrays of numbers compressed."""
     encoding = {
         group.path: {
             name: {"zlib": True}
             for name, values in group.data_vars.items()
-            if values.ndim and values.dtype.kind in "biuf"
+            if values.dtype.kind in "biuf" and values.nbytes > LARGE
         }
         for group in result.subtree
     }

@@ -14,8 +14,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -190,7 +188,6 @@ def train(
             ends = done % config.evaluate_every == 0 or done == config.n_steps
             if ends or done in config.keep_at or done % CHECK_EVERY == 0:
                 _check(total, model, step, start=int(last["step"]))
-                _stop_if_orphaned()
             if done in config.keep_at:
                 checkpoints.keep(model, done)
             if not ends:
@@ -290,13 +287,6 @@ def _check(total: Tensor, model: nn.Module, step: int, *, start: int) -> None:
             f"{what} is not finite after a step between {low} and {step}; the last good "
             "checkpoint stays. Try a lower learning rate, a longer warm-up or clipping"
         )
-
-
-def _stop_if_orphaned() -> None:
-    """End a worker process whose parent was killed: a new run may want its folder."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)
 
 
 def keep_freed_memory() -> None:
