@@ -26,6 +26,9 @@ from studies.report.verdicts import render_claims, render_fairness
 
 CORES = os.cpu_count() or 1
 
+FILE_WIDTH = 100
+"""Characters of a line of output that no terminal shows."""
+
 Changes = Annotated[
     list[str] | None,
     typer.Argument(
@@ -115,22 +118,28 @@ def main(*studies: Study) -> None:
     app()
 
 
+def console() -> Console:
+    """Where output goes; in files and pipes lines have room for whole tables."""
+    usual = Console(highlight=False)
+    return usual if usual.is_terminal else Console(highlight=False, width=FILE_WIDTH)
+
+
 @contextmanager
 def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     """Print what is wrong with the input, or with what is on disk, and end with status 1."""
     try:
         yield
     except kinds as error:
-        console = Console(highlight=False)
-        console.print("[red]error:[/red]", end=" ")
-        console.print(str(error), markup=False)
+        say = console().print
+        say("[red]error:[/red]", end=" ")
+        say(str(error), markup=False)
         raise typer.Exit(1) from error
 
 
 def print_result(work: Run) -> None:
     """Print the table, the claims with their verdicts, and what speaks against comparisons."""
     result = read_result(work.folder / "result.nc")
-    say = Console(highlight=False).print
+    say = console().print
     if work.taken_from_disk:
         say(provenance_in_words(result))
     say(work.plan.study.table.render(result))
@@ -161,7 +170,7 @@ def provenance_in_words(result: xr.DataTree) -> str:
 
 def print_plan(work: Run) -> None:
     """Print all settings with their documentation, the cells, and what of them is on disk."""
-    say, plan = Console(highlight=False).print, work.plan
+    say, plan = console().print, work.plan
     title = f"{plan.study.name}, preset {plan.preset}"
     table = Table("setting", "value", "", title=title, box=SIMPLE)
     for name, value, about in plan.settings:

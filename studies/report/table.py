@@ -186,7 +186,7 @@ class Table:
         for name, (row, _) in self.readings().items():
             cells = _cells(summary, name, row, between="\n")
             if any(cells):
-                table.add_column(row.label, justify="right", no_wrap=True)
+                table.add_column(row.label, justify="right", overflow="fold")
                 columns.append(cells)
         for cells in list(zip(*columns, strict=True))[:MOST_ROWS]:
             table.add_row(*cells)

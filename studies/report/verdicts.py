@@ -24,7 +24,7 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
     rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
     missing = f" {left} further claims ask for settings that were not run." if left else ""
     table = RichTable(
-        Column("claim (source)", min_width=36),
+        Column("claim (source)", min_width=26),
         Column("difference", no_wrap=True),
         Column("seeds", justify="right"),
         "verdict",

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import xarray as xr
 from rich.console import Console
+from rich.measure import Measurement
 
 from studies.engine import read_result
+from studies.engine.command import FILE_WIDTH
 from studies.engine.results import SCHEMA_VERSION
 from tests.contracts.test_studies import STUDIES
 
@@ -44,7 +46,10 @@ def test_the_table_of_a_result_is_on_its_page(path):
     stream = StringIO()
     table = BY_NAME[result.attrs["study"]].table.render(result)
     table.caption = None
-    Console(width=80, file=stream).print(table)
+    console = Console(width=FILE_WIDTH, file=stream)
+    console.print(table)
+    # In wider tables columns would be cut off.
+    assert Measurement.get(console, console.options, table).minimum <= FILE_WIDTH
     rows = [line.rstrip() for line in stream.getvalue().splitlines() if any(map(str.isdigit, line))]
     assert rows
     text = path.parent.with_suffix(".md").read_text()

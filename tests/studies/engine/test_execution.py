@@ -332,6 +332,8 @@ def test_the_command_line_shows_runs_and_refuses(folder):
     assert "accuracy, ood" in done.stdout
     again = command("seed=0", "--workers", "1")
     assert "taken from disk: trained 20" in again.stdout
+    # Output that no terminal shows has room for tables.
+    assert max(map(len, again.stdout.splitlines())) > 80
 
 
 def test_a_measure_sees_the_best_checkpoint_and_not_the_last(tmp_path):
