@@ -78,7 +78,9 @@ def _places(root: Any) -> Iterator[Place]:
     if isinstance(root, functools.partial):
         parts = (root.func, *root.args, *root.keywords.values())
     elif isinstance(root, type) or (callable(root) and hasattr(root, "__qualname__")):
-        yield root.__module__, root.__qualname__.partition(".")[0]
+        # Methods of builtins, such as "{:.1f}".format, are of no module.
+        if root.__module__ is not None:
+            yield root.__module__, root.__qualname__.partition(".")[0]
     elif dataclasses.is_dataclass(root):
         parts = (type(root), *(getattr(root, field.name) for field in dataclasses.fields(root)))
     elif isinstance(root, Mapping):

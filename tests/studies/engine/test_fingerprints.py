@@ -154,6 +154,10 @@ def test_instances_count_by_their_class_and_values(package):
     assert code_of({"a": [module.Model]}) == code_of(module.Model)
 
 
+def test_methods_of_builtins_do_not_count():
+    assert code_of("{:.1f}".format) == {}
+
+
 def test_libraries_do_not_count():
     names = code_of(importlib.import_module("studies.engine.cells").run_training)
     assert "studies/engine/training.py" in names

@@ -168,7 +168,7 @@ t.run(Path(sys.argv[1]), sample=slow)
     log = folder / "log.jsonl"
     for lines in (1, 2, 3):
         process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not log.exists() or len(log.read_text().splitlines()) < lines:
             assert process.poll() is None
             assert time.monotonic() < deadline
