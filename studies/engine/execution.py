@@ -124,8 +124,8 @@ class Run:
             raise ValueError(f"--measure must be one of {known}, got {', '.join(unknown)}")
         self.plan, self._resources = plan, resources
         self._rank, self._device = process_device(resources.device)
-        # Workers elsewhere need not be in this process's directory.
         self.folder = resources.root / plan.folder_name
+        # Paths for workers are absolute: they need not be in this process's directory.
         self.cells = [
             Cell(
                 setup,
@@ -170,9 +170,8 @@ class Run:
                     result = self.assemble(self._work(left, workers))
                     draft = self.folder / ".result.nc"
                     write_result(result, draft)
-                    views = self.plan.study.views.items()
-                    figures = {self.folder / name: view for name, view in views}
-                    workers.call([partial(draw, draft, *one) for one in figures.items()])
+                    drawing, views = partial(draw, draft.absolute()), self.plan.study.views
+                    workers.call([partial(drawing, *one) for one in views.items()], list(views))
                 if self.plan.study.export is not None:
                     self.plan.study.export(result, self.folder)
                 # The result comes last: where it is, the figures are too.
@@ -246,11 +245,10 @@ class Run:
             setups=self.plan.cells,
         )
         jobs = [partial(job, one.setup, position=n) for n, one in enumerate(left)]
-        new = workers.call(jobs, [one.name for one in left])
-        found = dict(zip([one.name for one in left], new, strict=True))
-        measures = self.plan.measures
+        names = [one.name for one in left]
+        new = dict(zip(names, workers.call(jobs, names), strict=True))
         return {
-            one.name: found[one.name] if one.name in found else one.measured(measures)
+            one.name: new[one.name] if one.name in new else one.measured(self.plan.measures)
             for one in self.cells
         }
 
@@ -336,8 +334,8 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
     return np.array([one in best.values() for one in settings_of], dtype=np.int8)
 
 
-def draw(path: Path, to: Path, view: Callable[[xr.DataTree], Figure | None]) -> None:
-    """Draw a view of a result file as PNG and PDF; figures of few seeds say so."""
+def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> None:
+    """Draw a view of a result file beside it, as PNG and PDF; figures of few seeds say so."""
     from matplotlib.pyplot import close, switch_backend
 
     # Figures are for files: no window system is asked for.
@@ -356,7 +354,7 @@ def draw(path: Path, to: Path, view: Callable[[xr.DataTree], Figure | None]) -> 
     figure.set_layout_engine("none")
     for kind in ("png", "pdf"):
         save = partial(figure.savefig, dpi=150, bbox_inches=None if laid_out else "tight")
-        write_atomically(to.with_name(f"{to.name}.{kind}"), save)
+        write_atomically(path.with_name(f"{name}.{kind}"), save)
     close(figure)
 
 

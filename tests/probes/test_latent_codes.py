@@ -3,23 +3,11 @@ import pytest
 import torch
 from torch import nn
 from transformer_lens import HookedRootModule
-from transformer_lens.hook_points import HookPoint
 
 from probes import interchange_codes, latent_code
+from tests.probes.test_interchanging import Block
 
 N, N_POS = 60, 4
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.hook_pattern = HookPoint()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attn = Attention()
 
 
 class Reader(HookedRootModule):

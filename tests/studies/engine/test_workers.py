@@ -5,14 +5,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from studies.engine import Resources, RunError, TrainingError, read_result, run
+from studies.engine import Resources, RunError, TrainingError, metric, read_result, run
 from studies.engine.workers import Workers
+from studies.report import plots
 from tests.studies.engine.toy import TOY
 
 ROOT = Path(__file__).parents[3]
@@ -165,6 +167,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
     script = f"""
 import functools, pathlib
 from studies.engine.workers import Workers
+from studies.report import plots
 from tests.studies.engine.test_workers import works
 if __name__ == "__main__":
     job = functools.partial(works, pathlib.Path({str(tmp_path)!r}), "a", seconds=100)
@@ -192,10 +195,17 @@ def test_a_study_on_a_schedulers_workers_has_the_same_result(scheduler, tmp_path
     # Not a path that the workers would find as it is.
     monkeypatch.chdir(tmp_path)
     changes = ["training.n_steps=20", "scores.n_test=200"]
+    readings = {"ood": metric("accuracy", "ood")}
+    study = replace(
+        TOY, views={"right": functools.partial(plots.bars, readings=readings, ylabel="")}
+    )
     folders = [
-        run(TOY, changes=changes, resources=Resources(root=Path(root), scheduler=address))
+        run(study, changes=changes, resources=Resources(root=Path(root), scheduler=address))
         for root, address in (("here", None), ("there", scheduler))
     ]
+    for folder in folders:
+        assert (folder / "right.png").stat().st_size > 1000
+        assert (folder / "right.pdf").stat().st_size > 1000
     here, there = (read_result(folder / "result.nc") for folder in folders)
     for name in ("accuracy", "loss", "accuracy_low"):
         np.testing.assert_array_equal(here["scores"][name], there["scores"][name])
