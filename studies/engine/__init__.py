@@ -10,6 +10,7 @@ from studies.engine.execution import Resources, run
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import RunError
 from studies.engine.readings import Reading, constant, metric, read
+from studies.engine.reported import Reported, reported
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, kept
 from studies.engine.study import Preset, Study
@@ -22,6 +23,7 @@ __all__ = [
     "Metric",
     "Preset",
     "Reading",
+    "Reported",
     "Resources",
     "Row",
     "RunError",
@@ -45,6 +47,7 @@ __all__ = [
     "percent",
     "read",
     "read_result",
+    "reported",
     "run",
     "short",
 ]

@@ -33,6 +33,7 @@ from studies.engine.folders import (
     write_json,
 )
 from studies.engine.processes import process_device
+from studies.engine.reported import with_reported
 from studies.engine.results import (
     cell_coordinates,
     code_in,
@@ -194,12 +195,14 @@ class Run:
             "report": code_of(study.table, *study.claims, *study.views.values(), Run),
             "claims": config_hash([study.claims, study.trained]),
             "table": config_hash(study.table),
+            "reported": config_hash([setup.paper() for setup in setups]),
         }
 
     def assemble(self, measured: Mapping[str, xr.DataTree]) -> xr.DataTree:
         """The result of what was measured in each cell, by its name."""
         plan, study = self.plan, self.plan.study
         groups = join_cells(measured)
+        with_reported(groups["scores"], [setup.paper() for setup in plan.cells])
         documented = {name: about for name, _, about in settings.describe(plan.setup)}
         columns = cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
         for name, path in plan.axes.items():

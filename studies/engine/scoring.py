@@ -120,7 +120,7 @@ def scores_dataset(
     """Each metric [split, group] with its interval, that of the untrained model, and known values.
 
     Args:
-        setup: names the metrics, `references` and the paper's figures.
+        setup: names the metrics, and has `references`.
         scored: of the trained model, by split.
         untrained: of the untrained one.
     """
@@ -130,7 +130,6 @@ def scores_dataset(
     before = np.stack([one.estimates(setup) for one in untrained.values()])
     references = {split: setup.references(split) for split in splits}
     kinds = dict.fromkeys(kind for known in references.values() for kind in known)
-    paper = setup.paper()
 
     def filled(known: Mapping[str, Mapping[str, float]]) -> Float[np.ndarray, "split group"]:
         rows = [[known.get(split, {}).get(group, np.nan) for group in groups] for split in splits]
@@ -147,7 +146,6 @@ def scores_dataset(
         for kind in kinds:
             known = {split: references[split].get(kind, {}).get(name, {}) for split in splits}
             others[kind] = filled(known)
-        others["paper"] = filled(paper.get(name, {}))
         for kind, values in others.items():
             if not np.isnan(values).all():
                 attrs = {"long_name": f"{metric.long_name}, {kind}", "units": units}

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from studies.engine.reported import Reported
 from studies.engine.training import TrainingConfig, answer, cross_entropy
 from tasks import Batch
 
@@ -117,6 +118,7 @@ class Setup(ABC):
         metrics: the figures of merit by name.
         selection: what chooses the checkpoint, and the tuned settings.
         at_once: examples that are run together where a model is scored or measured.
+        reported: what a paper reports, of these settings and of others.
     """
 
     model: str
@@ -129,6 +131,7 @@ class Setup(ABC):
     }
     selection: ClassVar[Selection] = Selection("id", "accuracy")
     at_once: ClassVar[int] = 1024
+    reported: ClassVar[tuple[Reported, ...]] = ()
 
     def __post_init__(self):
         if self.n_validation < 1:
@@ -220,9 +223,9 @@ class Setup(ABC):
         """Known values: of `chance`, say, by metric and group."""
         return {}
 
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The paper's figures for this setup: by metric, split and group."""
-        return {}
+    def paper(self) -> list[Reported]:
+        """What a paper reports of a model with these settings."""
+        return [one for one in self.reported if one.is_of(self)]
 
     def size(self, split: str) -> int | None:
         """The number of examples of a split; None for a stream without end."""

@@ -27,14 +27,6 @@ ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", "tra
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
 
-PAPER = {
-    "forward": {"ndr": 1.00, "relative_gate": 0.99},
-    "backward": {"ndr": 1.00, "relative_gate": 0.19},
-    "arithmetic": {"ndr": 0.98, "lstm": 0.74, "relative": 0.77},
-    "listops": {"ndr": 0.99, "lstm": 0.71, "relative": 0.79, "abs_rel_gate": 0.90},
-}
-"""Test accuracies reported by Csordás et al. 2021, tables 1 to 3: by task and model."""
-
 OF_ROUTERS = frozenset(
     {"d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "attention_dropout", "gate_dropout"}
     | {"initial_s_bias", "readout"}
@@ -89,6 +81,7 @@ class ExpressionSetup(engine.Setup):
         "valid", "accuracy", protocol="Csordas et al. 2021: deeper validation depths"
     )
     at_once: ClassVar = 250
+    reported: ClassVar = engine.reported("csordas_2021", "expressions")
 
     def __post_init__(self):
         super().__post_init__()
@@ -127,12 +120,6 @@ class ExpressionSetup(engine.Setup):
 
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         return {"chance": {"accuracy": {engine.ALL: self.sampler().chance}}}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        kinds = {ArithmeticConfig: "arithmetic", ListOpsConfig: "listops"}
-        task = kinds.get(type(self.task)) or getattr(self.task, "direction", "")
-        known = PAPER[task].get(self.model)
-        return {} if known is None else {"accuracy": {"ood": {engine.ALL: known}}}
 
     def inapplicable(self) -> frozenset[str]:
         if self.model in RECURRENT:

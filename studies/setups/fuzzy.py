@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,10 +13,6 @@ from tasks import Batch, FuzzyLogicConfig
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-REPORTED = {"softmax": 0.633, "linear": 0.599, "hyla": 0.811}
-REPORTED |= {"linear_relu": 0.813, "rms_head_linear": 0.845}
-"""Mean R^2 of held-out combinations, as reported for Schug et al. 2024, table A1."""
 
 
 def explained(unexplained: Any) -> Any:
@@ -61,6 +56,7 @@ class FuzzySetup(engine.Setup):
         "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
     }
     selection: ClassVar = engine.Selection("id", "r2")
+    reported: ClassVar = engine.reported("schug_2024", "fuzzy_logic")
 
     def __post_init__(self):
         super().__post_init__()
@@ -109,9 +105,3 @@ class FuzzySetup(engine.Setup):
         scored, variance = self.sampler().score(output[:, :, 0], batch), batch.latents["variance"]
         each = scored["r2"], variance.new_ones(len(batch))
         return {"r2": (scored["squared_error"], variance), "r2_of_sequences": each}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The paper's R^2, of its setting alone."""
-        if (self.n_variables, self.n_terms, self.n_points, self.held_out) != (4, 2, 32, 0.7):
-            return {}
-        return {"r2_of_sequences": {"test": {engine.ALL: REPORTED.get(self.model, math.nan)}}}

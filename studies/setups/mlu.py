@@ -15,9 +15,6 @@ from studies import engine
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
 
-PAPER = {"softmax": 0.761, "coda": 0.843}
-"""Share of right answers with numbers from -1000 to 999 (Tay et al. 2019, Table 6)."""
-
 _PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", "<eos>"))
 
 
@@ -38,6 +35,7 @@ class MluSetup(QuasiSetup):
     n_layers: int
 
     shown: ClassVar = "cross"
+    reported: ClassVar = engine.reported("tay_2019", "mlu")
 
     def sampler(self) -> tasks.MLU:
         return engine.kept(tasks.MLU, self.task)
@@ -75,9 +73,6 @@ class MluSetup(QuasiSetup):
         counts = {name: some.unique(return_counts=True)[1] for name, some in every.items()}
         share = {name: some.max().item() / some.sum().item() for name, some in counts.items()}
         return {"chance": {"accuracy": share}}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        return {"accuracy": {"id": {engine.ALL: PAPER[self.model]}}} if self.model in PAPER else {}
 
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """Self-attention, a decoder's to the left alone, and what is between both; no padding."""

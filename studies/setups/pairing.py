@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,18 +88,6 @@ class PairingSetup(HeadsSetup):
             d_head=self.d_head,
             d_selection=self.d_selection,
         )
-
-    @property
-    def paired(self) -> int:
-        """The key of the paper's figures: the number of retrievals, 0 for multi-head attention."""
-        return self.n_retrievals if self.model == "compositional" else 0
-
-    def published(
-        self, table: Mapping[int, Sequence[float]], labels: Sequence[Any]
-    ) -> dict[Any, float]:
-        """The row of a table of the paper for this number of retrievals, {} if it has none."""
-        known = table.get(self.paired)
-        return {} if known is None else dict(zip(labels, known, strict=True))
 
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
         """Of a single target, output [batch, 1, answer]: whether it is the most probable answer."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
 import tasks
+from studies import engine
 from studies.engine import ALL, Selection, kept
 from studies.engine.setup import Role
 from studies.setups.pairing import PairingSetup
@@ -22,27 +23,6 @@ if TYPE_CHECKING:
 
 QUESTION_TYPES = tuple(tasks.SORT_OF_CLEVR_QUESTIONS)
 PAPER_SOURCES = ("cifar10", "fashion_mnist", "svhn", "triangles")
-
-PAPER_SORT_OF_CLEVR = {
-    0: (0.986, 0.844, 0.649),
-    1: (0.987, 0.868, 0.664),
-    2: (0.988, 0.882, 0.669),
-    3: (0.989, 0.898, 0.671),
-    4: (0.986, 0.849, 0.648),
-}
-"""Table 1: accuracy of each of `QUESTION_TYPES`, by `PairingSetup.paired`."""
-
-PAPER_TRIANGLES = {0: (0.938,), 1: (0.956,), 2: (0.967,), 4: (0.970,)}
-"""Table 3: accuracy."""
-
-PAPER_IMAGES = {
-    0: (0.772, 0.894, 0.850, 0.968),
-    1: (0.775, 0.899, 0.850, 0.970),
-    2: (0.779, 0.899, 0.860, 0.972),
-    3: (0.780, 0.899, 0.852, 0.971),
-    4: (0.776, 0.900, 0.860, 0.969),
-}
-"""Table 2: accuracy of each of `PAPER_SOURCES`."""
 
 ESBN_WINDOWS = {
     "same_different": None,
@@ -103,6 +83,8 @@ class SortOfClevrSetup(PictureSetup):
 
     task: tasks.SortOfClevrConfig
 
+    reported: ClassVar = engine.reported("mittal_2021", "sort_of_clevr")
+
     def sampler(self) -> tasks.SortOfClevr:
         return kept(tasks.SortOfClevr, self.task)
 
@@ -130,15 +112,14 @@ class SortOfClevrSetup(PictureSetup):
         # Every question type is asked equally often.
         return {"chance": {"accuracy": {ALL: sum(known.values()) / len(known)} | known}}
 
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        return {"accuracy": {"test": self.published(PAPER_SORT_OF_CLEVR, QUESTION_TYPES)}}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrianglesSetup(PictureSetup):
     """Is the triangle equilateral?"""
 
     task: tasks.TrianglesConfig
+
+    reported: ClassVar = engine.reported("mittal_2021", "triangles")
 
     def sampler(self) -> tasks.Triangles:
         return kept(tasks.Triangles, self.task)
@@ -155,15 +136,14 @@ class TrianglesSetup(PictureSetup):
         """A half; what the longest side alone tells is more."""
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}
 
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        return {"accuracy": {"test": self.published(PAPER_TRIANGLES, (ALL,))}}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSetup(PictureSetup):
     """Images of several data sets, with a read-out for each."""
 
     task: tasks.ImagesConfig
+
+    reported: ClassVar = engine.reported("mittal_2021", "images")
 
     def sampler(self) -> tasks.Images:
         return kept(tasks.Images, self.task)
@@ -184,10 +164,6 @@ class ImagesSetup(PictureSetup):
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         """The most frequent class of each data set."""
         return {"chance": {"accuracy": self.sampler().chance(split)}}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        theirs = PAPER_IMAGES if self.task.sources == PAPER_SOURCES else {}
-        return {"accuracy": {"test": self.published(theirs, PAPER_SOURCES)}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,6 @@ from tasks import RavenConfig
 if TYPE_CHECKING:
     import torch
 
-PAPER_OOD = {"softmax": 0.566, "linear": 0.563, "hyla": 0.691}
-"""Accuracy on held-out combinations at K = 4, as reported for Schug et al. 2024."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RavenSetup(engine.Setup):
@@ -43,6 +40,7 @@ class RavenSetup(engine.Setup):
         "accuracy": engine.Metric("share of instances with all features right", percent=True),
         "feature_accuracy": engine.Metric("share of features that are right", percent=True),
     }
+    reported: ClassVar = engine.reported("schug_2024", "raven")
 
     @property
     def all_splits(self) -> tuple[str, ...]:
@@ -76,9 +74,3 @@ class RavenSetup(engine.Setup):
     def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
         chance = {"accuracy": self.sampler().chance, "feature_accuracy": 1 / self.task.n_values}
         return {"chance": {name: {engine.ALL: value} for name, value in chance.items()}}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Accuracy on held-out combinations, at the paper's number of features."""
-        if self.task.n_features != 4 or self.model not in PAPER_OOD:
-            return {}
-        return {"accuracy": {"ood": {engine.ALL: PAPER_OOD[self.model]}}}

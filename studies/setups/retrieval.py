@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
 MODELS = ("multi_head", "multi_head_pairs", "compositional")
 
-PAPER = {
-    ("multi_head", 2, 4): {64: (0.28, 1.0), 128: (0.08, 0.95)},
-    ("compositional", 2, 4): {64: (0.1, 0.28), 128: (0.08, 0.37)},
-    ("multi_head", 4, 8): {128: (0.81, 1.05), 256: (0.54, 0.89), 512: (0.45, 0.7)},
-    ("compositional", 4, 8): {128: (0.48, 0.47), 256: (0.31, 0.18), 512: (0.17, 0.18)},
-    ("multi_head", 4, 16): {128: (0.91, 1.0), 256: (0.77, 0.91), 512: (0.59, 0.81)},
-    ("compositional", 4, 16): {128: (0.67, 0.88), 256: (0.39, 0.21), 512: (0.2, 0.24)},
-}
-"""Errors on ID and OOD by width (Mittal et al. 2021, Table 6; ID: trained on all combinations)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalSetup(engine.Setup):
@@ -52,6 +42,7 @@ class RetrievalSetup(engine.Setup):
 
     metrics: ClassVar = {"error": engine.Metric("mean absolute error", better="lower")}
     selection: ClassVar = engine.Selection("id", "error")
+    reported: ClassVar = engine.reported("mittal_2021", "retrieval")
 
     def __post_init__(self):
         super().__post_init__()
@@ -98,8 +89,3 @@ class RetrievalSetup(engine.Setup):
         return {
             "constant": {"error": {engine.ALL: self.sampler().baseline(split)["absolute_error"]}}
         }
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        size = self.model, self.task.n_searches, self.task.n_retrievals
-        known = PAPER.get(size, {}).get(self.d_model, ())
-        return {"error": {s: {engine.ALL: v} for s, v in zip(self.splits, known, strict=False)}}

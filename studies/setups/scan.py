@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import ALL, Metric, Selection, kept
+from studies.engine import Metric, Selection, kept, reported
 from studies.engine.setup import Role, Scores
 from studies.setups.pairing import PairingSetup, log_likelihood
 
@@ -23,14 +23,6 @@ LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
 """Numbers of actions of commands that are scored together."""
 
 PAPER_CUTOFFS = (22, 24, 25, 26, 27, 28, 29, 30)
-PAPER = {
-    0: (0.01, 0.06, 0.12, 0.11, 0.22, 0.02, 0.03, 0.05),
-    1: (0.01, 0.03, 0.24, 0.34, 0.38, 0.10, 0.13, 0.08),
-    2: (0.01, 0.04, 0.24, 0.27, 0.49, 0.09, 0.09, 0.16),
-    4: (0.00, 0.05, 0.06, 0.30, 0.26, 0.04, 0.11, 0.08),
-    8: (0.02, 0.05, 0.14, 0.18, 0.30, 0.04, 0.06, 0.08),
-}
-"""Table 4: accuracy on longer commands for each of `PAPER_CUTOFFS`, by `PairingSetup.paired`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +42,7 @@ class ScanSetup(PairingSetup):
         "token_accuracy": Metric("share of right actions, those before them given", percent=True),
     }
     selection: ClassVar = Selection("id", "log_likelihood")
+    reported: ClassVar = reported("mittal_2021", "scan")
 
     @property
     def splits(self) -> Mapping[str, Role]:
@@ -93,12 +86,6 @@ class ScanSetup(PairingSetup):
         """By the number of actions."""
         length = batch.latents["length"]
         return {f"{low}-{high}": (length >= low) & (length <= high) for low, high in LENGTHS}
-
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        known, cutoff = self.published(PAPER, PAPER_CUTOFFS), self.task.cutoff
-        if self.task.split != "length" or cutoff not in known:
-            return {}
-        return {"accuracy": {"ood": {ALL: known[cutoff]}}}
 
 
 class TrimmedScan:

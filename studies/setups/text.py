@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 import mechanisms
+import probes
 import tasks
-from studies.engine import ALL, Metric, Selection, kept
-from studies.engine.costs import count_parameters
+from studies.engine import ALL, Metric, Selection, kept, reported
 from studies.engine.setup import Role, Scores
 from studies.setups.pairing import HeadsSetup, PairingSetup
 
@@ -184,21 +184,16 @@ class TextPairingSetup(TextSetup, PairingSetup):
     """The text of Mittal et al. 2021, with T5's bias."""
 
     at_once: ClassVar = 8
+    reported: ClassVar = reported("mittal_2021", "text")
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
         """A transformer whose blocks share their weights."""
         config = self.config(self.attention, d_mlp=self.d_mlp, biased=True, shared=True)
         return mechanisms.Transformer(config, generator=generator)
 
-    def paper(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Perplexity of WikiText-103 (section 4.7)."""
-        theirs = self.task.path is None and self.task.name == "wikitext-103-raw-v1"
-        known = self.published({0: (39.6,), 8: (38.8,)} if theirs else {}, (ALL,))
-        return {"perplexity": {"test": known}} if known else {}
-
 
 @functools.lru_cache(maxsize=64)
 def _parameters_of(config: mechanisms.TransformerConfig) -> int:
     # No memory is taken for them.
     with torch.device("meta"):
-        return count_parameters(mechanisms.Transformer(config))
+        return probes.count_parameters(mechanisms.Transformer(config))

@@ -1,0 +1,90 @@
+"""What papers report: a CSV file for each paper, with the settings that each number is of."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from studies.engine import settings
+
+PAPERS = Path(__file__).parents[1] / "papers"
+"""The folder of the files."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A number that a paper reports.
+
+    Attributes:
+        experiment: which of the paper's, in our words.
+        metric, split, group: of which score, see `Setup.scores`.
+        value: as reported.
+        settings: of the model that it is of, as on the command line; of a group of settings the
+            name of its class.
+        source: table, figure or section.
+    """
+
+    experiment: str
+    metric: str
+    split: str
+    group: str
+    value: float
+    settings: str
+    source: str
+
+    def is_of(self, config: object) -> bool:
+        """Whether a config has the settings."""
+        pairs = (setting.split("=") for setting in self.settings.split())
+        return all(_has(config, path, text) for path, text in pairs)
+
+
+@functools.cache
+def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
+    """The numbers of an experiment of a paper, such as `reported("mittal_2021", "images")`.
+
+    Raises:
+        FileNotFoundError: there is no such paper.
+        ValueError: there is no such experiment in it.
+    """
+    with (PAPERS / f"{paper}.csv").open(newline="") as file:
+        rows = [Reported(**row | {"value": float(row["value"])}) for row in csv.DictReader(file)]
+    found = tuple(row for row in rows if row.experiment == experiment)
+    if not found:
+        known = ", ".join(dict.fromkeys(row.experiment for row in rows))
+        raise ValueError(f"experiment must be one of {known}, got {experiment!r}")
+    return found
+
+
+def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:
+    """Scores [cell, split, group], and beside them what papers report: `{metric}_paper`.
+
+    Args:
+        scores: of all cells.
+        cells: what is reported of each.
+    """
+    for name in dict.fromkeys(one.metric for some in cells for one in some):
+        values = xr.full_like(scores[name], np.nan, dtype=float)
+        for cell, some in enumerate(cells):
+            for one in some:
+                if one.metric == name and one.split in values["split"]:
+                    values[cell].loc[{"split": one.split, "group": one.group}] = one.value
+        about = scores[name].attrs
+        values.attrs = {"long_name": f"{about['long_name']}, paper", "units": about["units"]}
+        scores[f"{name}_paper"] = values
+    return scores
+
+
+def _has(config: object, path: str, text: str) -> bool:
+    try:
+        value = settings.get(config, path)
+    except ValueError:
+        return False
+    if is_dataclass(value):
+        return type(value).__name__ == text
+    return settings.parse(config, path, text) == (value,)
