@@ -29,7 +29,8 @@ places where models attend.
 `mean_by_labels` averages a score over what has the same ground truth.
 
 `bootstrap_ratio`, `bootstrap` and `over_seeds` compute the intervals of all of these and of
-studies, `interval_variables` stores them.
+studies, `interval_variables` stores them. `paired_test`, `pairs_needed` and `holm` test differences
+between models; `measure_costs` counts parameters, operations and blocks.
 
 Names are imported on first use (PEP 562), so that `import probes` costs nothing.
 """
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         plot_control_flow,
     )
     from probes.control_flow_scores import score_control_flow
+    from probes.costs import count_blocks, count_operations, count_parameters, measure_costs
     from probes.decoding import decode
     from probes.decoding_continuous import decode_continuous, decode_each
     from probes.forcing import force_pairing
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from probes.oracle_paths import PathModel
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
+    from probes.paired_tests import holm, paired_test, pairs_needed
     from probes.pairing import score_pairing
     from probes.pairing_capture import measure_pairing
     from probes.pairing_picture import draw_pairing
@@ -113,6 +116,9 @@ _HOME = {
     "capture_control_flow": "probes.control_flow_capturing",
     "capture_places": "probes.attention_places",
     "collapse_columns": "probes.control_flow_graphs",
+    "count_blocks": "probes.costs",
+    "count_operations": "probes.costs",
+    "count_parameters": "probes.costs",
     "cut": "probes.control_flow_cutting",
     "decode": "probes.decoding",
     "decode_continuous": "probes.decoding_continuous",
@@ -131,6 +137,7 @@ _HOME = {
     "examine_places": "probes.attention_places",
     "extract_control_flow": "probes.control_flow_graphs",
     "force_pairing": "probes.forcing",
+    "holm": "probes.paired_tests",
     "interchange": "probes.interchanging",
     "interchange_codes": "probes.latent_codes",
     "interval_variables": "probes.intervals",
@@ -138,11 +145,14 @@ _HOME = {
     "loss_by_context": "probes.context",
     "match_control_flow": "probes.control_flow_matching",
     "mean_by_labels": "probes.grouping",
+    "measure_costs": "probes.costs",
     "measure_pairing": "probes.pairing_capture",
     "measure_paths": "probes.routing_capture",
     "measure_specialization": "probes.routing_capture",
     "ordered_activation": "probes.specialization_picture",
     "over_seeds": "probes.intervals",
+    "paired_test": "probes.paired_tests",
+    "pairs_needed": "probes.paired_tests",
     "plot_attention": "probes.control_flow_picture",
     "plot_control_flow": "probes.control_flow_picture",
     "project": "probes.projecting",
@@ -179,6 +189,9 @@ __all__ = [
     "capture_control_flow",
     "capture_places",
     "collapse_columns",
+    "count_blocks",
+    "count_operations",
+    "count_parameters",
     "cut",
     "decode",
     "decode_continuous",
@@ -197,6 +210,7 @@ __all__ = [
     "examine_places",
     "extract_control_flow",
     "force_pairing",
+    "holm",
     "interchange",
     "interchange_codes",
     "interval_variables",
@@ -204,11 +218,14 @@ __all__ = [
     "loss_by_context",
     "match_control_flow",
     "mean_by_labels",
+    "measure_costs",
     "measure_pairing",
     "measure_paths",
     "measure_specialization",
     "ordered_activation",
     "over_seeds",
+    "paired_test",
+    "pairs_needed",
     "plot_attention",
     "plot_control_flow",
     "project",

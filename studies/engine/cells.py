@@ -14,8 +14,8 @@ import torch
 import xarray as xr
 from torch import nn
 
+import probes
 from studies.engine.checkpoints import load_weights, read_log
-from studies.engine.costs import costs_of
 from studies.engine.examples import Examples, Fresh
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import (
@@ -121,8 +121,10 @@ def model_costs(trained: Trained) -> xr.Dataset:
     batch = next(trained.batches(next(reversed(setup.splits)), 1))
     inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
     as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
-    costs = costs_of(trained.model, lambda model: setup.answer(model, batch), len(batch))
-    in_training = costs_of(as_trained, lambda model: model(*inputs), len(batch))
+    costs = probes.measure_costs(
+        trained.model, lambda model: setup.answer(model, batch), len(batch)
+    )
+    in_training = probes.measure_costs(as_trained, lambda model: model(*inputs), len(batch))
     for name in ("operations", "depth"):
         about = f"{in_training[name].attrs['long_name']}, in training"
         costs[f"{name}_in_training"] = in_training[name].assign_attrs(long_name=about)

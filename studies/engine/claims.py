@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from scipy import stats
 
 import probes
 from studies.engine.fairness import Fairness
@@ -26,8 +25,6 @@ VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 
 LEVEL = 0.05
 """Of all comparisons of a study together."""
-
-MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Claim:
         return self.exceeds if self.exceeds is not None else self.equals  # pyright: ignore[reportReturnType]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """A claim under one combination of what else varies.
 
@@ -85,41 +82,37 @@ class Comparison:
         context: the combination, "" if nothing else varies.
         differences: by pair of cells.
         reason: why it cannot be compared, "" if it can.
-        p: two-sided, that the mean difference is at the margin; of `equals`, that it is beyond.
-        p_holm: the same, corrected for the number of comparisons.
     """
 
     claim: Claim
     context: str = ""
     differences: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.array([]))
     reason: str = ""
-    p: float = np.nan
-    p_holm: float = np.nan
 
-    @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`."""
+    def p(self) -> float:
+        """See `probes.paired_test`; NaN if it cannot be compared."""
+        claim = self.claim
+        if self.reason:
+            return np.nan
+        return probes.paired_test(self.differences, claim.margin, equal=claim.equals is not None)
+
+    def verdict(self, p: float) -> str:
+        """One of `VERDICTS`, by the corrected p-value."""
         if self.reason:
             return NOT_COMPARABLE
         if len(self.differences) == 0:
             return NOT_RUN
-        if not self.p_holm < LEVEL:
+        if not p < LEVEL:
             return UNDECIDED
         mean, margin = self.differences.mean(), self.claim.margin
         holds = mean > margin if self.claim.equals is None else abs(mean) < margin
         return HOLDS if holds else CONTRADICTED
 
-    def seeds_needed(self, n_tested: int) -> float:
-        """The seeds that would decide it, were mean and spread those seen; NaN if decided."""
-        x = self.differences
-        if self.verdict != UNDECIDED or len(x) < 2:
-            return np.nan
-        effect = x.mean() if self.claim.equals is None else abs(x.mean())
-        distance, spread = abs(effect - self.claim.margin), x.std(ddof=1)
-        n = np.arange(len(x) + 1, MOST_SEEDS + 1)
-        critical = stats.t.isf(LEVEL / max(1, n_tested) / 2, n - 1)
-        enough = distance > critical * spread / np.sqrt(n)
-        return float(n[enough.argmax()]) if enough.any() else np.inf
+    def seeds_needed(self, level: float) -> float:
+        """See `probes.pairs_needed`."""
+        claim = self.claim
+        equal = claim.equals is not None
+        return probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
 
 
 def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> xr.Dataset:
@@ -135,30 +128,30 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
         `p_holm`, `verdict`, `reason`, `seeds_needed`.
     """
     rows = [one for claim in claims for one in _comparisons(result, claim, fairness)]
-    for row in rows:
-        row.p = _p_value(row)
-    tested = [row for row in rows if np.isfinite(row.p)]
-    for row, p in zip(tested, holm([row.p for row in tested]), strict=True):
-        row.p_holm = p
+    p = np.array([row.p() for row in rows])
+    corrected = probes.holm(p)
+    level = LEVEL / max(1, np.isfinite(p).sum())
+    verdicts = [row.verdict(p) for row, p in zip(rows, corrected, strict=True)]
+    needed = [
+        row.seeds_needed(level) if verdict == UNDECIDED else np.nan
+        for row, verdict in zip(rows, verdicts, strict=True)
+    ]
     intervals = [probes.over_seeds(row.differences) for row in rows]
     columns = {
         "statement": ("what is claimed", [row.claim.statement for row in rows]),
         "source": ("where it is claimed", [row.claim.source for row in rows]),
         "context": ("what else varies, and its value here", [row.context for row in rows]),
         "reading": ("what is compared", [row.claim.reading.label for row in rows]),
-        "verdict": (f"one of: {', '.join(VERDICTS)}", [row.verdict for row in rows]),
+        "verdict": (f"one of: {', '.join(VERDICTS)}", verdicts),
         "reason": ("why conditions are not comparable", [row.reason for row in rows]),
         "effect": ("mean difference over seeds", [one.estimate for one in intervals]),
         "effect_low": ("mean difference, lower 95% bound", [one.low for one in intervals]),
         "effect_high": ("mean difference, upper 95% bound", [one.high for one in intervals]),
         "margin": ("difference that counts", [row.claim.margin for row in rows]),
         "n_pairs": ("pairs of models with the same seed", [len(row.differences) for row in rows]),
-        "p": ("p-value of a paired t-test", [row.p for row in rows]),
-        "p_holm": ("p-value, corrected by Holm's method", [row.p_holm for row in rows]),
-        "seeds_needed": (
-            "seeds that would decide it",
-            [row.seeds_needed(len(tested)) for row in rows],
-        ),
+        "p": ("p-value of a paired t-test", p),
+        "p_holm": ("p-value, corrected by Holm's method", corrected),
+        "seeds_needed": ("seeds that would decide it", needed),
     }
     return xr.Dataset(
         described("claim", columns),
@@ -168,15 +161,6 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
             "level": LEVEL,
         },
     )
-
-
-def holm(p_values: Sequence[float]) -> Float[np.ndarray, " n"]:
-    """p-values corrected for their number by Holm's step-down method (Holm 1979)."""
-    p = np.asarray(p_values, dtype=float)
-    order = np.argsort(p, kind="stable")
-    corrected = np.empty_like(p)
-    corrected[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-    return corrected
 
 
 def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[Comparison]:
@@ -228,23 +212,3 @@ def _differences(
         theirs = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
     differences = np.array([mine[pair] - theirs[pair] for pair in mine if pair in theirs])
     return differences[np.isfinite(differences)]
-
-
-def _p_value(row: Comparison) -> float:
-    """Of a t-test of the differences; of `equals` the greater of two one-sided ones."""
-    x, margin = row.differences, row.claim.margin
-    if row.reason or len(x) < 2:
-        return np.nan
-    if row.claim.equals is None:
-        return _t_test(x - margin, "two-sided")
-    inside = max(_t_test(x + margin, "greater"), _t_test(x - margin, "less"))
-    outside = min(_t_test(x - margin, "greater"), _t_test(x + margin, "less"))
-    return min(inside, outside)
-
-
-def _t_test(x: np.ndarray, alternative: Any) -> float:
-    # Differences that are all the same leave no doubt, or, at 0, no evidence.
-    if np.ptp(x) <= 1e-12 * np.abs(x).max():
-        holds = {"two-sided": x[0] != 0, "greater": x[0] > 0, "less": x[0] < 0}[alternative]
-        return 0.0 if holds else 1.0
-    return float(stats.ttest_1samp(x, 0, alternative=alternative).pvalue)  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,11 +11,11 @@ from rich.console import Console
 
 import mechanisms
 import tasks
+from probes import count_parameters
 from studies.engine import Resources, RunError, Trained, read_result, run
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
 from studies.engine.claims import judge
-from studies.engine.costs import count_parameters
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.language_modelling import LESS_SOFTMAX, STUDY, less_softmax, windows

@@ -7,7 +7,7 @@ import xarray as xr
 from scipy import stats
 
 from studies.engine import Claim, TrainedIf, metric, read
-from studies.engine.claims import holm, judge
+from studies.engine.claims import judge
 from studies.engine.fairness import assess
 from tests.studies.engine.synthetic import result_of, two_models
 
@@ -186,11 +186,6 @@ def test_many_claims_ask_for_more_of_each():
     together = judged(result, BETTER, *others)
     assert together["verdict"].to_numpy()[0] == "undecided"
     assert together["p_holm"].to_numpy()[0] > alone["p"].item()
-
-
-def test_holm_by_hand():
-    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
-    np.testing.assert_allclose(holm([0.5, 0.9]), [1.0, 1.0])
 
 
 def test_without_an_effect_claims_are_rarely_decided():

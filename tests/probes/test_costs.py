@@ -1,7 +1,8 @@
+import pytest
 import torch
 
 from mechanisms import AttentionConfig, CompositionalAttentionConfig
-from studies.engine.costs import count_operations, count_parameters
+from probes import count_blocks, count_operations, count_parameters, measure_costs
 
 
 class Itself(torch.nn.Module):
@@ -58,3 +59,20 @@ def test_what_is_frozen_is_no_parameter_that_is_trained():
     model = torch.nn.Linear(3, 4)
     model.bias.requires_grad_(False)
     assert count_parameters(model) == 12
+
+
+def test_blocks_are_those_that_names_number():
+    blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(3, 3)) for _ in range(4)])
+    model = torch.nn.ModuleDict({"blocks": blocks, "core": torch.nn.Linear(3, 3)})
+    assert count_blocks(model) == 4
+    assert count_blocks(torch.nn.Sequential(*blocks)) == 0
+
+
+def test_costs_are_all_of_these():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    costs = measure_costs(model, lambda model: model(torch.zeros(5, 3)), 5)
+    found = {name: value.item() for name, value in costs.items()}
+    assert found == {"parameters": 16, "operations": 24, "depth": 0}
+    assert all(value.attrs["long_name"] for value in costs.values())
+    with pytest.raises(ValueError, match="n_examples must be at least 1, got 0"):
+        count_operations(model, lambda model: None, 0)
