@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,17 +133,29 @@ def model_costs(trained: Trained) -> xr.Dataset:
 
 
 class Cell:
-    """The folder of a cell's model, `models/MODEL-seedN-HASH`, and what is done there.
+    """A setup's model, and what is measured in it: the folder `models/MODEL-seedN-HASH`.
 
     Args:
         setup: the settings.
         root: folder under which `models/` lies.
         device: where models run.
         accept_code: take models, and go on with training, that other code made.
+        measures: what is looked at, by name.
+        along: which of the measures are also taken at the checkpoints that training kept.
     """
 
-    def __init__(self, setup: Setup, *, root: Path, device: str = "cpu", accept_code: bool = False):
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        root: Path,
+        device: str = "cpu",
+        accept_code: bool = False,
+        measures: Mapping[str, Measure] | None = None,
+        along: Sequence[str] = (),
+    ):
         self.setup, self._device, self._accept = setup, device, accept_code
+        self._measures, self._along = dict(measures or {}), along
         self.identity = config_hash(setup)
         self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
         self.folder = root / "models" / self.name
@@ -153,42 +166,76 @@ class Cell:
         setup = self.setup
         return setup.training.ends_with(read_log(self.folder), setup.selection.key, setup.sign)
 
-    def train(self, *, position: int = 0) -> None:
-        """Train the model, or finish its training.
+    @property
+    def complete(self) -> bool:
+        """Whether the model is trained and all is measured, by the code as it is now."""
+        if not self.finished or (self.other_code() and not self._accept):
+            return False
+        return all(map(self.has, self._measures))
 
-        Raises:
-            RunError: the folder cannot be used, or holds what other code made; or see `train`.
-            TrainingError: see `train`.
-        """
-        setup = self.setup
-        # Another study may be at the same model, or a worker that was given up for lost.
-        with locked(self.folder, wait=True):
-            self._check_code(code_of(setup, run_training))
-            if not self.finished:
-                run_training(setup, self.folder, self.identity, self._device, position)
-
-    def shared_training(self, position: int) -> None:
-        """Take part in a training that another process, the first one, keeps the folder of."""
-        run_training(self.setup, self.folder, self.identity, self._device, position)
+    def code(self) -> dict[str, str]:
+        """The digests, as they are now, of the code that training runs."""
+        return code_of(self.setup, run_training)
 
     def other_code(self) -> list[str]:
         """The files whose code differs from what the model was trained with, so far."""
-        current = code_of(self.setup, run_training)
+        current = self.code()
         return sorted({k for one in self._codes() for k in changed_files(one["files"], current)})
 
     def made(self) -> dict[str, Any]:
         """When, with which commits and versions the training began."""
         return next(reversed(self._codes()), {})
 
+    def train(self, *, position: int = 0, shared: bool = False) -> None:
+        """Train the model, or finish its training.
+
+        Args:
+            position: the line of the progress bar.
+            shared: whether another process, the first one, keeps the folder.
+
+        Raises:
+            RunError: the folder cannot be used, or holds what other code made; or see `train`.
+            TrainingError: see `train`.
+        """
+        # Another study may be at the same model, or a worker that was given up for lost.
+        with nullcontext() if shared else locked(self.folder, wait=True):
+            if not shared:
+                self._check_code()
+            if shared or not self.finished:
+                run_training(self.setup, self.folder, self.identity, self._device, position)
+
+    def path_of(self, name: str) -> Path:
+        """The file of a measure: its name and its settings' hash."""
+        return self.folder / f"{name}-{config_hash(self._measures[name])}.nc"
+
+    def has(self, name: str) -> bool:
+        """Whether a measure is on disk, made by the code as it is now."""
+        written = code_in(self.path_of(name))
+        return written is not None and not changed_files(written, self._code_of(name))
+
+    def measured(self) -> xr.DataTree:
+        """What is measured: a group for each measure that applies to the model, and `training`.
+
+        What is not on disk is computed, and written.
+        """
+        tree = xr.DataTree()
+        for name in self._measures:
+            with locked(self.folder, wait=True):
+                groups = load_tree(self.path_of(name)) if self.has(name) else self._measure(name)
+            tree.update(groups.children)
+        tree["training"] = xr.DataTree(training_dataset(self.setup, read_log(self.folder)))
+        return tree
+
     def _codes(self) -> list[dict[str, Any]]:
         """What is written of the code that has trained the model."""
         return read_json(self.folder / "config.json").get("codes", [])
 
-    def _check_code(self, current: dict[str, str]) -> None:
+    def _check_code(self) -> None:
         """Write with which code training begins, or goes on if that is accepted."""
         path, config, codes = self.folder / "config.json", plain(self.setup), self._codes()
         if codes and read_json(path)["config"] != json.loads(json.dumps(config)):
             raise RunError(f"{self.folder} holds a run of another config: see {path}")
+        current = self.code()
         changed = changed_files(codes[-1]["files"], current) if codes else []
         if changed and not self._accept:
             raise RunError(
@@ -207,58 +254,35 @@ class Cell:
             }
             write_json(path, {"config": config, "codes": [*codes, code]})
 
-    def path_of(self, name: str, measure: Measure) -> Path:
-        """The file of a measure: its name and its settings' hash."""
-        return self.folder / f"{name}-{config_hash(measure)}.nc"
+    def _code_of(self, name: str) -> dict[str, str]:
+        return code_of(self._measures[name], self.setup, Trained, Examples)
 
-    def has(self, name: str, measure: Measure) -> bool:
-        """Whether a measure is on disk, made by the code as it is now."""
-        written = code_in(self.path_of(name, measure))
-        return written is not None and not changed_files(written, self._code(measure))
-
-    def measure(self, name: str, measure: Measure, *, along: bool = False) -> None:
-        """Compute a measure and write it, unless it is on disk.
-
-        With `along` also at the checkpoints that training kept, with a dim `train_step`.
-        """
-        with locked(self.folder, wait=True):
-            if self.has(name, measure):
-                return
-            log, setup = read_log(self.folder), self.setup
-            best = max(log, key=lambda entry: setup.sign * entry[setup.selection.key])
-            groups = {name: self._looked_at(name, measure, "best", int(best["step"]))}
-            if along:
-                steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
-                parts = [self._looked_at(name, measure, f"step-{step}", step) for step in steps]
-                groups[f"{name}_along_training"] = _along(steps, parts)
-            tree = xr.DataTree()
-            for group, data in groups.items():
-                if data is not None:
-                    tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
-            made = {"at": now(), "git": git_commits(sources_of(setup, measure))}
-            tree.attrs = {"code": json.dumps(self._code(measure)), "made": json.dumps(made)}
-            write = functools.partial(tree.to_netcdf, engine="h5netcdf")
-            write_atomically(self.path_of(name, measure), write)
-
-    def measured(self, measures: Mapping[str, Measure]) -> xr.DataTree:
-        """All that is on disk: a group for each measure that applies to the model, `training`."""
+    def _measure(self, name: str) -> xr.DataTree:
+        """Compute a measure and write it: a group, or two with that along training."""
+        log, setup = read_log(self.folder), self.setup
+        best = max(log, key=lambda entry: setup.sign * entry[setup.selection.key])
+        groups = {name: self._looked_at(name, "best", int(best["step"]))}
+        if name in self._along:
+            steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
+            parts = [self._looked_at(name, f"step-{step}", step) for step in steps]
+            groups[f"{name}_along_training"] = _along(steps, parts)
         tree = xr.DataTree()
-        for name, measure in measures.items():
-            for group, data in load_tree(self.path_of(name, measure)).children.items():
-                tree[group] = data.copy()
-        tree["training"] = xr.DataTree(training_dataset(self.setup, read_log(self.folder)))
+        for group, data in groups.items():
+            if data is not None:
+                tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
+        made = {"at": now(), "git": git_commits(sources_of(setup, self._measures[name]))}
+        tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
+        write = functools.partial(tree.to_netcdf, engine="h5netcdf")
+        write_atomically(self.path_of(name), write)
         return tree
 
-    def _code(self, measure: Measure) -> dict[str, str]:
-        return code_of(measure, self.setup, Trained, Examples)
-
-    def _looked_at(
-        self, name: str, measure: Measure, checkpoint: str, step: int
-    ) -> xr.Dataset | xr.DataTree | None:
+    def _looked_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
+        """What a measure sees in the model at a checkpoint."""
         model = initial_model(self.setup, self._device)
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self._device)
         fresh = Examples(self.setup, self._device).fresh(name)
-        return measure(Trained(self.setup, model.eval(), step, self._device, fresh))
+        trained = Trained(self.setup, model.eval(), step, self._device, fresh)
+        return self._measures[name](trained)
 
 
 def run_training(setup: Setup, folder: Path, identity: str, device: str, position: int = 0) -> None:

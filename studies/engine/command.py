@@ -190,7 +190,7 @@ def print_plan(work: Run) -> None:
             cell.name,
             ", ".join(f"{key}={value}" for key, value in values if value is not None),
             state,
-            ", ".join(name for name, one in plan.measures.items() if cell.has(name, one)),
+            ", ".join(filter(cell.has, plan.measures)),
         )
     say(cells)
     for name, measure in plan.measures.items():

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from studies.engine import settings
-from studies.engine.cells import Cell, Measure, Trained, run_training
+from studies.engine.cells import Cell, Trained, run_training
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
@@ -42,7 +43,6 @@ from studies.engine.results import (
     make_result,
     write_result,
 )
-from studies.engine.setup import Setup
 from studies.engine.study import Plan, Study
 from studies.engine.workers import Workers
 
@@ -127,35 +127,39 @@ class Run:
         self._rank, self._device = process_device(resources.device)
         self.folder = resources.root / plan.folder_name
         # Paths for workers are absolute: they need not be in this process's directory.
-        self.cells = [
-            Cell(
-                setup,
-                root=resources.root.absolute(),
-                device=self._device,
-                accept_code=resources.accept_code,
-            )
-            for setup in plan.cells
-        ]
+        cell = partial(
+            Cell,
+            root=resources.root.absolute(),
+            device=self._device,
+            accept_code=resources.accept_code,
+            measures=plan.measures,
+            along=plan.study.along_training,
+        )
+        self.cells = list(map(cell, plan.cells))
         self.taken_from_disk = False
 
     def finish(self) -> Path:
         """Do what is left to be done; gives the folder."""
-        self._prepare()
         resources = self._resources
+        try:
+            # Before there are workers: what they all read is missed, or made, once.
+            for setup in {type(setup): setup for setup in self.plan.cells}.values():
+                setup.prepare()
+        except FileNotFoundError as error:
+            raise RunError(str(error)) from error
         if self._rank > 0:
             # Processes that share the training of a model leave the rest to the first one.
             for number, cell in enumerate(self.cells):
                 if resources.fresh or not cell.finished:
-                    cell.shared_training(number)
+                    cell.train(position=number, shared=True)
             raise SystemExit(0)
         if resources.fresh:
             for folder in (self.folder, *(cell.folder for cell in self.cells)):
                 set_aside(folder)
-        for name in resources.anew:
-            for cell in self.cells:
-                cell.path_of(name, self.plan.measures[name]).unlink(missing_ok=True)
+        for name, cell in product(resources.anew, self.cells):
+            cell.path_of(name).unlink(missing_ok=True)
         with locked(self.folder):
-            left = [cell for cell in self.cells if not self.is_complete(cell)]
+            left = [cell for cell in self.cells if not cell.complete]
             if left and resources.redraw:
                 names = ", ".join(cell.name for cell in left[:3])
                 raise RunError(
@@ -165,25 +169,8 @@ class Run:
             if not left and not resources.redraw:
                 self.taken_from_disk = code_in(self.folder / "result.nc") == self.code()
             if not self.taken_from_disk:
-                write_json(self.folder / "config.json", self.plan.config)
-                scheduler = resources.scheduler if left else None
-                with Workers(resources.workers if left else 1, scheduler=scheduler) as workers:
-                    result = self.assemble(self._work(left, workers))
-                    draft = self.folder / ".result.nc"
-                    write_result(result, draft)
-                    drawing, views = partial(draw, draft.absolute()), self.plan.study.views
-                    workers.call([partial(drawing, *one) for one in views.items()], list(views))
-                if self.plan.study.export is not None:
-                    self.plan.study.export(result, self.folder)
-                # The result comes last: where it is, the figures are too.
-                draft.replace(self.folder / "result.nc")
+                self._make_result(left)
         return self.folder
-
-    def is_complete(self, cell: Cell) -> bool:
-        """Whether a cell's model is trained and all is measured, by the code as it is now."""
-        if not cell.finished or (cell.other_code() and not self._resources.accept_code):
-            return False
-        return all(cell.has(name, measure) for name, measure in self.plan.measures.items())
 
     def code(self) -> dict[str, Any]:
         """The digests of the code that training, each measure and the report run."""
@@ -225,35 +212,29 @@ class Run:
         }
         return make_result(groups, {str(name): value for name, value in draft.attrs.items()})
 
-    def _prepare(self) -> None:
-        try:
-            # Before there are workers: what they all read is missed, or made, once.
-            for setup in {type(setup): setup for setup in self.plan.cells}.values():
-                setup.prepare()
-        except FileNotFoundError as error:
-            raise RunError(str(error)) from error
-
-    def _work(self, left: Sequence[Cell], workers: Workers) -> dict[str, xr.DataTree]:
-        """Train and measure what is left, side by side; gives what was measured in all cells."""
-        resources = self._resources
-        job = partial(
-            work,
-            root=resources.root.absolute(),
-            device=self._device,
-            threads=resources.threads,
-            accept_code=resources.accept_code,
-            measures=dict(self.plan.measures),
-            along=self.plan.study.along_training,
-            code=code_of(*self.plan.cells, run_training),
-            setups=self.plan.cells,
-        )
-        jobs = [partial(job, one.setup, position=n) for n, one in enumerate(left)]
-        names = [one.name for one in left]
-        new = dict(zip(names, workers.call(jobs, names), strict=True))
-        return {
-            one.name: new[one.name] if one.name in new else one.measured(self.plan.measures)
-            for one in self.cells
-        }
+    def _make_result(self, left: Sequence[Cell]) -> None:
+        """Train and measure what is left, side by side, join it with the rest, and draw."""
+        resources, study = self._resources, self.plan.study
+        write_json(self.folder / "config.json", self.plan.config)
+        draft = self.folder / ".result.nc"
+        scheduler = resources.scheduler if left else None
+        with Workers(resources.workers if left else 1, scheduler=scheduler) as workers:
+            workers.begin(partial(code_of, *self.plan.cells, run_training), len(left))
+            job = partial(work, threads=resources.threads)
+            jobs = [partial(job, cell, cell.code(), n) for n, cell in enumerate(left)]
+            names = [cell.name for cell in left]
+            new = dict(zip(names, workers.call(jobs, names), strict=True))
+            measured = {
+                one.name: new[one.name] if one.name in new else one.measured() for one in self.cells
+            }
+            result = self.assemble(measured)
+            write_result(result, draft)
+            drawing = partial(draw, draft.absolute())
+            workers.call([partial(drawing, *one) for one in study.views.items()], list(study.views))
+        if study.export is not None:
+            study.export(result, self.folder)
+        # The result comes last: where it is, the figures are too.
+        draft.replace(self.folder / "result.nc")
 
     def _attributes(self, axes: Mapping[str, Any]) -> dict[str, str]:
         """How the result was made; what is no text as JSON."""
@@ -286,33 +267,18 @@ class Run:
 CHOSEN = "1: no other value of the tuned settings has a better selecting metric, over seeds"
 
 
-def work(
-    setup: Setup,
-    *,
-    root: Path,
-    device: str,
-    threads: int,
-    accept_code: bool,
-    measures: Mapping[str, Measure],
-    along: Sequence[str],
-    position: int,
-    code: Mapping[str, str],
-    setups: Sequence[Setup],
-) -> xr.DataTree:
-    """Train and measure one cell: a job of a worker; gives what was measured.
+def work(cell: Cell, code: Mapping[str, str], position: int, *, threads: int) -> xr.DataTree:
+    """Train and measure a cell: a job of a worker; gives what was measured.
 
-    `code` is what the study began with, of the `setups` of all cells.
+    `code` is what training ran when the study began.
     """
     torch.set_num_threads(threads)
-    if changed := changed_files(code, code_of(*setups, run_training)):
+    if changed := changed_files(code, cell.code()):
         raise RunError(f"code was changed while the study ran: {', '.join(changed)}; start again")
-    cell = Cell(setup, root=root, device=device, accept_code=accept_code)
     # NumPy's matrix products would else take all cores, which other workers are busy on.
     with threadpool_limits(threads):
         cell.train(position=position)
-        for name, measure in measures.items():
-            cell.measure(name, measure, along=name in along)
-    return cell.measured(measures)
+        return cell.measured()
 
 
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:

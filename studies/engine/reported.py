@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -53,7 +54,10 @@ def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
         ValueError: there is no such experiment in it.
     """
     with (PAPERS / f"{paper}.csv").open(newline="") as file:
-        rows = [Reported(**row | {"value": float(row["value"])}) for row in csv.DictReader(file)]
+        lines: list[dict[str, Any]] = [
+            row | {"value": float(row["value"])} for row in csv.DictReader(file)
+        ]
+    rows = [Reported(**line) for line in lines]
     found = tuple(row for row in rows if row.experiment == experiment)
     if not found:
         known = ", ".join(dict.fromkeys(row.experiment for row in rows))

@@ -5,20 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import Any, cast
 
 import cloudpickle
 
 from studies.engine.folders import RunError
 from studies.engine.training import TrainingError
-
-if TYPE_CHECKING:
-    from distributed import Client, Future
 
 Job = Callable[[], Any]
 
@@ -53,6 +49,11 @@ class Workers:
         for other in self._others:
             other.end()
 
+    def begin(self, job: Job, n_jobs: int) -> None:
+        """Let the others that so many jobs need start with this one, for which nobody waits."""
+        for other in self._others[: max(0, n_jobs - 1)]:
+            other.submit(job)
+
     def call(self, jobs: Sequence[Job], names: Sequence[str] | None = None) -> list[Any]:
         """What jobs return, which must be picklable, as they themselves.
 
@@ -68,22 +69,35 @@ class Workers:
         others = self._others[: max(0, len(jobs) - 1)]
         if self._scheduler is None and not others:
             return [job() for job in jobs]
-        queue = _Queue(jobs)
-        if self._scheduler is not None:
-            with _client(self._scheduler) as client:
-                queue.deal_out(client)
-        else:
-            with ThreadPoolExecutor(len(others)) as threads:
-                ends = [threads.submit(queue.work_off, other.call) for other in others]
-                queue.work_off(lambda job: job())
-            for end in ends:
-                end.result()
-        for number, error in sorted(queue.failed.items()):
+        results: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        waiting = iter(enumerate(jobs))
+
+        def work_off(call: Callable[[Job], Any]) -> None:
+            try:
+                for number, job in waiting:
+                    try:
+                        results[number] = call(job)
+                    except Exception as error:
+                        failed[number] = error
+            finally:
+                # After an interruption the other threads end too: nothing waits any more.
+                for _ in waiting:
+                    pass
+
+        with ThreadPoolExecutor(max(1, len(jobs))) as threads:
+            if self._scheduler is not None:
+                _on_scheduler(self._scheduler, threads, work_off)
+            else:
+                for other in others:
+                    threads.submit(work_off, other.call)
+                work_off(lambda job: job())
+        for number, error in sorted(failed.items()):
             kinds = (RunError, TrainingError, ValueError)
             kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
             name = names[number] if names else f"job {number}"
-            raise kind(f"{name}: {error} ({len(queue.failed)} of {len(jobs)} failed)") from error
-        return [queue.results[number] for number in range(len(jobs))]
+            raise kind(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
+        return [results[number] for number in range(len(jobs))]
 
 
 class _Process:
@@ -92,15 +106,19 @@ class _Process:
     def __init__(self):
         self._executor: ProcessPoolExecutor | None = None
 
+    def submit(self, job: Job) -> Future[Any]:
+        """Let it call a job."""
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, context, initializer=_end_with_parent)
+        # What pickle itself cannot send: readings and views that are made in place.
+        return self._executor.submit(_called, cloudpickle.dumps(job))
+
     def call(self, job: Job) -> Any:
         """What the job returns there."""
         for _ in range(MOST_DEATHS):
-            if self._executor is None:
-                context = multiprocessing.get_context("spawn")
-                self._executor = ProcessPoolExecutor(1, context, initializer=_end_with_parent)
             try:
-                # What pickle itself cannot send: readings and views that are made in place.
-                return self._executor.submit(_called, cloudpickle.dumps(job)).result()
+                return self.submit(job).result()
             except BrokenProcessPool:
                 self.end()
         raise RunError(f"its process died {MOST_DEATHS} times (out of memory?)")
@@ -131,89 +149,45 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class _Queue:
-    """Jobs that wait, by number, for several threads; and what became of the others."""
+def _on_scheduler(
+    address: str,
+    threads: ThreadPoolExecutor,
+    work_off: Callable[[Callable[[Job], Any]], None],
+) -> None:
+    """Work jobs off with a thread for each worker of a dask scheduler, also for those that come.
 
-    def __init__(self, jobs: Sequence[Job]):
-        self._jobs, self._waiting = jobs, deque(range(len(jobs)))
-        self.results: dict[int, Any] = {}
-        self.failed: dict[int, Exception] = {}
+    A worker has one job and no more: dask blames a death on all that it was given.
+    """
+    from distributed import CancelledError, Client, KilledWorker
 
-    def work_off(self, call: Callable[[Job], Any]) -> None:
-        """Call jobs until none waits."""
-        with self._emptied_by_errors():
-            while (number := self._next()) is not None:
-                try:
-                    self.results[number] = call(self._jobs[number])
-                except Exception as error:
-                    self.failed[number] = error
-
-    def deal_out(self, client: Client) -> None:
-        """Give jobs to the workers of a client until all are done."""
-        from distributed import wait
-
-        running: dict[Future[Any], int] = {}
-        while self._waiting or running:
-            # One for each worker and no more: dask blames a death on all that it was given.
-            free = len(cast(dict, client.nthreads())) - len(running)
-            while free > 0 and (number := self._next()) is not None:
-                running[client.submit(_alone, self._jobs[number], pure=False)] = number
-                free -= 1
-            if not running:
-                if self._waiting:
-                    client.wait_for_workers(1)
-                continue
-            # Not for ever: meanwhile workers may have come.
-            with suppress(TimeoutError):
-                wait(list(running), timeout=1, return_when="FIRST_COMPLETED")
-            for future in [future for future in running if future.done()]:
-                self._finish(running.pop(future), future)
-
-    def _finish(self, number: int, future: Future[Any]) -> None:
-        """Note what a job returned, or what error it ended in."""
-        from distributed import CancelledError, KilledWorker
-
-        try:
-            self.results[number] = future.result()
-        except CancelledError:
-            raise
-        except KilledWorker as error:
-            deaths = error.allowed_failures + 1
-            self.failed[number] = RunError(f"its process died {deaths} times (out of memory?)")
-        except Exception as error:
-            self.failed[number] = error
-        # Or dask calls the job again if the worker that keeps its result dies.
-        future.release()
-
-    def _next(self) -> int | None:
-        with suppress(IndexError):
-            return self._waiting.popleft()
-        return None
-
-    @contextmanager
-    def _emptied_by_errors(self) -> Iterator[None]:
-        """What goes wrong beside the jobs ends the other threads too: nothing waits any more."""
-        try:
-            yield
-        except BaseException:
-            self._waiting.clear()
-            raise
-
-
-@contextmanager
-def _client(address: str) -> Iterator[Client]:
-    """A client of a dask scheduler."""
-    from distributed import CancelledError, Client
-
+    gone = f"the dask scheduler at {address!r} is gone"
     try:
         client = Client(address)
     except (OSError, ValueError) as error:
         raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
+
+    def call(job: Job) -> Any:
+        future = client.submit(_alone, job, pure=False)
+        try:
+            return future.result()
+        except KilledWorker as error:
+            deaths = error.allowed_failures + 1
+            raise RunError(f"its process died {deaths} times (out of memory?)") from error
+        except CancelledError as error:
+            raise RunError(gone) from error
+        finally:
+            # Or dask calls the job again if the worker that keeps its result dies.
+            future.release()
+
     try:
         with client:
-            yield client
+            client.wait_for_workers(1)
+            ends: set[Future[None]] = set()
+            while not ends or wait(ends, timeout=1).not_done:
+                n_new = len(cast(dict, client.nthreads())) - len(ends)
+                ends |= {threads.submit(work_off, call) for _ in range(n_new)}
     except (CancelledError, OSError) as error:
-        raise RunError(f"the dask scheduler at {address!r} is gone") from error
+        raise RunError(gone) from error
 
 
 _PROCESS = threading.Lock()

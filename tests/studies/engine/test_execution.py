@@ -202,25 +202,13 @@ def test_an_edited_mechanism_is_noticed_in_the_middle_of_a_run(folder, monkeypat
 def test_code_that_changes_while_a_study_runs_is_noticed(folder):
     study = folder.study()
     work = Run(study.plan(), Resources(root=folder.path / "runs"))
-    code = fingerprints.code_of(*work.plan.cells, importlib.import_module(
-        "studies.engine.cells").run_training)  # fmt: skip
+    code = work.cells[0].code()
     folder.edit(folder.mechanism, "1.0 * self", "3.0 * self")
     fingerprints.forget()
     from studies.engine.execution import work as job
 
     with pytest.raises(RunError, match="code was changed while the study ran"):
-        job(
-            work.plan.cells[0],
-            root=folder.path / "runs",
-            device="cpu",
-            threads=1,
-            accept_code=False,
-            measures={},
-            along=(),
-            position=0,
-            code=code,
-            setups=work.plan.cells,
-        )
+        job(work.cells[0], code, 0, threads=1)
 
 
 def test_an_edited_measure_is_computed_anew_and_the_models_stay(folder):
