@@ -1,8 +1,4 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,23 +6,17 @@ import torch
 from studies.engine import Resources, read_result, run
 from studies.engine.results import config_of
 from studies.raven_latent_code import STUDY, codes_of
-
-SCRIPT = Path(__file__).parents[2] / "studies" / "raven_latent_code.py"
+from tests.studies.command_line import command_line
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--preset", "smoke", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"COLUMNS": "120"},
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["--preset", "smoke", "--workers", "1", "--out", str(out)]
+    status, printed = command_line(STUDY, words=words)
+    assert status == 0
     (folder,) = out.glob("raven_latent_code-*")
-    return folder, done.stdout
+    return folder, printed
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +59,6 @@ def test_claims_about_one_seed_are_undecided(result):
     verdicts = result["claims"]["verdict"].to_numpy()
     assert len(verdicts) == len(STUDY.claims) + 6
     assert set(verdicts) == {"undecided"}
-
-
-def test_two_processes_train_together_and_one_writes(tmp_path):
-    pytest.importorskip("accelerate")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(SCRIPT)]
-    words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path)]
-    settings = ["model=softmax", "training.n_steps=10", "training.evaluate_every=10"]
-    done = subprocess.run(
-        [*launch, *words, *settings],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("results and figures") == 1
-    (path,) = tmp_path.glob("raven*/result.nc")
-    assert read_result(path)["training"]["train_step"].to_numpy().tolist() == [10]
 
 
 @pytest.mark.parametrize("preset", ["laptop", *STUDY.presets])
