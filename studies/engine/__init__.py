@@ -13,7 +13,7 @@ from studies.engine.readings import Reading, constant, metric, read
 from studies.engine.reported import Reported, reported
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, kept
-from studies.engine.study import Preset, Study
+from studies.engine.study import Preset, Study, Where
 from studies.engine.training import TrainingConfig, TrainingError, answer, cross_entropy
 from studies.report.table import Row, Section, Table, count, percent, short
 
@@ -37,6 +37,7 @@ __all__ = [
     "TrainedIf",
     "TrainingConfig",
     "TrainingError",
+    "Where",
     "answer",
     "constant",
     "count",

@@ -85,10 +85,9 @@ def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr
 
 
 def _has(config: object, path: str, text: str) -> bool:
-    try:
-        value = settings.get(config, path)
-    except ValueError:
+    if not settings.has(config, path):
         return False
+    value = settings.get(config, path)
     if is_dataclass(value):
         return type(value).__name__ == text
     return settings.parse(config, path, text) == (value,)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -32,17 +31,11 @@ def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
     """Full name, value and documentation of every setting, from `Args:` of the configs' classes."""
     found, docs = [], _documented(type(config))
     for field, value in _values(config).items():
-        name = prefix + field
-        if dataclasses.is_dataclass(value):
-            found += describe(value, f"{name}.")
+        if _is_group(value):
+            found += describe(value, f"{prefix}{field}.")
         else:
-            found.append((name, value, docs.get(field, "")))
+            found.append((prefix + field, value, docs.get(field, "")))
     return found
-
-
-def setting_names(config: object, prefix: str = "") -> list[str]:
-    """The full names of all settings of a config, nested ones with dots."""
-    return [name for name, _, _ in describe(config, prefix)]
 
 
 def get(config: object, path: str) -> Any:
@@ -53,14 +46,14 @@ def get(config: object, path: str) -> Any:
     """
     value = config
     for name in path.split("."):
-        if not dataclasses.is_dataclass(value) or name not in _values(value):
-            raise unknown_setting(path, setting_names(config))
-        value = getattr(value, name)
+        if not _is_group(value) or name not in _values(value):
+            raise unknown_setting(path, config)
+        value = _values(value)[name]
     return value
 
 
 def put(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of a frozen `config` with changes such as `{"training.n_steps": 100, "seed": 1}`.
+    """A copy of a frozen `config`, or of configs by name, with changes such as `{"seed": 1}`.
 
     All of one config are put at once, so that it is checked as a whole.
 
@@ -77,7 +70,9 @@ def put(config: Config, changes: Mapping[str, Any]) -> Config:
         else:
             own[first] = value
     for name, some in nested.items():
-        own[name] = put(own.get(name, getattr(config, name)), some)
+        own[name] = put(own.get(name, get(config, name)), some)
+    if isinstance(config, Mapping):
+        return {**config, **own}  # pyright: ignore[reportReturnType]
     return dataclasses.replace(config, **own) if own else config  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
@@ -89,39 +84,74 @@ def parse(config: object, path: str, text: str) -> tuple[Any, ...]:
     Raises:
         ValueError: the setting is unknown or is a group of settings, or a value is of a wrong type.
     """
-    value = get(config, path)
-    if dataclasses.is_dataclass(value):
-        names = ", ".join(setting_names(value, f"{path}."))
+    if _is_group(value := get(config, path)):
+        names = ", ".join(name for name, *_ in describe(value, f"{path}."))
         raise ValueError(f"{path} is a group of settings: {names}")
-    hint = hint_of(config, path)
-    texts = [text] if is_tuple(hint) else filter(None, text.split(","))
-    return tuple(_parse(part, hint, path) for part in texts)
+    parent, _, name = path.rpartition(".")
+    hint = get_type_hints(type(get(config, parent) if parent else config))[name]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if any(get_origin(kind) is tuple for kind in kinds):
+        return (_parse(text, kinds, path),)
+    return tuple(_parse(part, kinds, path) for part in text.split(",") if part)
 
 
-def unknown_setting(name: str, known: list[str]) -> ValueError:
-    """The error about a setting that there is none of: it names the nearest."""
+def read(changes: Sequence[str], *configs: object) -> dict[str, tuple[Any, ...]]:
+    """The values of settings, each of the first config that has it, from `["seed=0,1"]`, say.
+
+    The same setting again is a further value of it.
+
+    Raises:
+        ValueError: see `parse`; or values are missing, or there are equal ones.
+    """
+    given: dict[str, tuple[Any, ...]] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"a setting looks like key=value, got {change!r}")
+        owner = next((config for config in configs if has(config, name)), None)
+        if owner is None:
+            raise unknown_setting(name, *configs)
+        given[name] = given.get(name, ()) + parse(owner, name, text)
+    for name, values in given.items():
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"values of {name} must be different from one another: {values}")
+    return given
+
+
+def read_single(changes: str, config: object) -> dict[str, Any]:
+    """The value of each setting, from `"n_steps=100 clip=none"`, say; see `read`."""
+    return {name: value for name, (value,) in read(changes.split(), config).items()}
+
+
+def changed(config: Config, changes: str) -> Config:
+    """A copy of a config with changes such as `"n_steps=100 clip=none"`."""
+    return put(config, read_single(changes, config))
+
+
+def has(config: object, path: str) -> bool:
+    """Whether there is such a setting, or group of settings."""
+    try:
+        get(config, path)
+    except ValueError:
+        return False
+    return True
+
+
+def unknown_setting(name: str, *configs: object) -> ValueError:
+    """The error about a setting that configs do not have: it names the nearest."""
+    known = [path for config in configs for path, *_ in describe(config)]
     near = get_close_matches(name, known, n=3) or known
     return ValueError(f"unknown setting {name!r}; nearest are {', '.join(near)}")
 
 
-def hint_of(config: object, path: str) -> Any:
-    """The type that a setting is annotated with."""
-    parent, _, name = path.rpartition(".")
-    return get_type_hints(type(get(config, parent) if parent else config))[name]
+def _is_group(value: object) -> bool:
+    return isinstance(value, Mapping) or dataclasses.is_dataclass(value)
 
 
-def is_tuple(hint: Any) -> bool:
-    """Whether a tuple is among the types that a setting may have."""
-    return any(get_origin(kind) is tuple for kind in _kinds(hint))
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _values(config: object) -> dict[str, Any]:
-    fields = dataclasses.fields(config)  # pyright: ignore[reportArgumentType]
-    return {field.name: getattr(config, field.name) for field in fields}
+def _values(config: Any) -> dict[str, Any]:
+    if isinstance(config, Mapping):
+        return dict(config)
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 @functools.cache
@@ -137,27 +167,19 @@ def _documented(kind: type) -> dict[str, str]:
     return docs
 
 
-def _parse(text: str, hint: Any, path: str) -> Any:
-    kinds = _kinds(hint)
+def _parse(text: str, kinds: Sequence[Any], path: str) -> Any:
+    """The value of one of some types that a text is."""
     if NoneType in kinds and text.lower() == "none":
         return None
     kind = next(kind for kind in kinds if kind is not NoneType)
     if get_origin(kind) is tuple:
-        parts = filter(None, text.split(","))
-        return tuple(_parse(part, get_args(kind)[0], path) for part in parts)
+        return tuple(_parse(part, get_args(kind)[:1], path) for part in text.split(",") if part)
     if get_origin(kind) is Literal:
         allowed = {str(value): value for value in get_args(kind)}
         if text not in allowed:
             raise ValueError(f"{path} must be one of {', '.join(allowed)}, got {text!r}")
         return allowed[text]
-    if kind is str:
-        return text
     try:
-        value = json.loads(text.lower() if kind is bool else text)
-    except ValueError:
-        value = None
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{path} must be of type {kind.__name__}, got {text!r}")
-    return value
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{path} must be of type {kind.__name__}, got {text!r}") from None

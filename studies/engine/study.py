@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Grid = Mapping[str, Sequence[Any]]
 """The values of each axis by the name of its setting; cells are all combinations."""
 
-Where = Mapping[str, Mapping[Any, Mapping[str, Any]]]
-"""Settings that follow from another one: `{"model": {"lstm": {"training.clip": 5.0}}}`."""
+Where = Mapping[str, Mapping[Any, str]]
+"""Settings that follow from another one: `{"model": {"lstm": "training.clip=5 dropout=0.1"}}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ class Preset:
     """Named settings of a study: what differs from the study's own.
 
     Args:
-        changes: as on the command line, `"n_layers=2 seed=0,1 decoding.n=100"`; or values by
-            names, `{"task": RavenConfig(...)}`: a tuple for a setting that is none is an axis.
+        changes: as on the command line, `"n_layers=2 seed=0,1 decoding.n=100"`.
         grids: in place of the study's.
         where: in place of the study's.
         setup: in place of the study's.
@@ -43,7 +42,7 @@ class Preset:
             reason.
     """
 
-    changes: Mapping[str, Any] | str = ""
+    changes: str = ""
     grids: tuple[Grid, ...] | None = None
     where: Where | None = None
     setup: Setup | None = None
@@ -125,7 +124,9 @@ class Study:
         known = {"laptop": Preset()} | dict(self.presets)
         if preset not in known:
             raise ValueError(f"preset must be one of {', '.join(known)}, got {preset!r}")
-        return _Planning(self, known[preset]).plan(preset, changes)
+        planning = _Planning(self, known[preset])
+        planning.change(changes)
+        return planning.plan(self, preset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,8 @@ class Plan:
         study: of which study.
         preset: the name of its settings.
         setup: the settings that all cells have but for axes and what follows from them.
-        grids, where: see `Study`.
+        grids: see `Study`.
+        where: the same, with values by setting in place of text.
         measures: see `Study.all_measures`, with their settings.
         cells: the setups.
         axes: by coordinate the setting that it is a value of.
@@ -146,7 +148,7 @@ class Plan:
     preset: str
     setup: Setup
     grids: tuple[dict[str, tuple[Any, ...]], ...]
-    where: Where
+    where: Mapping[str, Mapping[Any, Mapping[str, Any]]]
     measures: Mapping[str, Measure]
     cells: tuple[Setup, ...]
     axes: Mapping[str, str]
@@ -154,18 +156,14 @@ class Plan:
     @property
     def config(self) -> dict[str, Any]:
         """All settings as JSON values."""
-        return {
-            "study": self.study.name,
-            "setup": settings.plain(self.setup),
-            "grids": settings.plain(self.grids),
-            "where": settings.plain(self.where),
-            "measures": settings.plain(self.measures),
-        }
+        parts = ("setup", "grids", "where", "measures")
+        of_parts = {name: settings.plain(getattr(self, name)) for name in parts}
+        return {"study": self.study.name} | of_parts
 
     @property
     def settings(self) -> list[tuple[str, Any, str]]:
         """Name, value and documentation of all settings, those of measures after the setup's."""
-        return _described(self.setup, self.measures)
+        return settings.describe(self.setup) + settings.describe(_with_settings(self.measures))
 
     @property
     def folder_name(self) -> str:
@@ -189,29 +187,44 @@ class _Planning:
     """Settings of a preset, changed step by step."""
 
     def __init__(self, study: Study, preset: Preset):
-        self._study = study
-        self._setup = preset.setup or study.setup
+        self._setup, self._measures = preset.setup or study.setup, study.all_measures
         grids = study.grids if preset.grids is None else preset.grids
         self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
-        self._where = study.where if preset.where is None else preset.where
-        self._measures = dict(study.all_measures)
         # These win over what follows from other settings.
         self._fixed: set[str] = set()
-        changes = preset.changes
-        self._change(
-            self._read(changes.split())
-            if isinstance(changes, str)
-            else {name: self._values(name, value) for name, value in changes.items()}
-        )
+        self.change(preset.changes.split())
+        self._where = {
+            name: {key: settings.read_single(text, self._setup) for key, text in table.items()}
+            for name, table in (study.where if preset.where is None else preset.where).items()
+        }
 
-    def plan(self, preset: str, changes: Sequence[str]) -> Plan:
-        self._change(self._read(changes))
+    def change(self, changes: Sequence[str]) -> None:
+        """Put new values; all of one config at once, so that it is checked as a whole."""
+        measures = _with_settings(self._measures)
+        of_setup: dict[str, Any] = {}
+        of_measures: dict[str, Any] = {}
+        for name, values in settings.read(changes, measures, self._setup).items():
+            if name.partition(".")[0] in measures:
+                if len(values) > 1:
+                    raise ValueError(f"{name} is a measure's and no axis: it has one value")
+                of_measures[name] = values[0]
+                continue
+            self._fixed.add(name)
+            of_setup[name] = next(iter(values))
+            for grid in self._grids:
+                if len(values) > 1 or name in grid:
+                    grid[name] = values
+        self._setup = settings.put(self._setup, of_setup)
+        self._measures = settings.put(self._measures, of_measures)
+
+    def plan(self, study: Study, preset: str) -> Plan:
+        """What is run with these settings."""
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         for cell in cells:
             cell.check()
         axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
         return Plan(
-            study=self._study,
+            study=study,
             preset=preset,
             setup=self._setup,
             grids=tuple(self._grids),
@@ -220,57 +233,6 @@ class _Planning:
             cells=tuple(cells),
             axes=_coordinate_names(list(axes)),
         )
-
-    def _owner(self, name: str) -> tuple[Any, str]:
-        """The config that a setting is of, a measure's or the setup, and its name there."""
-        first, _, rest = name.partition(".")
-        if rest and is_dataclass(measure := self._measures.get(first)):
-            return measure, rest
-        try:
-            settings.get(self._setup, name)
-        except ValueError:
-            known = [path for path, *_ in _described(self._setup, self._measures)]
-            raise settings.unknown_setting(name, known) from None
-        return self._setup, name
-
-    def _read(self, changes: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-        """The values of settings that are given as text, such as `["seed=0,1"]`."""
-        given: dict[str, tuple[Any, ...]] = {}
-        for change in changes:
-            name, equals, text = change.partition("=")
-            if not equals:
-                raise ValueError(f"a setting looks like key=value, got {change!r}")
-            # The same setting again is a further value of it.
-            given[name] = given.get(name, ()) + settings.parse(*self._owner(name), text)
-        for name, values in given.items():
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"values of {name} must be different from one another: {values}")
-        return given
-
-    def _values(self, name: str, value: Any) -> tuple[Any, ...]:
-        """The values of a setting that is given as such: a tuple is an axis, if it is no value."""
-        is_tuple = settings.is_tuple(settings.hint_of(*self._owner(name)))
-        return value if isinstance(value, tuple) and not is_tuple else (value,)
-
-    def _change(self, changes: Mapping[str, tuple[Any, ...]]) -> None:
-        """Put new values; all of one config at once, so that it is checked as a whole."""
-        of_setup: dict[str, Any] = {}
-        of_measures: dict[str, dict[str, Any]] = {}
-        for name, values in changes.items():
-            owner, path = self._owner(name)
-            if owner is not self._setup:
-                if len(values) > 1:
-                    raise ValueError(f"{name} is a measure's and no axis: it has one value")
-                of_measures.setdefault(name.partition(".")[0], {})[path] = next(iter(values))
-                continue
-            self._fixed.add(name)
-            of_setup[name] = values[0]
-            for grid in self._grids:
-                if len(values) > 1 or name in grid:
-                    grid[name] = values
-        self._setup = settings.put(self._setup, of_setup)
-        for name, some in of_measures.items():
-            self._measures[name] = settings.put(self._measures[name], some)
 
     def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> Iterator[Setup]:
         """The setups of a grid, with what follows from the values of their settings."""
@@ -285,10 +247,8 @@ class _Planning:
             yield settings.put(cell, usual)
 
 
-def _described(setup: Setup, measures: Mapping[str, Measure]) -> list[tuple[str, Any, str]]:
-    """Name, value and documentation of all settings, of the setup and of measures."""
-    owners = {"": setup} | {f"{k}.": one for k, one in measures.items() if is_dataclass(one)}
-    return [found for prefix, one in owners.items() for found in settings.describe(one, prefix)]
+def _with_settings(measures: Mapping[str, Measure]) -> dict[str, Any]:
+    return {name: measure for name, measure in measures.items() if is_dataclass(measure)}
 
 
 def metrics_table(study: Study) -> Table:

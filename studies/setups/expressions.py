@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import mechanisms
 import tasks
 from studies import engine
-from studies.engine import settings
+from studies.engine.settings import changed
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
 
 TASKS: dict[type, Any] = {
@@ -167,17 +167,11 @@ def most_probable(logits: Any) -> Any:
     return logits[:, 0].argmax(-1)
 
 
-def values(text: str) -> dict[str, Any]:
-    """Settings by name, from text as on the command line."""
-    pairs = (change.split("=") for change in text.split())
-    return {name: settings.parse(LOOKUP, name, value)[0] for name, value in pairs}
-
-
-def by_model(gated: str = "", ungated: str = "", recurrent: str = "") -> dict[str, Any]:
+def by_model(gated: str = "", ungated: str = "", recurrent: str = "") -> engine.Where:
     """What differs from the settings of NDR and of geometric attention without a gate."""
     kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
     kinds |= {RECURRENT: recurrent}
-    return {"model": {model: values(text) for models, text in kinds.items() for model in models}}
+    return {"model": {model: text for models, text in kinds.items() for model in models}}
 
 
 LOOKUP = ExpressionSetup(
@@ -196,30 +190,24 @@ LOOKUP = ExpressionSetup(
 )
 """The paper's settings of its appendix: of NDR, of LSTMs and the DNC."""
 
-ARITHMETIC = settings.put(
+ARITHMETIC = changed(
     replace(LOOKUP, task=ArithmeticConfig(), n_validation=500),
-    values(
-        "d_mlp=1024 n_heads=4 n_steps=15 n_test_steps=15 n_layers=2 training.n_steps=100000 "
-        "training.clip=1.0"
-    ),
+    "d_mlp=1024 n_heads=4 n_steps=15 n_test_steps=15 n_layers=2 training.n_steps=100000 "
+    "training.clip=1.0",
 )
-LISTOPS = settings.put(
+LISTOPS = changed(
     replace(ARITHMETIC, task=ListOpsConfig()),
-    values(
-        "d_model=512 n_heads=16 n_steps=20 n_test_steps=24 dropout=0.1 gate_dropout=0.05 "
-        "d_hidden=512 n_layers=4 training.learning_rate=2e-4 training.weight_decay=0.09"
-    ),
+    "d_model=512 n_heads=16 n_steps=20 n_test_steps=24 dropout=0.1 gate_dropout=0.05 "
+    "d_hidden=512 n_layers=4 training.learning_rate=2e-4 training.weight_decay=0.09",
 )
-LAPTOP = settings.put(
+LAPTOP = changed(
     LOOKUP,
-    values(
-        "task.n_tables=8 task.n_lone=0 task.valid_depths=6,7 task.ood_depths=8,10 "
-        "task.n_compositions=20000 task.n_id=400 task.n_valid=1000 task.n_ood=2000 "
-        "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=8 dropout=0.2 "
-        "attention_dropout=0.0 initial_s_bias=-2.0 d_hidden=128 n_validation=500 "
-        "training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
-        "training.learning_rate=3e-3 training.final_learning_rate=0.1 training.warmup_steps=100 "
-        "training.evaluate_every=500 training.beta2=0.98"
-    ),
+    "task.n_tables=8 task.n_lone=0 task.valid_depths=6,7 task.ood_depths=8,10 "
+    "task.n_compositions=20000 task.n_id=400 task.n_valid=1000 task.n_ood=2000 "
+    "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=8 dropout=0.2 "
+    "attention_dropout=0.0 initial_s_bias=-2.0 d_hidden=128 n_validation=500 "
+    "training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
+    "training.learning_rate=3e-3 training.final_learning_rate=0.1 training.warmup_steps=100 "
+    "training.evaluate_every=500 training.beta2=0.98",
 )
 """Small enough for two cores, by our search."""

@@ -41,7 +41,7 @@ def test_what_does_not_apply_makes_no_cells_of_its_own():
 
 
 def test_settings_that_follow_from_others_give_way_to_axes_and_to_the_command_line():
-    where = {"model": {"linear": {"training.learning_rate": 0.3, "task.shift": 2.0}}}
+    where = {"model": {"linear": "training.learning_rate=0.3 task.shift=2.0"}}
     study = replace(TOY, where=where)
     assert described(study.plan("laptop", ["seed=0"]))[1] == ("linear", 8, 0, 0.3)
     assert study.plan("laptop", ["seed=0"]).cells[1].task.shift == 2.0
@@ -86,7 +86,8 @@ def test_the_folder_follows_from_all_settings():
     [
         ("huge", "seed=0", "preset must be one of laptop, wide, rates, got 'huge'"),
         ("laptop", "sed=0", "unknown setting 'sed'; nearest are seed"),
-        ("laptop", "weights.m=0", "unknown setting 'm'; nearest are n"),
+        ("laptop", "weights.m=0", "unknown setting 'weights.m'; nearest are weights.n"),
+        ("laptop", "wieghts.n=0", "unknown setting 'wieghts.n'; nearest are weights.n"),
         ("laptop", "seed", "a setting looks like key=value, got 'seed'"),
         ("laptop", "seed=0,0", "values of seed must be different"),
         ("laptop", "seed=", "values of seed must be different"),

@@ -171,8 +171,8 @@ TOY = Study(
     setup=ToySetup(model="mlp", training=TRAINING, n_validation=100),
     grids=({"model": ("mlp", "linear"), "seed": (0, 1)},),
     presets={
-        "wide": Preset(changes={"width": 16, "weights.n": 30}),
-        "rates": Preset(changes={"training.learning_rate": (1e-3, 1e-2)}),
+        "wide": Preset(changes="width=16 weights.n=30"),
+        "rates": Preset(changes="training.learning_rate=1e-3,1e-2"),
     },
     measures={"weights": Weights(), "hidden": only_mlp},
     along_training=("weights",),
