@@ -53,7 +53,7 @@ def bootstrap_ratio(
             numbers, in any order. None: each example by itself.
         transform: what becomes of the ratios, entry by entry: `numpy.exp` makes a perplexity of a
             mean loss, `lambda ratio: 1 - ratio` makes R^2. None: nothing.
-        resamples: how often is drawn, with replacement.
+        resamples: how often is drawn, with replacement; 0: only the estimate is computed.
         confidence: of the interval, in (0, 1).
         seed: of the draws.
 
@@ -134,13 +134,13 @@ def bootstrap(
             the estimate, for a statistic whose bias is that of its resamples once more.
         skipna: whether a resample in which the statistic is NaN is left out. If not, it makes the
             ends NaN: where it is undefined for a reason, such as a gap that may be none.
-        resamples: how often is drawn, with replacement.
+        resamples: how often is drawn, with replacement; 0: only the estimate is computed.
         confidence: of the interval, in (0, 1).
         seed: of the draws: equal sizes and seeds give equal draws, whatever the statistic.
 
     Returns:
         Estimate and ends [...], in the unit of the statistic. The ends are NaN where the statistic
-        is so in all resamples, and with fewer than two of any of the sizes.
+        is so in all resamples, without resamples, and with fewer than two of any of the sizes.
 
     Raises:
         ValueError: numbers out of range, an estimate or draws of another shape.
@@ -155,8 +155,8 @@ def bootstrap(
         raise ValueError(f"sizes must be numbers of at least 1, at least one, got {sizes}")
     if method not in ("percentile", "basic"):
         raise ValueError(f"method must be 'percentile' or 'basic', got {method!r}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    if resamples < 0:
+        raise ValueError(f"resamples must be at least 0, got {resamples}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     _check_confidence(confidence)
@@ -164,7 +164,7 @@ def bootstrap(
         if estimate is None:
             estimate = statistic(*(np.ones((1, size)) for size in sizes))[0]
         middle = np.asarray(estimate, dtype=float)
-        if min(sizes) < 2:
+        if min(sizes) < 2 or resamples == 0:
             unknown = np.full(middle.shape, np.nan)
             return Interval(middle, unknown, unknown.copy())
         draws = _draw(statistic, sizes, middle.shape, resamples, seed)

@@ -66,22 +66,22 @@ def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
 
 
 def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:
-    """Scores [cell, split, group], and beside them what papers report: `{metric}_paper`.
-
-    Args:
-        scores: of all cells.
-        cells: what is reported of each.
-    """
-    for name in dict.fromkeys(one.metric for some in cells for one in some):
-        values = xr.full_like(scores[name], np.nan, dtype=float)
-        for cell, some in enumerate(cells):
-            for one in some:
-                if one.metric == name and one.split in values["split"]:
-                    values[cell].loc[{"split": one.split, "group": one.group}] = one.value
-        about = scores[name].attrs
-        values.attrs = {"long_name": f"{about['long_name']}, paper", "units": about["units"]}
-        scores[f"{name}_paper"] = values
+    """Scores [cell, split, group], beside them what papers report of each: `{metric}_paper`."""
+    for cell, some in zip(scores["cell"].to_numpy(), cells, strict=True):
+        for one in some:
+            if one.split in scores["split"]:
+                place = {"cell": cell, "split": one.split, "group": one.group}
+                add_known(scores, one.metric, "paper", one.value, **place)
     return scores
+
+
+def add_known(scores: xr.Dataset, metric: str, kind: str, value: float, **place: str) -> None:
+    """Put a known value beside a metric, `{metric}_{kind}`, at these labels; NaN elsewhere."""
+    name, about = f"{metric}_{kind}", scores[metric].attrs
+    if name not in scores:
+        scores[name] = xr.full_like(scores[metric], np.nan, dtype=float)
+        scores[name].attrs = {"long_name": f"{about['long_name']}, {kind}", "units": about["units"]}
+    scores[name].loc[place] = value
 
 
 def _has(config: object, path: str, text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 import probes
 from studies.engine.fairness import late_gain
+from studies.engine.reported import add_known
 from studies.engine.results import described
 from studies.engine.setup import ALL, Setup
 from tasks import Batch
@@ -41,7 +43,7 @@ class Scored:
     def interval(self, setup: Setup, *, resamples: int = 1000) -> probes.Interval:
         """Each metric in each group and its 95% interval over examples, [metric, group] each.
 
-        NaN where a group has no examples.
+        NaN where a group has no examples; the ends also without `resamples`.
         """
         bounds = [
             probes.bootstrap_ratio(
@@ -54,15 +56,6 @@ class Scored:
             for number, name in enumerate(self.metrics)
         ]
         return probes.Interval(*(np.stack(values) for values in zip(*bounds, strict=True)))
-
-    def estimates(self, setup: Setup) -> Float[np.ndarray, "metric group"]:
-        """Each metric in each group, NaN where there are no examples."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = (self.parts.T @ self.member) / (self.wholes.T @ self.member)
-        for number, name in enumerate(self.metrics):
-            if (transform := setup.metrics[name].transform) is not None:
-                ratio[number] = transform(ratio[number])
-        return ratio
 
 
 def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: str) -> Scored:
@@ -101,7 +94,7 @@ def _columns(values: Iterable[torch.Tensor]) -> Float[np.ndarray, "example colum
 
 def figures(setup: Setup, scored: Scored, split: str) -> dict[str, float]:
     """The metrics of a split for a log, by `_key`; of all examples, and of groups that have any."""
-    values = scored.estimates(setup)
+    values = scored.interval(setup, resamples=0).estimate
     return {
         _key(split, metric, group): float(values[row, column])
         for row, metric in enumerate(scored.metrics)
@@ -115,7 +108,7 @@ def _key(split: str, metric: str, group: str) -> str:
 
 
 def scores_dataset(
-    setup: Setup, scored: dict[str, Scored], untrained: dict[str, Scored]
+    setup: Setup, scored: Mapping[str, Scored], untrained: Mapping[str, Scored]
 ) -> xr.Dataset:
     """Each metric [split, group] with its interval, that of the untrained model, and known values.
 
@@ -124,40 +117,31 @@ def scores_dataset(
         scored: of the trained model, by split.
         untrained: of the untrained one.
     """
-    splits, first = list(scored), next(iter(scored.values()))
-    groups, dims = list(first.groups), ("split", "group")
+    first, dims = next(iter(scored.values())), ("split", "group")
     intervals = np.stack([one.interval(setup) for one in scored.values()], 1)
-    before = np.stack([one.estimates(setup) for one in untrained.values()])
-    references = {split: setup.references(split) for split in splits}
-    kinds = dict.fromkeys(kind for known in references.values() for kind in known)
-
-    def filled(known: Mapping[str, Mapping[str, float]]) -> Float[np.ndarray, "split group"]:
-        rows = [[known.get(split, {}).get(group, np.nan) for group in groups] for split in splits]
-        return np.array(rows, dtype=float)
-
-    data: dict[str, Any] = {}
+    before = [one.interval(setup, resamples=0).estimate for one in untrained.values()]
+    counts = [one.member.sum(0) for one in scored.values()]
+    data: dict[str, Any] = described(dims, {"n_examples": ("number of examples", counts)})
     for row, (name, metric) in enumerate(setup.metrics.items()):
-        units, interval = metric.units, probes.Interval(*intervals[:, :, row])
+        about: Any = {"long_name": metric.long_name, "units": metric.units}
         data |= probes.interval_variables(
-            name, interval, dims, long_name=metric.long_name, units=units
+            name, probes.Interval(*intervals[:, :, row]), dims, **about
         )
         data[name][2].update(better=metric.better, percent=int(metric.percent))
-        others = {"untrained": before[:, row]}
-        for kind in kinds:
-            known = {split: references[split].get(kind, {}).get(name, {}) for split in splits}
-            others[kind] = filled(known)
-        for kind, values in others.items():
-            if not np.isnan(values).all():
-                attrs = {"long_name": f"{metric.long_name}, {kind}", "units": units}
-                data[f"{name}_{kind}"] = (dims, values, attrs)
-    counts = [one.member.sum(0) for one in scored.values()]
-    data |= described(dims, {"n_examples": ("number of examples", counts)})
+        about["long_name"] += ", untrained"
+        data[f"{name}_untrained"] = (dims, np.stack(before)[:, row], about)
     over = "clusters" if len(np.unique(first.cluster)) < len(first.cluster) else "examples"
-    return xr.Dataset(
+    scores = xr.Dataset(
         data,
-        coords={"split": splits, "group": groups},
+        coords={"split": list(scored), "group": list(first.groups)},
         attrs={"interval": f"percentile bootstrap over {over}, 95%, 1000 resamples"},
     )
+    for split in scored:
+        for kind, known in setup.references(split).items():
+            for name, group in product(setup.metrics, first.groups):
+                if group in known.get(name, {}):
+                    add_known(scores, name, kind, known[name][group], split=split, group=group)
+    return scores
 
 
 def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:

@@ -205,7 +205,7 @@ class _Planning:
         of_measures: dict[str, Any] = {}
         for name, values in settings.read(changes, measures, self._setup).items():
             if name.partition(".")[0] in measures:
-                if len(values) > 1:
+                if values[1:]:
                     raise ValueError(f"{name} is a measure's and no axis: it has one value")
                 of_measures[name] = values[0]
                 continue

@@ -148,6 +148,14 @@ def test_one_example_or_cluster_tells_nothing_of_the_spread():
         assert np.isnan([found.low, found.high]).all()
 
 
+def test_without_resamples_there_is_the_estimate_alone():
+    parts = np.random.default_rng(0).random((20, 3))
+    found, whole = bootstrap_ratio(parts, parts**2, resamples=0), bootstrap_ratio(parts, parts**2)
+    np.testing.assert_array_equal(found.estimate, whole.estimate)
+    assert np.isnan([found.low, found.high]).all()
+    assert np.isfinite([whole.low, whole.high]).all()
+
+
 def test_memory_does_not_grow_with_resamples():
     parts = np.random.default_rng(0).random((20_000, 2))
     tracemalloc.start()
@@ -299,7 +307,7 @@ ONES = np.ones((4, 2))
             ValueError,
             r"clusters must have the shape \(4,\).*got \(3,\)",
         ),
-        (lambda: bootstrap_ratio(ONES, resamples=0), ValueError, "resamples .*at least 1, got 0"),
+        (lambda: bootstrap_ratio(ONES, resamples=-1), ValueError, "resamples .*at least 0, got -1"),
         (lambda: bootstrap_ratio(ONES, seed=-1), ValueError, "seed must be at least 0, got -1"),
         (
             lambda: bootstrap_ratio(ONES, confidence=95),
