@@ -1,6 +1,7 @@
 """What the tasks with a fixed set of examples share: how these are served."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar, Generic, final
 
@@ -22,9 +23,22 @@ class FiniteTask(ABC, Generic[Inputs]):
 
     SPLITS: ClassVar[tuple[str, ...]]
 
-    def __init__(self, *, key: Key, splits: tuple[str, ...] | None = None) -> None:
-        """Args: what all random choices follow from; which of `SPLITS` there are, None: all."""
+    def __init__(
+        self,
+        *,
+        key: Key,
+        splits: tuple[str, ...] | None = None,
+        trim: Callable[[Batch[Inputs]], Batch[Inputs]] | None = None,
+    ) -> None:
+        """Make a task, but no examples yet.
+
+        Args:
+            key: what all random choices follow from.
+            splits: which of `SPLITS` there are; None: all.
+            trim: what takes out of a batch what none of its examples needs; None: it stays.
+        """
         self._key = key
+        self._trim = trim
         self._splits = self.SPLITS if splits is None else splits
         self._made: dict[str, ExampleSet[Inputs]] = {}
 
@@ -78,7 +92,8 @@ class FiniteTask(ABC, Generic[Inputs]):
             rows = self._stream.rows(index, size)
         else:
             rows = np.arange(index * size, (index + 1) * size) % len(examples)
-        return examples.take(torch.from_numpy(rows), device)
+        batch = examples.take(torch.from_numpy(rows), device)
+        return batch if self._trim is None else self._trim(batch)
 
     @final
     def _examples(self, split: str) -> ExampleSet[Inputs]:

@@ -135,16 +135,22 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
     `verb_2`, `direction_2`, `manner_2`, `times_2` [batch]: the second phrase, -1 if there is none;
     `length` [batch]: number of actions, 1 to 48;
     `command` [batch]: its number, 0 to 20,909.
+
+    Args:
+        config: what is held out.
+        trimmed: whether a batch is only as wide as its longest command and its longest answer. A
+            model that heeds the padding answers the same, in less time.
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")
 
-    def __init__(self, config: ScanConfig) -> None:
+    def __init__(self, config: ScanConfig, *, trimmed: bool = False) -> None:
         there_are = {"train": True, "id": config.size_of_id > 0, "ood": config.split != "simple"}
         # How many commands `id` has does not change which come first.
         super().__init__(
             key=Key(replace(config, n_id=None)),
             splits=tuple(split for split in self.SPLITS if there_are[split]),
+            trim=_trimmed if trimmed else None,
         )
         self.config = config
 
@@ -197,26 +203,6 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
         token_correct = right.sum(1) / batch.mask.sum(1)
         return {"correct": (token_correct == 1).float(), "token_correct": token_correct}
 
-    def trimmed(self, batch: Batch[tuple[Tensor, Tensor]]) -> Batch[tuple[Tensor, Tensor]]:
-        """Return a batch without the columns that are padding in all of its examples.
-
-        A model that heeds the padding answers the same, in less time.
-
-        Args:
-            batch: of this task.
-
-        Returns:
-            The same examples, as wide as their longest command and their longest answer.
-        """
-        (command, actions), width = batch.inputs, int(batch.latents["length"].max()) + 1
-        words = int((command != _PAD).sum(1).max())
-        return replace(
-            batch,
-            inputs=(command[:, :words], actions[:, :width]),
-            targets=batch.targets[:, :width],
-            mask=batch.mask[:, :width],
-        )
-
     def _make(self, split: str) -> ExampleSet[tuple[Tensor, Tensor]]:
         sides = _sides(self.config.split, self.config.cutoff)
         commands = _commands()
@@ -253,6 +239,18 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
         return [np.arange(len(train))]
+
+
+def _trimmed(batch: Batch[tuple[Tensor, Tensor]]) -> Batch[tuple[Tensor, Tensor]]:
+    """Return a batch without the columns that are padding in all of its examples."""
+    (command, actions), width = batch.inputs, int(batch.latents["length"].max()) + 1
+    words = int((command != _PAD).sum(1).max())
+    return replace(
+        batch,
+        inputs=(command[:, :words], actions[:, :width]),
+        targets=batch.targets[:, :width],
+        mask=batch.mask[:, :width],
+    )
 
 
 class _Commands(NamedTuple):

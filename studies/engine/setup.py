@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from studies.engine import settings
 from studies.engine.reported import Reported
 from studies.engine.training import TrainingConfig, answer, cross_entropy
 from tasks import Batch
@@ -26,6 +27,8 @@ Scores = dict[str, tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]]
 """By metric two numbers for each example: the metric is the sum of the first over that of the
 second ones, of all examples, or of those of a group."""
 
+References = dict[str, dict[str, dict[str, float]]]
+"""Known values: of `chance`, say, by metric and group."""
 
 Kept = TypeVar("Kept")
 
@@ -41,6 +44,15 @@ class Task(Protocol):
 
     def batch(self, split: str, index: int, size: int, device: Any = "cpu") -> Batch[Any]:
         """Batch number `index` of a split: the same one for the same arguments."""
+        ...
+
+
+@runtime_checkable
+class FiniteTask(Protocol):
+    """A task whose splits have an end."""
+
+    def size(self, split: str) -> int:
+        """The number of examples of a split."""
         ...
 
 
@@ -115,6 +127,7 @@ class Setup(ABC):
         seed: of the initial weights, of dropout and of the order of training examples.
 
     Attributes:
+        kind: the class of the task, which is made of the setting `task`: see `sampler`.
         metrics: the figures of merit by name.
         selection: what chooses the checkpoint, and the tuned settings.
         at_once: examples that are run together where a model is scored or measured.
@@ -126,6 +139,7 @@ class Setup(ABC):
     n_validation: int = 1024
     seed: int = 0
 
+    kind: ClassVar[Callable[[Any], Task] | None] = None
     metrics: ClassVar[Mapping[str, Metric]] = {
         "accuracy": Metric("share of right answers", percent=True)
     }
@@ -176,9 +190,13 @@ class Setup(ABC):
         if self.model not in (allowed := self.models() or (self.model,)):
             raise ValueError(f"model must be one of {', '.join(allowed)}, got {self.model!r}")
 
-    @abstractmethod
-    def sampler(self) -> Task:
-        """What examples are drawn from; see `kept` for tasks that prepare something."""
+    def sampler(self) -> Any:
+        """What examples are drawn from, a `Task`: the `kind` of the setting `task`, made once."""
+        # Of the class: a function would be a method of the setup.
+        kind = type(self).kind
+        if kind is None:
+            raise TypeError(f"{type(self).__name__} must have a `kind`, or a sampler of its own")
+        return kept(kind, settings.get(self, "task"))
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> nn.Module:
@@ -219,8 +237,8 @@ class Setup(ABC):
         """What intervals are over, if not over examples: the picture that a question is about."""
         return None
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
-        """Known values: of `chance`, say, by metric and group."""
+    def references(self, split: str) -> References:
+        """What is known of a split."""
         return {}
 
     def paper(self) -> list[Reported]:
@@ -229,7 +247,8 @@ class Setup(ABC):
 
     def size(self, split: str) -> int | None:
         """The number of examples of a split; None for a stream without end."""
-        return None
+        task = self.sampler()
+        return task.size(split) if isinstance(task, FiniteTask) else None
 
     def inapplicable(self) -> frozenset[str]:
         """Full names of settings that mean nothing to this model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +11,6 @@ from studies.engine import Metric, Setup
 from studies.engine.setup import Scores
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from torch import Tensor
 
     from mechanisms.transformer import HeadedConfig
@@ -45,14 +45,19 @@ class HeadsSetup(Setup):
             raise ValueError(f"n_heads must divide d_model = {self.d_model}, got {self.n_heads}")
 
     @property
-    def d_head(self) -> int:
-        """Width of a head."""
-        return self.d_model // self.n_heads
+    @abstractmethod
+    def attention(self) -> HeadedConfig:
+        """That of every block."""
 
     @property
-    def feed_forward(self) -> mechanisms.FeedForwardConfig:
-        """That of every block."""
-        return mechanisms.FeedForwardConfig(d_mlp=self.d_mlp, dropout=self.dropout)
+    def blocks(self) -> dict[str, Any]:
+        """What the configs of all transformers have: blocks, how many they are, and how wide."""
+        return {
+            "d_model": self.d_model,
+            "n_layers": self.n_layers,
+            "attention": self.attention,
+            "feed_forward": mechanisms.FeedForwardConfig(d_mlp=self.d_mlp, dropout=self.dropout),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,32 +84,29 @@ class PairingSetup(HeadsSetup):
 
     @property
     def attention(self) -> HeadedConfig:
-        """That of every block."""
+        n_heads, d_head = self.n_heads, self.d_model // self.n_heads
         if self.model == "multi_head":
-            return mechanisms.AttentionConfig(n_heads=self.n_heads, d_head=self.d_head)
+            return mechanisms.AttentionConfig(n_heads=n_heads, d_head=d_head)
         return mechanisms.CompositionalAttentionConfig(
-            n_searches=self.n_heads,
+            n_searches=n_heads,
             n_retrievals=self.n_retrievals,
-            d_head=self.d_head,
+            d_head=d_head,
             d_selection=self.d_selection,
         )
 
-    def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
-        """Of a single target, output [batch, 1, answer]: whether it is the most probable answer."""
-        correct = (output.argmax(-1) == batch.targets)[:, 0].float()
-        every = correct.new_ones(len(batch))
-        likelihood = log_likelihood(output, batch)
-        return {"accuracy": (correct, every), "log_likelihood": (likelihood, every)}
+    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
+        """Whether all targets are the most probable ones; how many are; their log-likelihood."""
+        n_targets = batch.mask.sum(1).float()
+        n_right = ((output.argmax(-1) == batch.targets) & batch.mask).sum(1).float()
+        of_targets = output.float().log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
+        scores = {
+            "accuracy": ((n_right == n_targets).float(), n_targets.new_ones(len(batch))),
+            "token_accuracy": (n_right, n_targets),
+            "log_likelihood": (of_targets.where(batch.mask, 0).sum(1), n_targets),
+        }
+        return {name: scores[name] for name in self.metrics}
 
     def inapplicable(self) -> frozenset[str]:
         """Multi-head attention has no retrievals of its own."""
         compositional = self.model == "compositional"
         return frozenset() if compositional else frozenset({"n_retrievals", "d_selection"})
-
-
-def log_likelihood(
-    output: Float[Tensor, "batch pos answer"], batch: Batch[Any]
-) -> Float[Tensor, " batch"]:
-    """The sum over the targets that count, in nats."""
-    of_targets = output.float().log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
-    return of_targets.where(batch.mask, 0).sum(1)

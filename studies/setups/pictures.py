@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import mechanisms
 import tasks
 from studies import engine
-from studies.engine import ALL, Selection, kept
-from studies.engine.setup import Role
+from studies.engine import ALL, Selection
+from studies.engine.setup import References, Role
 from studies.setups.pairing import PairingSetup
 
 if TYPE_CHECKING:
@@ -53,12 +53,6 @@ class PictureSetup(PairingSetup):
     def splits(self) -> Mapping[str, Role]:
         return {"valid": "in", "test": "in"}
 
-    @abstractmethod
-    def sampler(self) -> tasks.SortOfClevr | tasks.Triangles | tasks.Images: ...
-
-    def size(self, split: str) -> int:
-        return self.sampler().size(split)
-
     @property
     @abstractmethod
     def ends(self) -> Mapping[str, Any]:
@@ -66,13 +60,7 @@ class PictureSetup(PairingSetup):
 
     def build(self, generator: torch.Generator) -> mechanisms.PatchTransformer:
         config = mechanisms.PatchTransformerConfig(
-            **self.ends,
-            patch_size=self.patch_size,
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            attention=self.attention,
-            feed_forward=self.feed_forward,
-            dropout=self.dropout,
+            **self.ends, **self.blocks, patch_size=self.patch_size, dropout=self.dropout
         )
         return mechanisms.PatchTransformer(config, generator=generator)
 
@@ -83,10 +71,8 @@ class SortOfClevrSetup(PictureSetup):
 
     task: tasks.SortOfClevrConfig
 
+    kind: ClassVar = tasks.SortOfClevr
     reported: ClassVar = engine.reported("mittal_2021", "sort_of_clevr")
-
-    def sampler(self) -> tasks.SortOfClevr:
-        return kept(tasks.SortOfClevr, self.task)
 
     @property
     def ends(self) -> Mapping[str, Any]:
@@ -106,7 +92,7 @@ class SortOfClevrSetup(PictureSetup):
         """The picture that a question is about."""
         return batch.latents["image"]
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """The most frequent answer to each question, without the picture."""
         known = self.sampler().chance(split)
         # Every question type is asked equally often.
@@ -119,10 +105,8 @@ class TrianglesSetup(PictureSetup):
 
     task: tasks.TrianglesConfig
 
+    kind: ClassVar = tasks.Triangles
     reported: ClassVar = engine.reported("mittal_2021", "triangles")
-
-    def sampler(self) -> tasks.Triangles:
-        return kept(tasks.Triangles, self.task)
 
     @property
     def ends(self) -> Mapping[str, Any]:
@@ -132,7 +116,7 @@ class TrianglesSetup(PictureSetup):
         equilateral = batch.latents["equilateral"]
         return {"equilateral": equilateral, "other": ~equilateral}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """A half; what the longest side alone tells is more."""
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}
 
@@ -143,10 +127,8 @@ class ImagesSetup(PictureSetup):
 
     task: tasks.ImagesConfig
 
+    kind: ClassVar = tasks.Images
     reported: ClassVar = engine.reported("mittal_2021", "images")
-
-    def sampler(self) -> tasks.Images:
-        return kept(tasks.Images, self.task)
 
     def prepare(self) -> None:
         """Write the digits, or miss other images."""
@@ -161,7 +143,7 @@ class ImagesSetup(PictureSetup):
         dataset = batch.latents["dataset"]
         return {name: dataset == number for number, name in enumerate(self.task.sources)}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """The most frequent class of each data set."""
         return {"chance": {"accuracy": self.sampler().chance(split)}}
 
@@ -176,6 +158,7 @@ class EsbnSetup(PairingSetup):
 
     task: tasks.ESBNConfig
 
+    kind: ClassVar = tasks.ESBN
     selection: ClassVar = Selection("id", "accuracy")
 
     @property
@@ -183,17 +166,10 @@ class EsbnSetup(PairingSetup):
         """Objects of training, and, if any are withheld, these."""
         return {"id": "in", "ood": "out"} if self.task.n_withheld else {"id": "in"}
 
-    def sampler(self) -> tasks.ESBN:
-        return kept(tasks.ESBN, self.task)
-
     def build(self, generator: torch.Generator) -> mechanisms.RelationClassifier:
+        n_answers, windows = self.sampler().n_answers, ESBN_WINDOWS[self.task.rule]
         config = mechanisms.RelationClassifierConfig(
-            d_output=self.sampler().n_answers,
-            attention=self.attention,
-            feed_forward=self.feed_forward,
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            windows=ESBN_WINDOWS[self.task.rule],
+            **self.blocks, d_output=n_answers, windows=windows
         )
         return mechanisms.RelationClassifier(config, generator=generator)
 
@@ -201,5 +177,5 @@ class EsbnSetup(PairingSetup):
         relation = batch.latents["relation"]
         return {name: relation == number for number, name in enumerate(self.sampler().relations)}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}

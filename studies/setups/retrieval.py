@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import mechanisms
 import tasks
 from studies import engine
+from studies.engine.setup import References, Scores
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-    from studies.engine.setup import Scores
 
 MODELS = ("multi_head", "multi_head_pairs", "compositional")
 
@@ -84,8 +83,7 @@ class RetrievalSetup(engine.Setup):
         error = self.sampler().score(output, batch)["absolute_error"].mean(1)
         return {"error": (error, error.new_ones(len(batch)))}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """The error of always answering 0, the best constant, by formula."""
-        return {
-            "constant": {"error": {engine.ALL: self.sampler().baseline(split)["absolute_error"]}}
-        }
+        error = self.sampler().baseline(split)["absolute_error"]
+        return {"constant": {"error": {engine.ALL: error}}}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
 import tasks
-from studies.engine import Metric, Selection, kept, reported
-from studies.engine.setup import Role, Scores
-from studies.setups.pairing import PairingSetup, log_likelihood
+from studies.engine import Metric, Selection, reported
+from studies.engine.setup import Role
+from studies.setups.pairing import PairingSetup
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ class ScanSetup(PairingSetup):
 
     task: tasks.ScanConfig
 
+    kind: ClassVar = partial(tasks.Scan, trimmed=True)
     metrics: ClassVar = {
         **PairingSetup.metrics,
         "token_accuracy": Metric("share of right actions, those before them given", percent=True),
@@ -49,22 +51,13 @@ class ScanSetup(PairingSetup):
         """Further commands like those of training, and what was held out."""
         return {"id": "in", "ood": "out"} if self.task.split != "simple" else {"id": "in"}
 
-    def sampler(self) -> TrimmedScan:
-        return kept(TrimmedScan, self.task)
-
-    def size(self, split: str) -> int:
-        return self.sampler().task.size(split)
-
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         """An encoder and a decoder, each with shared layers."""
         actions = tasks.SCAN_ACTIONS
         config = mechanisms.EncoderDecoderConfig(
+            **self.blocks,
             d_input=len(tasks.SCAN_WORDS),
             d_output=len(actions),
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            attention=self.attention,
-            feed_forward=self.feed_forward,
             begin=actions.index("<bos>"),
             end=actions.index("<eos>"),
             padding=actions.index("<pad>"),
@@ -72,28 +65,7 @@ class ScanSetup(PairingSetup):
         )
         return mechanisms.EncoderDecoder(config, generator=generator)
 
-    def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
-        """Accuracy of whole answers and of tokens, and log-likelihood."""
-        found = self.sampler().task.score(output.argmax(-1), batch)
-        n_targets = batch.mask.sum(1).float()
-        return {
-            "accuracy": (found["correct"], n_targets.new_ones(len(batch))),
-            "token_accuracy": (found["token_correct"] * n_targets, n_targets),
-            "log_likelihood": (log_likelihood(output, batch), n_targets),
-        }
-
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
         """By the number of actions."""
         length = batch.latents["length"]
         return {f"{low}-{high}": (length >= low) & (length <= high) for low, high in LENGTHS}
-
-
-class TrimmedScan:
-    """SCAN in batches as wide as their longest command and answer."""
-
-    def __init__(self, config: tasks.ScanConfig):
-        self.task = tasks.Scan(config)
-
-    def batch(self, split: str, index: int, size: int, device: Any = "cpu") -> Batch[Any]:
-        """The task's, trimmed."""
-        return self.task.trimmed(self.task.batch(split, index, size, device))

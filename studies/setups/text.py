@@ -13,8 +13,8 @@ import torch
 import mechanisms
 import probes
 import tasks
-from studies.engine import ALL, Metric, Selection, kept, reported
-from studies.engine.setup import Role, Scores
+from studies.engine import ALL, Metric, Selection, reported
+from studies.engine.setup import References, Role, Scores
 from studies.setups.pairing import HeadsSetup, PairingSetup
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from mechanisms.transformer import HeadedConfig
     from tasks import Batch
-
-Positions = Literal["relative", "rotary"]
 
 
 def perplexity_in_words(value: float) -> str:
@@ -38,10 +36,15 @@ class TextSetup(HeadsSetup):
     Args:
         task: the text, and how it is cut into windows, which are the examples. Its `length` bounds
             the distances that are told apart, up to 64.
+
+    Attributes:
+        shared: whether all blocks have the same weights.
     """
 
     task: tasks.TextConfig
 
+    shared: ClassVar[bool]
+    kind: ClassVar = tasks.Text
     metrics: ClassVar = {
         "loss": Metric("mean loss of a token", "lower", units="nats"),
         "accuracy": Metric("share of tokens that are the most probable one", percent=True),
@@ -58,13 +61,6 @@ class TextSetup(HeadsSetup):
     def splits(self) -> Mapping[str, Role]:
         return {"valid": "in", "test": "in"}
 
-    def sampler(self) -> tasks.Text:
-        return kept(tasks.Text, self.task)
-
-    def size(self, split: str) -> int:
-        """Number of windows."""
-        return self.sampler().size(split)
-
     def prepare(self) -> None:
         """Write the text that comes with Python, or miss another one; encode it once."""
         _ = self.sampler().vocabulary_size
@@ -72,36 +68,42 @@ class TextSetup(HeadsSetup):
     def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
         return self.sampler().figures(output.float(), batch, split)
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """What predicting how often each token occurs in training gives."""
         known = self.sampler().baseline_figures(split)
         return {"frequencies": {metric: {ALL: value} for metric, value in known.items()}}
 
-    def config(
-        self, attention: HeadedConfig, *, d_mlp: int, biased: bool, shared: bool
-    ) -> mechanisms.TransformerConfig:
-        """The transformer.
+    @property
+    def biased(self) -> bool:
+        """Whether it has T5's bias; else attention has positions of its own."""
+        return True
 
-        Args:
-            attention: of every block.
-            d_mlp: width of feed-forward layers.
-            biased: whether it has T5's bias; else attention has positions of its own.
-            shared: whether all blocks have the same weights.
-        """
+    @property
+    def config(self) -> mechanisms.TransformerConfig:
+        """The transformer, of this width."""
         size = self.sampler().vocabulary_size
         return mechanisms.TransformerConfig(
+            **self.blocks,
             d_input=size,
             d_output=size,
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            attention=attention,
-            feed_forward=mechanisms.FeedForwardConfig(d_mlp=d_mlp, dropout=self.dropout),
             inputs="tokens",
-            positions="relative" if biased else "none",
-            max_distance=max(2, min(64, self.task.length)) if biased else None,
+            positions="relative" if self.biased else "none",
+            max_distance=max(2, min(64, self.task.length)) if self.biased else None,
             causal=True,
-            shared=shared,
+            shared=self.shared,
         )
+
+    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
+        return mechanisms.Transformer(self.config, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPairingSetup(TextSetup, PairingSetup):
+    """The text of Mittal et al. 2021, with T5's bias."""
+
+    shared: ClassVar = True
+    at_once: ClassVar = 8
+    reported: ClassVar = reported("mittal_2021", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +117,18 @@ class LanguageSetup(TextSetup):
         d_mlp: of softmax attention with relative positions; see `own_d_mlp`.
     """
 
-    positions: Positions = "relative"
+    positions: Literal["relative", "rotary"] = "relative"
+
+    shared: ClassVar = False
 
     def models(self) -> tuple[str, ...]:
         """The mechanisms that positions of this kind can be given to."""
-        either = (*mechanisms.ATTENTION_VARIANTS, "coda")
-        return (
-            either if self.positions == "rotary" else (*either, "compositional", "transformer_xl")
-        )
+        relative = () if self.positions == "rotary" else ("compositional", "transformer_xl")
+        return (*mechanisms.ATTENTION_VARIANTS, "coda", *relative)
+
+    @property
+    def biased(self) -> bool:
+        return self.positions == "relative" and self.model != "transformer_xl"
 
     @property
     def attention(self) -> HeadedConfig:
@@ -131,27 +137,26 @@ class LanguageSetup(TextSetup):
         CoDA's gate is centred by row: it would start nearly closed, and is causal that way.
         Compositional attention has half as many retrievals as searches.
         """
-        n_heads, d_head, rotary = self.n_heads, self.d_head, self.positions == "rotary"
+        heads: dict[str, Any] = {"n_heads": self.n_heads, "d_head": self.d_model // self.n_heads}
+        rotary = self.positions == "rotary"
         match self.model:
             case "coda":
                 by_row = mechanisms.QuasiAttentionConfig(gate_centring="row")
-                return mechanisms.CodaAttentionConfig(
-                    n_heads=n_heads, d_head=d_head, composition=by_row, rotary=rotary
-                )
+                return mechanisms.CodaAttentionConfig(**heads, composition=by_row, rotary=rotary)
             case "compositional":
+                retrievals = max(1, self.n_heads // 2)
                 return mechanisms.CompositionalAttentionConfig(
-                    n_searches=n_heads, n_retrievals=max(1, n_heads // 2), d_head=d_head
+                    n_searches=self.n_heads, n_retrievals=retrievals, d_head=heads["d_head"]
                 )
             case "transformer_xl":
-                return mechanisms.RelativeAttentionConfig(n_heads=n_heads, d_head=d_head)
+                return mechanisms.RelativeAttentionConfig(**heads)
             case _:
-                return mechanisms.AttentionConfig.named(
-                    self.model, n_heads=n_heads, d_head=d_head, rotary=rotary
-                )
+                return mechanisms.AttentionConfig.named(self.model, **heads, rotary=rotary)
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """A transformer whose blocks have weights of their own."""
-        return mechanisms.Transformer(self._with_d_mlp(self.own_d_mlp()), generator=generator)
+        return mechanisms.Transformer(
+            replace(self, d_mlp=self.own_d_mlp()).config, generator=generator
+        )
 
     def own_d_mlp(self) -> int:
         """The d_mlp with which its number of parameters is nearest to `reference_parameters`.
@@ -160,7 +165,7 @@ class LanguageSetup(TextSetup):
             ValueError: it has more parameters even with d_mlp=1.
         """
         asked = self.reference_parameters()
-        least, next_ = (_parameters_of(self._with_d_mlp(d_mlp)) for d_mlp in (1, 2))
+        least, next_ = (_parameters_of(replace(self, d_mlp=d_mlp).config) for d_mlp in (1, 2))
         d_mlp = 1 + round((asked - least) / (next_ - least))
         if d_mlp < 1:
             raise ValueError(
@@ -171,25 +176,7 @@ class LanguageSetup(TextSetup):
 
     def reference_parameters(self) -> int:
         """How many parameters softmax attention with relative positions has."""
-        reference = replace(self, model="softmax", positions="relative")
-        return _parameters_of(reference._with_d_mlp(self.d_mlp))
-
-    def _with_d_mlp(self, d_mlp: int) -> mechanisms.TransformerConfig:
-        biased = self.positions == "relative" and self.model != "transformer_xl"
-        return self.config(self.attention, d_mlp=d_mlp, biased=biased, shared=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextPairingSetup(TextSetup, PairingSetup):
-    """The text of Mittal et al. 2021, with T5's bias."""
-
-    at_once: ClassVar = 8
-    reported: ClassVar = reported("mittal_2021", "text")
-
-    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """A transformer whose blocks share their weights."""
-        config = self.config(self.attention, d_mlp=self.d_mlp, biased=True, shared=True)
-        return mechanisms.Transformer(config, generator=generator)
+        return _parameters_of(replace(self, model="softmax", positions="relative").config)
 
 
 @functools.lru_cache(maxsize=64)

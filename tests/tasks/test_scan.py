@@ -248,7 +248,7 @@ def test_score_by_hand(simple):
 
 def test_a_trimmed_batch_lacks_padding_alone(simple):
     whole = simple.batch("id", 3, 40)
-    trimmed = simple.trimmed(whole)
+    trimmed = Scan(simple.config, trimmed=True).batch("id", 3, 40)
     (command, actions), (short_command, short_actions) = whole.inputs, trimmed.inputs
     for wide, narrow in (
         (command, short_command),

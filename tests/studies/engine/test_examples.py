@@ -1,9 +1,12 @@
 import itertools
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
-from studies.engine import RunError
+import tasks
+from studies.engine import RunError, Setup
 from studies.engine.examples import Examples, first_batch
 from tests.studies.engine.toy import TOY, LargestConfig
 
@@ -99,3 +102,32 @@ def test_finite_examples_are_what_the_task_gives():
     assert FINITE.task == LargestConfig(size=300)
     batches = list(fresh.batches("id", 130))
     assert torch.equal(torch.cat([b.inputs for b in batches]), whole.inputs[100:230])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Setup):
+    task: tasks.MLUConfig | tasks.ScanConfig
+
+    def build(self, generator):
+        return torch.nn.Identity()
+
+
+class Scanning(Standard):
+    kind = partial(tasks.Scan, trimmed=True)
+
+
+class Calculating(Standard):
+    kind = tasks.MLU
+
+
+def test_examples_are_drawn_from_the_task_of_a_setups_kind():
+    settings = {"model": "none", "training": STREAM.training}
+    finite = Scanning(task=tasks.ScanConfig(split="simple"), **settings)
+    assert finite.sampler() is replace(finite, seed=1).sampler()
+    assert isinstance(finite.sampler(), tasks.Scan)
+    assert finite.size("id") == 4182
+    endless = Calculating(task=tasks.MLUConfig(), **settings)
+    assert isinstance(endless.sampler(), tasks.MLU)
+    assert endless.size("id") is None
+    with pytest.raises(TypeError, match=r"Standard must have a `kind`, or a sampler of its own"):
+        Standard(task=tasks.MLUConfig(), **settings).sampler()
