@@ -3,7 +3,8 @@
 `capture` streams activations (reduced inside the hook) beside the ground truth of a task;
 `decode`, `decode_continuous` and `decode_each` ask what is linearly readable from them, `project`
 shows them in the plane (`draw_projection`), and `interchange` asks whether the model uses them
-(`draw_interchange`). `latent_code` and `interchange_codes` do so for attention's latent code.
+(`draw_interchange`). `latent_code`, `interchange_codes` and, under several conditions,
+`interchange_pairs` do so for attention's latent code.
 
 `capture_control_flow` keeps what columns do at every step, `extract_control_flow` makes graphs of
 it (`match_control_flow` those of a control) and `draw_control_flow` pictures of these;
@@ -23,8 +24,8 @@ retrieval and whether groups of examples differ in theirs, and `draw_value_score
 `loss_by_context` asks what a model of a text gains from the tokens that it has seen.
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
-much of what decides it lies where a function is flat; `examine_places` asks it of all
-places where models attend.
+much of what decides it lies where a function is flat; `measure_signedness` and
+`measure_saturation` are the same of models at all places where they attend (`examine_places`).
 
 `mean_by_labels` averages a score over what has the same ground truth.
 
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
         interval_variables,
         over_seeds,
     )
-    from probes.latent_codes import interchange_codes, latent_code
+    from probes.latent_codes import interchange_codes, interchange_pairs, latent_code
     from probes.oracle_paths import PathModel
     from probes.oracle_scores import score_paths
     from probes.oracle_search import search_paths
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from probes.routing_capture import measure_paths, measure_specialization
     from probes.saturation import score_saturation
     from probes.signedness import relative_weights, score_signedness, strongest_head
+    from probes.signedness_capture import measure_saturation, measure_signedness
     from probes.signedness_picture import draw_distribution, draw_matrices, draw_numbers
     from probes.specialization import score_specialization
     from probes.specialization_picture import draw_specialization, ordered_activation
@@ -140,6 +142,7 @@ _HOME = {
     "holm": "probes.paired_tests",
     "interchange": "probes.interchanging",
     "interchange_codes": "probes.latent_codes",
+    "interchange_pairs": "probes.latent_codes",
     "interval_variables": "probes.intervals",
     "latent_code": "probes.latent_codes",
     "loss_by_context": "probes.context",
@@ -148,6 +151,8 @@ _HOME = {
     "measure_costs": "probes.costs",
     "measure_pairing": "probes.pairing_capture",
     "measure_paths": "probes.routing_capture",
+    "measure_saturation": "probes.signedness_capture",
+    "measure_signedness": "probes.signedness_capture",
     "measure_specialization": "probes.routing_capture",
     "ordered_activation": "probes.specialization_picture",
     "over_seeds": "probes.intervals",
@@ -213,6 +218,7 @@ __all__ = [
     "holm",
     "interchange",
     "interchange_codes",
+    "interchange_pairs",
     "interval_variables",
     "latent_code",
     "loss_by_context",
@@ -221,6 +227,8 @@ __all__ = [
     "measure_costs",
     "measure_pairing",
     "measure_paths",
+    "measure_saturation",
+    "measure_signedness",
     "measure_specialization",
     "ordered_activation",
     "over_seeds",

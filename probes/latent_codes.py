@@ -6,7 +6,7 @@ Hypernetwork", section 2).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import xarray as xr
@@ -19,6 +19,38 @@ from probes.hooking import HookedModel, Inputs, layer_numbers, resolve_hooks
 from probes.interchanging import interchange
 
 PATTERNS = "blocks.*.attn.hook_pattern"
+
+
+class CodePairs(Protocol):
+    """Instances with a source each, and the code that is about what both differ in.
+
+    Such as `tasks.RavenPairs`: see the arguments of `interchange_codes`.
+    """
+
+    @property
+    def base(self) -> Tensor:
+        """Inputs [pair, pos, ...]."""
+        ...
+
+    @property
+    def source(self) -> Tensor:
+        """Inputs of the same layout."""
+        ...
+
+    @property
+    def query(self) -> Int[Tensor, " pair"]:
+        """The query of each pair."""
+        ...
+
+    @property
+    def keys(self) -> Int[Tensor, "pair key"]:
+        """Its keys."""
+        ...
+
+    @property
+    def answers(self) -> Mapping[str, Tensor]:
+        """Candidate answers by name."""
+        ...
 
 
 def latent_code(
@@ -119,6 +151,51 @@ def interchange_codes(
         outcomes=outcomes,
         batch_size=batch_size,
     )
+
+
+def interchange_pairs(
+    model: HookedModel,
+    pairs: Mapping[str, CodePairs],
+    *,
+    answer: Callable[[Any], Tensor],
+    hook: str = PATTERNS,
+    batch_size: int = 256,
+) -> xr.Dataset:
+    """Are latent codes used, under several conditions? `interchange_codes` of pairs that share one.
+
+    Args:
+        model, answer, hook, batch_size: see `interchange_codes`.
+        pairs: by condition, such as "other rule" and "same rule"; all with answers of one kind.
+
+    Returns:
+        [condition, scope, site, outcome] of the `rate` of `interchange_codes`, with its bounds.
+
+    Raises:
+        ValueError: there are no pairs; or see `interchange_codes`.
+
+    Example:
+        pairs = tasks.raven_pairs(task, base, source, 100)
+        interchange_pairs(model, pairs, answer=lambda logits: logits.argmax(-1))
+    """
+    if not pairs:
+        raise ValueError("pairs must name at least one condition, got an empty mapping")
+    found = [
+        interchange_codes(
+            model,
+            some.base,
+            some.source,
+            query=some.query,
+            keys=some.keys,
+            n_pos=some.base.shape[1],
+            answer=answer,
+            outcomes=some.answers,
+            hook=hook,
+            batch_size=batch_size,
+        ).drop_vars("hit")
+        for some in pairs.values()
+    ]
+    conditions = xr.Variable("condition", list(pairs))
+    return cast(xr.Dataset, xr.concat(found, conditions, combine_attrs="drop_conflicts"))
 
 
 def _check_positions(query: Tensor, keys: Tensor) -> None:

@@ -26,11 +26,11 @@ import xarray as xr
 
 import probes
 from studies import engine
-from studies.engine import metric, read
+from studies.engine import Claim, Row, metric, read
 from studies.report import plots
 from studies.report.curves import training_curves
 from studies.setups.mlu import MluSetup
-from studies.setups.quasi_attention import PLACES, Matrices, Saturation, Signs
+from studies.setups.quasi_attention import PLACES, matrices, saturation, signs
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
 from tasks import MLUConfig, SignedPairsConfig
@@ -119,19 +119,19 @@ TAY = "Tay et al. 2019, "
 
 def learns(
     statement: str, source: str, of: Any, than: Any, reading: Any = ON_ID, within: float = 0.0
-) -> engine.Claim:
+) -> Claim:
     """That a model answers better than another one, or as well: `within` a difference."""
     side: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
-    return engine.Claim(statement, source, reading, of, **side, of_learning=True)
+    return Claim(statement, source, reading, of, **side, of_learning=True)
 
 
-def weighs(statement: str, source: str, reading: engine.Reading, than: float) -> engine.Claim:
+def weighs(statement: str, source: str, reading: engine.Reading, than: float) -> Claim:
     """That something of CoDA's weights, with N centred or not, is greater than a number."""
     of = {name: value for name, value in coda().items() if name != "gate_centring"}
-    return engine.Claim(statement, source, reading, of, than)
+    return Claim(statement, source, reading, of, than)
 
 
-def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
+def claims_of_both(*centrings: str) -> Iterator[Claim]:
     """What the paper's analysis, and our results page, say of any task with these centrings."""
     for over in centrings:
         e, n = {"affinity_centring": over}, {"gate_centring": over}
@@ -144,15 +144,17 @@ def claims_of_both(*centrings: str) -> Iterator[engine.Claim]:
     for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
         statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
         yield learns(statement, f"{TAY}Table 9", coda(), coda(affinity=e, gate=n))
-    analysis, subtracts = f"{TAY}section 5", "CoDA subtracts: a twentieth of M is below -0.1"
-    yield weighs("The gate closes: N < -3 for a tenth of the pairs", analysis, CLOSED, 0.1)
-    yield weighs("The gate opens: N > 3 for a tenth of the pairs", analysis, OPEN, 0.1)
-    yield weighs("E is saturated early, and less at the end", analysis, EARLY, 0.0)
-    yield weighs("M is more often negative than positive", analysis, NEGATIVE - POSITIVE, 0.0)
-    yield weighs(subtracts, f"{TAY}section 1", NEGATIVE, 0.05)
+    for section, statement, reading, than in (
+        (5, "The gate closes: N < -3 for a tenth of the pairs", CLOSED, 0.1),
+        (5, "The gate opens: N > 3 for a tenth of the pairs", OPEN, 0.1),
+        (5, "E is saturated early, and less at the end", EARLY, 0.0),
+        (5, "M is more often negative than positive", NEGATIVE - POSITIVE, 0.0),
+        (1, "CoDA subtracts: a twentieth of M is below -0.1", NEGATIVE, 0.05),
+    ):
+        yield weighs(statement, f"{TAY}section {section}", reading, than)
 
 
-def arithmetic_claims() -> Iterator[engine.Claim]:
+def arithmetic_claims() -> Iterator[Claim]:
     """Further ones, of lines."""
     statement = "CoDA answers better than softmax attention"
     yield learns(statement, f"{TAY}Table 6", ANY_CODA, SOFTMAX)
@@ -161,18 +163,18 @@ def arithmetic_claims() -> Iterator[engine.Claim]:
         yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
 
 
-def pairs_claims() -> Iterator[engine.Claim]:
+def pairs_claims() -> Iterator[Claim]:
     """Further ones, of pairs."""
     headed, single = ({"alignment": name} for name in ("heads", "networks"))
     statement = "In the base model for pairs CoDA answers better than softmax attention"
     yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)
-    for what, of, other in (
-        ("heads", coda(**headed), SOFTMAX | headed),
-        ("N centred (row)", coda(gate_centring="row", **single), SOFTMAX | single),
-        ("N centred (matrix)", coda(gate_centring="matrix", **single), SOFTMAX | single),
+    for what, changes, other in (
+        ("heads", headed, headed),
+        ("N centred (row)", single | {"gate_centring": "row"}, single),
+        ("N centred (matrix)", single | {"gate_centring": "matrix"}, single),
     ):
         statement = f"With {what} CoDA answers as well as softmax attention"
-        yield learns(statement, "ours", of, other, ON_OOD, 0.01)
+        yield learns(statement, "ours", coda(**changes), SOFTMAX | other, ON_OOD, 0.01)
     for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
         statement = f"M {what}, more than that of untrained weights"
         yield weighs(statement, "ours", agree["trained"] - agree["untrained"], 0.0)
@@ -186,20 +188,23 @@ CAPTION = (
     "Right: share of lines or pairs like those of training (id), and of such as put together what "
     "training never does (ood). M<0: share of attention weights below -0.1 (ood). "
 )
+
+
+def right(label: str, *where: str) -> Row:
+    """The accuracy on a split, perhaps of a group of its lines, beside chance."""
+    chance = metric("accuracy_chance", *where)
+    return Row(label, metric("accuracy", *where), beside={"chance": chance})
+
+
 ARITHMETIC_TABLE = engine.Table(
     title="Quasi-attention and others: arithmetic (in %)",
     rows=(
-        *(
-            engine.Row(
-                f"right, {split}" if group == "all" else f"  {group}",
-                metric("accuracy", split, group),
-                beside={"chance": metric("accuracy_chance", split, group)},
-            )
-            for split, group in (("id", "all"), *product(("ood",), ("all", "+", "-", "*")))
-        ),
-        engine.Row("paper", metric("accuracy_paper", "id"), spread=False),
-        engine.Row("M<0", NEGATIVE),
-        engine.Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
+        right("right, id", "id"),
+        right("right, ood", "ood"),
+        *(right(f"  {operator}", "ood", operator) for operator in "+-*"),
+        Row("paper", metric("accuracy_paper", "id"), spread=False),
+        Row("M<0", NEGATIVE),
+        Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
     caption=f"{CAPTION}Chance: the most frequent answer. Paper: with numbers from -1000 to 999 and "
     "100,000 steps; 78.8 of a universal transformer, 84.9 of an adaptive one that it cites.",
@@ -208,13 +213,13 @@ PAIRS_TABLE = engine.Table(
     title="Quasi-attention and others: signed pairs (in %)",
     conditions="rows",
     rows=(
-        engine.Row("id", ON_ID),
-        engine.Row("ood", ON_OOD),
-        engine.Row("M<0", NEGATIVE),
-        engine.Row("signs", SIGNS["trained"]),
-        engine.Row("untr.", SIGNS["untrained"], spread=False),
-        engine.Row("match", MATCHES["trained"]),
-        engine.Row("untrained", MATCHES["untrained"], spread=False),
+        Row("id", ON_ID),
+        Row("ood", ON_OOD),
+        Row("M<0", NEGATIVE),
+        Row("signs", SIGNS["trained"]),
+        Row("untr.", SIGNS["untrained"], spread=False),
+        Row("match", MATCHES["trained"]),
+        Row("untrained", MATCHES["untrained"], spread=False),
     ),
     caption=f"{CAPTION}50 by chance. Signs: balanced accuracy of the signs of a head's weights "
     "(beyond a tenth of its largest) against the planted ones, of the head that is best on id, on "
@@ -310,7 +315,7 @@ PAIRS_PRESETS = {
 
 COMMON: dict[str, Any] = {
     "tuned": ("training.learning_rate",),
-    "measures": {"signs": Signs(), "saturation": Saturation(), "matrices": Matrices()},
+    "measures": {"signs": signs, "saturation": saturation, "matrices": matrices},
     "along_training": ("saturation",),
 }
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}

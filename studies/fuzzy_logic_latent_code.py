@@ -15,7 +15,6 @@ are decoded from the attention weights of the token that is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ import xarray as xr
 import probes
 import tasks
 from studies import engine
-from studies.engine import metric, read
+from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
 from studies.report.curves import training_curves
 from studies.report.names import name_of
@@ -62,43 +61,38 @@ def codes_of(model: Any, task: tasks.FuzzyLogic, batches: Iterable[tasks.Batch])
     return data[["code"]].assign(target=(("example", "label"), target)).assign_coords(label=names)
 
 
-@dataclass(frozen=True)
-class Decoding:
+def decode_terms(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
     """Linear decoding of terms and negations from the code, the same point being asked for.
 
     Terms of `ood` never occur in `id`, on which decoders are fitted, so of `ood` only variables are
-    decoded, and of these not the ones that all its terms have in common.
+    decoded, and of these not the ones that all its terms have in common. `kind_score`: means over
+    terms and over variables.
 
     Args:
         n: sequences that decoders are fitted to, and as many of each split that they are scored on.
     """
+    task, splits = trained.task, trained.setup.splits
+    fit, *tests = (
+        [task.with_fixed_query(batch) for batch in trained.batches(split, n)]
+        for split in ("id", *splits)
+    )
 
-    n: int = 2000
+    def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
+        scored = (codes_of(model, task, some) for some in tests)
+        return codes_of(model, task, fit), dict(zip(splits, scored, strict=True))
 
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """See `probes.decode_each`; `kind_score`: means over terms and over variables."""
-        fit, *tests = (
-            [trained.task.with_fixed_query(batch) for batch in trained.batches(split, self.n)]
-            for split in ("id", *trained.setup.splits)
-        )
-
-        def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-            own, *others = (codes_of(model, trained.task, some) for some in (fit, *tests))
-            return own, dict(zip(trained.setup.splits, others, strict=True))
-
-        found = probes.decode_each(
-            *codes(trained.model),
-            label="target",
-            along="label",
-            untrained=codes(trained.untrained),
-            resamples=200,
-            seed=trained.seed,
-        )
-        kinds = [label.split()[0] for label in found["label"].to_numpy()]
-        score = found["score"].assign_coords(kind=("label", kinds))
-        found["kind_score"] = score.groupby("kind").mean()
-        found["kind_score"].attrs["long_name"] = "R^2 of decoding, mean over terms or variables"
-        return found
+    found = probes.decode_each(
+        *codes(trained.model),
+        label="target",
+        along="label",
+        untrained=codes(trained.untrained),
+        resamples=200,
+        seed=trained.seed,
+    )
+    kinds = [label.split()[0] for label in found["label"].to_numpy()]
+    score = found["score"].assign_coords(kind=("label", kinds))
+    about = "R^2 of decoding, mean over terms or variables"
+    return found.assign(kind_score=score.groupby("kind").mean().assign_attrs(long_name=about))
 
 
 def decoded(kind: str, split: str, control: str = "probe") -> engine.Reading:
@@ -113,33 +107,32 @@ EACH = {
     "paper": metric("r2_of_sequences_paper", "test"),
 }
 
-TABLE_A1, FIGURE_2B, FIGURE_2C, FIGURE_A3C = (
-    f"Schug et al. 2024, {where}" for where in ("table A1", "figure 2B", "figure 2C", "figure A3C")
-)
-NOT_HERE = f"{TABLE_A1}: on Raven, not here"
+SCHUG = "Schug et al. 2024"
+TABLE_A1, FIGURE_2C = f"{SCHUG}, table A1", f"{SCHUG}, figure 2C"
 
 
-def better(model: str, than: str, source: str = TABLE_A1) -> engine.Claim:
+def better(model: str, than: str, source: str = TABLE_A1) -> Claim:
     """A claim that one attention answers held-out combinations better than another."""
     statement = f"{name_of(model)} answers held-out combinations better than {name_of(than)}"
-    return engine.Claim(statement, source, R2["test"], {"model": model}, {"model": than})
+    return Claim(statement, source, R2["test"], {"model": model}, {"model": than})
 
 
-def loses(model: str, than: str) -> engine.Claim:
+def loses(model: str, than: str) -> Claim:
     """A claim that one attention loses more by the step to held-out combinations than another."""
     statement = f"{name_of(model)} loses more than {name_of(than)} by the step to held-out"
-    lost = R2["id"] - R2["test"]
-    return engine.Claim(
-        f"{statement} combinations", FIGURE_2C, lost, {"model": model}, {"model": than}
-    )
+    lost, of, other = R2["id"] - R2["test"], {"model": model}, {"model": than}
+    return Claim(f"{statement} combinations", FIGURE_2C, lost, of, other)
 
 
-def legible(statement: str, kind: str, split: str, source: str = "ours") -> engine.Claim:
+def legible(statement: str, kind: str, split: str, source: str = "ours") -> Claim:
     """A claim that more is decoded than from the untrained model's codes."""
     more = decoded(kind, split) - decoded(kind, split, "untrained")
-    return engine.Claim(statement, source, more, {}, 0.0)
+    return Claim(statement, source, more, {}, 0.0)
 
 
+NOT_HERE = f"{TABLE_A1}: on Raven, not here"
+WHERE = "Held-out combinations are answered better where"
+BETTER = "is read better than from the untrained code"
 CLAIMS = (
     better("hyla", "linear"),
     better("hyla", "softmax"),
@@ -149,49 +142,43 @@ CLAIMS = (
     better("hyla", "rms_head_linear", NOT_HERE),
     loses("softmax", "hyla"),
     loses("linear", "hyla"),
-    engine.Claim(
-        "Held-out combinations are answered better where fewer of them are held out",
-        FIGURE_2C,
-        R2["test"],
-        of={"held_out": 0.3},
-        exceeds={"held_out": 0.7},
+    *(
+        Claim(f"{WHERE} {what}", FIGURE_2C, R2["test"], {name: of}, {name: than})
+        for what, name, of, than in (
+            ("fewer of them are held out", "held_out", 0.3, 0.7),
+            ("sequences are longer", "n_points", 96, 16),
+        )
     ),
-    engine.Claim(
-        "Held-out combinations are answered better where sequences are longer",
-        FIGURE_2C,
-        R2["test"],
-        of={"n_points": 96},
-        exceeds={"n_points": 16},
-    ),
-    engine.Claim(
+    Claim(
         "Functions of unseen terms are not answered: most of their variance is not explained",
-        FIGURE_A3C,
-        engine.constant(0.5) - R2["ood"],
+        f"{SCHUG}, figure A3C",
+        0.5 - R2["ood"],
         of={},
         exceeds=0.0,
     ),
-    legible("Which terms there are is read better than from the untrained code", "term", "id"),
-    legible("Which terms there are is read so in held-out combinations", "term", "test", FIGURE_2B),
+    legible(f"Which terms there are {BETTER}", "term", "id"),
     legible(
-        "What is negated in unseen terms is read better than from the untrained code",
-        "variable",
-        "ood",
+        "Which terms there are is read so in held-out combinations",
+        "term",
+        "test",
+        f"{SCHUG}, figure 2B",
     ),
+    legible(f"What is negated in unseen terms {BETTER}", "variable", "ood"),
 )
 
 TABLE = engine.Table(
     title="R^2 of the answers, and of decoding (in %)",
     conditions="rows",
     rows=(
-        *(engine.Row(split, reading, spread=split == "test") for split, reading in R2.items()),
-        engine.Row("paper", EACH["paper"], spread=False),
-        engine.Section("terms"),
-        engine.Row("terms,\nid", decoded("term", "id"), spread=False),
-        engine.Row("untr.", decoded("term", "id", "untrained"), spread=False),
-        engine.Row("test", decoded("term", "test"), spread=False),
-        engine.Section("variables"),
-        engine.Row("var.,\nood", decoded("variable", "ood"), spread=False),
-        engine.Row("untr.", decoded("variable", "ood", "untrained"), spread=False),
+        *(Row(split, reading, spread=split == "test") for split, reading in R2.items()),
+        Row("paper", EACH["paper"], spread=False),
+        Section("terms"),
+        Row("terms,\nid", decoded("term", "id"), spread=False),
+        Row("untr.", decoded("term", "id", "untrained"), spread=False),
+        Row("test", decoded("term", "test"), spread=False),
+        Section("variables"),
+        Row("var.,\nood", decoded("variable", "ood"), spread=False),
+        Row("untr.", decoded("variable", "ood", "untrained"), spread=False),
     ),
     caption="R^2 of the answers on familiar combinations of terms (id), held-out ones (test) and "
     "unseen terms (ood). Terms, var.: R^2 of ridge regression from the code of the token that is "
@@ -248,7 +235,7 @@ STUDY = engine.Study(
         "held_out": engine.Preset(changes=f"{THREE} {SHARES}"),
         "paper": PAPER,
     },
-    measures={"decoding": Decoding()},
+    measures={"decoding": decode_terms},
     tuned=("training.learning_rate", "training.weight_decay"),
     # Half of the variance is explained, on familiar combinations.
     trained=engine.TrainedIf(split="id", metric="r2", reaches=0.5),

@@ -13,7 +13,6 @@ which some combinations of operators are held out, by networks whose router is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,33 +30,31 @@ from studies.report.names import name_of
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
 
 
-@dataclass(frozen=True)
-class Specialization:
+def measure_specialization(trained: engine.Trained, n: int = 5000) -> xr.Dataset | None:
     """Does each module serve one operation? On familiar and held-out combinations.
 
     Args:
         n: examples of each split, at most.
     """
-
-    n: int = 5000
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """The figures of `probes.score_specialization` [split, ...]."""
-        setup = trained.setup
-        if setup.model not in MODULAR:
-            return None
-        return probes.measure_specialization(
-            trained.model,
-            {split: trained.batches(split, self.n) for split in setup.splits},
-            # A single layer has to perform a whole combination of operations.
-            operation="operator" if setup.n_layers > 1 else "task",
-            operations=setup.operations,
-            seed=trained.seed,
-        ).rename(group="split")
+    setup = trained.setup
+    if setup.model not in MODULAR:
+        return None
+    return probes.measure_specialization(
+        trained.model,
+        {split: trained.batches(split, n) for split in setup.splits},
+        # A single layer has to perform a whole combination of operations.
+        operation="operator" if setup.n_layers > 1 else "task",
+        operations=setup.operations,
+        seed=trained.seed,
+    ).rename(group="split")
 
 
-@dataclass(frozen=True)
-class Paths:
+def measure_paths(
+    trained: engine.Trained,
+    n: int = 5000,
+    examples: tuple[int, ...] = (1, 4, 16, 64),
+    memory: int = 2**28,
+) -> xr.Dataset | None:
     """How good are the modules, apart from the router? And how many labels find the best path?
 
     Args:
@@ -66,28 +63,19 @@ class Paths:
             half of those that are looked at.
         memory: for the search, in bytes.
     """
-
-    n: int = 5000
-    examples: tuple[int, ...] = (1, 4, 16, 64)
-    memory: int = 2**28
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`loss`, `regret` [split, ...] and of `ood` alone `task_loss`, `adapted`, `gap_closed`,
-        `routed`, `oracle`: see `probes.score_paths` and `probes.adapt_paths`.
-        """
-        if trained.setup.model not in MODULAR:
-            return None
-        found = probes.measure_paths(
-            trained.model,
-            trained.untrained,
-            {split: trained.batch(split, self.n) for split in trained.setup.splits},
-            adapted="ood",
-            examples=self.examples,
-            memory_limit=self.memory,
-            seed=trained.seed,
-        )
-        names = [trained.task.task_names[number] for number in found["task"].to_numpy()]
-        return found.rename(group="split").assign_coords(task=names)
+    if trained.setup.model not in MODULAR:
+        return None
+    found = probes.measure_paths(
+        trained.model,
+        trained.untrained,
+        {split: trained.batch(split, n) for split in trained.setup.splits},
+        adapted="ood",
+        examples=examples,
+        memory_limit=memory,
+        seed=trained.seed,
+    )
+    names = [trained.task.task_names[number] for number in found["task"].to_numpy()]
+    return found.rename(group="split").assign_coords(task=names)
 
 
 FULL, LOW, FAR = 0.95, 0.05, 0.1
@@ -332,7 +320,7 @@ STUDY = engine.Study(
     presets={name: engine.Preset(changes=changes) for name, changes in PRESETS.items()},
     tuned=("training.learning_rate",),
     trained=engine.TrainedIf(split="id", metric="loss", reaches=0.1, share_of="constant"),
-    measures={"specialization": Specialization(), "paths": Paths()},
+    measures={"specialization": measure_specialization, "paths": measure_paths},
     claims=CLAIMS,
     table=TABLE,
     views=VIEWS,

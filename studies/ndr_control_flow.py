@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -30,34 +29,28 @@ from studies.setups.expressions import ARITHMETIC, LAPTOP, LISTOPS, LOOKUP, by_m
 from studies.views import ndr as views
 
 
-@dataclass(frozen=True)
-class ControlFlow:
+def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
     """Whether graphs of gates and attention are the true dataflow, and whether they compute.
 
     Args:
         n: examples, spread over all depths.
     """
-
-    n: int = 1000
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """See `probes.examine_control_flow`."""
-        setup = trained.setup
-        if setup.model not in expressions.GATED:
-            return None
-        batch = expressions.examples_of_all_depths(trained, self.n)
-        return probes.examine_control_flow(
-            trained.model,
-            batch.inputs,
-            tasks.column_dataflow(batch, readout=setup.readout),
-            untrained=trained.untrained,
-            answer=expressions.most_probable,
-            thresholds=views.NODES,
-            attention_threshold=views.LEAST_READ,
-            routes=None if isinstance(setup.task, tasks.TableLookupConfig) else 1,
-            seed=trained.seed,
-            batch_size=setup.at_once,
-        )
+    setup = trained.setup
+    if setup.model not in expressions.GATED:
+        return None
+    batch = expressions.examples_of_all_depths(trained, n)
+    return probes.examine_control_flow(
+        trained.model,
+        batch.inputs,
+        tasks.column_dataflow(batch, readout=setup.readout),
+        untrained=trained.untrained,
+        answer=expressions.most_probable,
+        thresholds=views.NODES,
+        attention_threshold=views.LEAST_READ,
+        routes=None if isinstance(setup.task, tasks.TableLookupConfig) else 1,
+        seed=trained.seed,
+        batch_size=setup.at_once,
+    )
 
 
 # Claims and table
@@ -248,7 +241,7 @@ STUDY = engine.Study(
     grids=(ONE_TASK[0] | {"task.direction": ("forward", "backward")},),
     where=by_model(SLOW, f"{SLOW} n_test_steps=8", f"{SLOW} dropout=0.1"),
     presets=PRESETS,
-    measures={"control_flow": ControlFlow(), "drawn": views.Drawn()},
+    measures={"control_flow": control_flow, "drawn": views.Drawn()},
     trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.9),
     claims=(*claims_of_the_paper(), *claims_of_ours()),
     table=TABLE,

@@ -13,16 +13,16 @@ on the task, also for combinations of rules that it never saw? And is that code 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
+import torch
 import xarray as xr
 
 import probes
 import tasks
 from studies import engine
-from studies.engine import metric, read
+from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
 from studies.report.curves import training_curves
 from studies.setups.raven import RavenSetup
@@ -44,105 +44,69 @@ def codes_of(model: Any, batches: Iterable[tasks.Batch], n_features: int) -> xr.
     return data[["code", "rule"]].assign_coords(key=["first", "second"])
 
 
-@dataclass(frozen=True)
-class Ceiling:
+def ceiling(trained: engine.Trained, n: int = 4096) -> xr.Dataset:
     """What the ideal observer of the panels, who knows the splits, reaches.
 
     Args:
         n: instances of each split.
     """
-
-    n: int = 4096
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """The highest accuracies that a split allows, and the share of ambiguous instances."""
-        return tasks.raven_ceilings(trained.setup.task, trained.setup.all_splits, self.n)
+    return tasks.raven_ceilings(trained.setup.task, trained.setup.all_splits, n)
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Linear decoding of each feature's rule from its latent code, with controls.
+def decoding(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
+    """Linear decoding of each feature's rule from its latent code, fitted on familiar combinations.
 
     Args:
         n: instances that decoders are fitted to, and as many that they are scored on.
     """
+    fit = list(trained.batches(FAMILIAR, n))
+    tests = {split: list(trained.batches(split, n)) for split in PROBED}
 
-    n: int = 2000
+    def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
+        own = partial(codes_of, model, n_features=trained.setup.task.n_features)
+        return own(fit), {split: own(some) for split, some in tests.items()}
 
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """See `probes.decode`: fitted on familiar combinations, scored on other instances."""
-        n_features = trained.setup.task.n_features
-        fit = list(trained.batches(FAMILIAR, self.n))
-        tests = {split: list(trained.batches(split, self.n)) for split in PROBED}
-
-        def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-            scored = {split: codes_of(model, some, n_features) for split, some in tests.items()}
-            return codes_of(model, fit, n_features), scored
-
-        found = probes.decode(
-            *codes(trained.model),
-            samples=SAMPLES,
-            cells=("layer", "key"),
-            untrained=codes(trained.untrained),
-            seed=trained.seed,
-        )
-        rules = [tasks.RAVEN_RULES[int(rule)] for rule in found["true"].to_numpy()]
-        return found.assign_coords(true=rules, predicted=rules)
+    found = probes.decode(
+        *codes(trained.model),
+        samples=SAMPLES,
+        cells=("layer", "key"),
+        untrained=codes(trained.untrained),
+        seed=trained.seed,
+    )
+    rules = [tasks.RAVEN_RULES[int(rule)] for rule in found["true"].to_numpy()]
+    return found.assign_coords(true=rules, predicted=rules)
 
 
-@dataclass(frozen=True)
-class Interchange:
+def interchange(trained: engine.Trained, n_pairs: int = 500) -> xr.Dataset:
     """Is the code used? Codes, or whole patterns, of an instance are patched into another.
 
     For every pair: a base A, a source B and a feature. Outcomes: the answer that B's rule gives
-    on A's panels, and A's own; see `tasks.raven_pairs` and `probes.interchange_codes`.
+    on A's panels, and A's own; see `tasks.raven_pairs`.
 
     Args:
         n_pairs: of each condition.
     """
-
-    n_pairs: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """`rate` and its interval [split, condition, scope, site, outcome]."""
-        found = []
-        for split in PROBED:
-            # One pair in eight has the same rule: enough candidates for that.
-            base, source = (trained.batch(split, 16 * self.n_pairs) for _ in range(2))
-            pairs_of = tasks.raven_pairs(trained.task, base, source, self.n_pairs)
-            for condition, pairs in pairs_of.items():
-                one = probes.interchange_codes(
-                    trained.model,
-                    pairs.base,
-                    pairs.source,
-                    query=pairs.query,
-                    keys=pairs.keys,
-                    n_pos=pairs.base.shape[1],
-                    answer=lambda logits: logits.argmax(-1),
-                    outcomes=pairs.answers,
-                )
-                found.append(one.drop_vars("hit").expand_dims(split=[split], condition=[condition]))
-        return cast(xr.Dataset, xr.combine_by_coords(found, combine_attrs="drop_conflicts"))
+    found = []
+    for split in PROBED:
+        # One pair in eight has the same rule: enough candidates for that.
+        base, source = (trained.batch(split, 16 * n_pairs) for _ in range(2))
+        pairs = tasks.raven_pairs(trained.task, base, source, n_pairs)
+        answer = partial(torch.argmax, dim=-1)
+        found.append(probes.interchange_pairs(trained.model, pairs, answer=answer))
+    return xr.concat(found, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")
 
 
-@dataclass(frozen=True)
-class Projection:
+def projection(trained: engine.Trained, n: int = 500) -> xr.Dataset:
     """The codes of held-out combinations in the plane, by PCA and t-SNE.
 
     Args:
         n: instances.
     """
-
-    n: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """`projection` [kind, example, feature, component], `rule` [example, feature]."""
-        batches = trained.batches(HELD_OUT, self.n)
-        data = codes_of(trained.model, batches, trained.setup.task.n_features)
-        code = data.set_coords("rule")["code"]
-        found = probes.project(code, method=("pca", "tsne"), samples=SAMPLES, seed=trained.seed)
-        found["rule"].attrs["long_name"] = "rule, an index of the rules' names"
-        return found.reset_coords("rule")
+    data = codes_of(trained.model, trained.batches(HELD_OUT, n), trained.setup.task.n_features)
+    code = data.set_coords("rule")["code"]
+    found = probes.project(code, method=("pca", "tsne"), samples=SAMPLES, seed=trained.seed)
+    found["rule"].attrs["long_name"] = "rule, an index of the rules' names"
+    return found.reset_coords("rule")
 
 
 OF_ALL: dict[str, Any] = {"layer": "all", "key": "all"}
@@ -154,70 +118,64 @@ OTHER_RULE: dict[str, Any] = {"condition": "other_rule", "outcome": "source_rule
 SAME_RULE = {"condition": "same_rule", "outcome": "base_rule"}
 """Where it is the same: the answer is right."""
 
+patched = partial(read, "interchange", "rate", split=HELD_OUT, **OTHER_RULE)
+CODE, PATTERN = (patched(site="all layers", scope=scope) for scope in ("code", "pattern"))
+UNPATCHED = patched(site="none", scope="code")
+
 
 def decoded(split: str, control: str = "probe") -> engine.Reading:
     """The share of rules that is read from the codes of all layers."""
     return read("decoding", "score", split=split, control=control, **OF_ALL, metric="accuracy")
 
 
-def patched(site: str, scope: str) -> engine.Reading:
-    """How often the answer becomes that of the rule whose code is patched in, held out."""
-    return read("interchange", "rate", split=HELD_OUT, **OTHER_RULE, site=site, scope=scope)
-
-
-SCHUG = "Schug et al. 2024"
-FIGURES = f"{SCHUG}, latent-code figures"
-
-
-def better(than: str) -> engine.Claim:
-    """A claim that HYLA answers better than another attention."""
-    statement = f"HYLA answers held-out combinations of rules better than {than} attention"
-    return engine.Claim(statement, SCHUG, metric("accuracy", "ood"), HYLA, {"model": than})
-
-
-def decodable(than: str, control: str, source: str) -> engine.Claim:
+def legible(than: str, control: str, source: str) -> Claim:
     """A claim that more is read from the codes than under a control."""
     statement = "The rule is decodable from the latent code, on held-out combinations, better than"
     more = decoded(HELD_OUT) - decoded(HELD_OUT, control)
-    return engine.Claim(f"{statement} from {than}", source, more, {}, 0.0)
+    return Claim(f"{statement} from {than}", source, more, {}, 0.0)
 
 
-HYLA, SOFTMAX = {"model": "hyla"}, {"model": "softmax"}
+HYLA = {"model": "hyla"}
+SCHUG = "Schug et al. 2024"
+FIGURES = f"{SCHUG}, latent-code figures"
+BETTER = "HYLA answers held-out combinations of rules better than"
 CLAIMS = (
-    better("softmax"),
-    better("linear"),
-    decodable("the untrained model's", "untrained", FIGURES),
-    decodable("codes with labels dealt out anew", "shuffled", "ours"),
-    engine.Claim(
+    *(
+        Claim(f"{BETTER} {one} attention", SCHUG, metric("accuracy", "ood"), HYLA, {"model": one})
+        for one in ("softmax", "linear")
+    ),
+    legible("the untrained model's", "untrained", FIGURES),
+    legible("codes with labels dealt out anew", "shuffled", "ours"),
+    Claim(
         "HYLA's code says more of the rule on held-out combinations than softmax attention's",
         FIGURES,
         decoded(HELD_OUT),
         of=HYLA,
-        exceeds=SOFTMAX,
+        exceeds={"model": "softmax"},
     ),
-    engine.Claim(
+    Claim(
         "The code is used: patching it in brings the answer of its rule",
         "ours",
-        patched("all layers", "code") - patched("none", "code"),
+        CODE - UNPATCHED,
         of={},
         exceeds=0.0,
     ),
 )
 
 
-def right(split: str) -> engine.Row:
+def right(split: str) -> Row:
     """The accuracy on a split, beside its limits."""
     limits = {
         "at most": read("ceiling", "accuracy", split=split),
         "chance": metric("accuracy_chance", split),
     }
-    return engine.Row(f"right, {split}", metric("accuracy", split), beside=limits)
+    return Row(f"right, {split}", metric("accuracy", split), beside=limits)
 
 
-def rules(label: str, split: str, control: str = "probe") -> engine.Row:
+def rules(label: str, split: str, control: str = "probe") -> Row:
     """The share of rules that is decoded, beside that of the most frequent one."""
     chance = read("decoding", "majority", split=split, metric="accuracy")
-    return engine.Row(label, decoded(split, control), beside={"chance": chance})
+    return Row(label, decoded(split, control), beside={"chance": chance})
 
 
 TABLE = engine.Table(
@@ -225,16 +183,16 @@ TABLE = engine.Table(
     rows=(
         right("id"),
         right("ood"),
-        engine.Row("  the paper's, ood", metric("accuracy_paper", "ood"), spread=False),
-        engine.Section(),
+        Row("  the paper's, ood", metric("accuracy_paper", "ood"), spread=False),
+        Section(),
         rules("decoded, id", FAMILIAR),
         rules("decoded, ood", HELD_OUT),
         rules("  untrained", HELD_OUT, "untrained"),
         rules("  control", HELD_OUT, "shuffled"),
-        engine.Section(),
-        engine.Row("patched code", patched("all layers", "code")),
-        engine.Row("patched all", patched("all layers", "pattern")),
-        engine.Row("  unpatched", patched("none", "code")),
+        Section(),
+        Row("patched code", CODE),
+        Row("patched all", PATTERN),
+        Row("  unpatched", UNPATCHED),
     ),
     caption="Right: share of instances with all features right; id: familiar combinations of "
     "rules, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, linearly, "
@@ -318,10 +276,10 @@ STUDY = engine.Study(
     grids=({"model": ("hyla", "softmax", "linear"), "seed": (0,)},),
     presets={"smoke": engine.Preset(changes=SMOKE), "paper": engine.Preset(changes=PAPER)},
     measures={
-        "ceiling": Ceiling(),
-        "decoding": Decoding(),
-        "interchange": Interchange(),
-        "projection": Projection(),
+        "ceiling": ceiling,
+        "decoding": decoding,
+        "interchange": interchange,
+        "projection": projection,
     },
     claims=CLAIMS,
     table=TABLE,

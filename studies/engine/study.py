@@ -15,6 +15,7 @@ from studies.engine.claims import Claim
 from studies.engine.examples import first_batch
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import config_hash
+from studies.engine.measures import configured
 from studies.engine.readings import metric
 from studies.engine.setup import Setup
 from studies.report.table import Row, Table, percent, short
@@ -64,7 +65,8 @@ class Study:
         tuned: settings of which, for every condition, the value counts whose models have the best
             selecting metric, in the mean over seeds.
         draws: axes that are draws of the data: with the seed, they pair what claims compare.
-        measures: what is looked at in every trained model, by the name of its group in the result.
+        measures: what is looked at in every trained model, by the name of its group in the result:
+            functions of a `Trained`, whose further parameters are settings; or dataclasses.
         along_training: measures that are also taken at the checkpoints of `training.keep_at`.
         trained: when a condition counts as trained.
         claims: what is claimed, of which the engine gives the verdicts.
@@ -105,6 +107,8 @@ class Study:
             raise ValueError(f"trained.metric must be one of {known}, got {self.trained.metric!r}")
         if len({claim.statement for claim in self.claims}) < len(self.claims):
             raise ValueError("claims must have different statements")
+        measures = {name: configured(one) for name, one in self.measures.items()}
+        object.__setattr__(self, "measures", measures)
         if self.table is None:
             object.__setattr__(self, "table", metrics_table(self))
         for name in (*self.tuned, *self.draws):

@@ -31,7 +31,7 @@ ABOUT = {
     "query": "word of each query",
     "key": "word of each key",
 }
-"""What `Matrices` keeps."""
+"""What `matrices` keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,106 +110,70 @@ class QuasiSetup(engine.Setup):
         right = self.sampler().score(output, batch)["correct"]  # pyright: ignore[reportAttributeAccessIssue]
         return {"accuracy": (right, torch.ones_like(right))}
 
-    def examples(self, trained: engine.Trained, n: int) -> dict[str, Any]:
-        """`n` examples of each split in batches, and where the model attends in them."""
-        drawn = {split: trained.batch(split, n) for split in self.splits}
-        return {
-            split: (list(batch.parts(self.at_once)), self.places(batch))
-            for split, batch in drawn.items()
-        }
-
     @abstractmethod
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """Where the model attends."""
 
 
-def score_signs(data: xr.Dataset) -> xr.Dataset:
-    """Of weights as they are, and `relative` to the largest of a head."""
-    relative = probes.relative_weights(data["pattern"], valid=data["valid"])
-    both = xr.Dataset({"weights": data["pattern"], "relative": relative}).to_dataarray("scale")
-    known = {"valid": data["valid"], "sign": data.get("sign")}
-    return probes.score_signedness(both, **known, resamples=200)
-
-
-def score_saturation(data: xr.Dataset) -> xr.Dataset:
-    """Of E and N, beyond `LIMITS`."""
-    values = data[list(LIMITS)].to_dataarray("quantity")
-    top = xr.DataArray(list(LIMITS.values()), coords={"quantity": list(LIMITS)})
-    where: Any = {"low": -top, "high": top, "valid": data["valid"]}
-    return probes.score_saturation(values, **where, resamples=200).drop_dims("bin")
-
-
-@dataclass(frozen=True)
-class Signs:
+def signs(trained: engine.Trained, n: int = 500) -> xr.Dataset:
     """How signed attention is, everywhere, and whether its signs are those that were planted.
 
-    Args:
-        n: examples of each split.
-    """
-
-    n: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset:
-        """`probes.score_signedness` [weights, split, place, scale, layer, head, ...].
-
-        `distribution` is the mean over places, layers and heads.
-        """
-        models = {"trained": trained.model, "untrained": trained.untrained}
-        examples = trained.setup.examples(trained, self.n)
-        found = probes.examine_places(models, examples, ["pattern"], score_signs)
-        found = found.rename(model="weights")
-        found["distribution"] = found["distribution"].mean(PLACES, keep_attrs=True)
-        return found
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """How much of CoDA's E and N lies where the functions are flat.
+    See `probes.measure_signedness`; `distribution` is the mean over places, layers and heads.
 
     Args:
         n: examples of each split.
     """
-
-    n: int = 500
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`saturated` [split, place, quantity, layer, head, side], and its `saturated_mean`."""
-        if trained.setup.composition is None:
-            return None
-        models, examples = {"": trained.model}, trained.setup.examples(trained, self.n)
-        found = probes.examine_places(models, examples, list(LIMITS), score_saturation)
-        found = found.sel(model="", drop=True)
-        about = {"long_name": "share of pairs, mean over places and heads"}
-        return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))
+    models = {"trained": trained.model, "untrained": trained.untrained}
+    found = probes.measure_signedness(models, examples(trained, n), resamples=200)
+    mean = found["distribution"].mean(PLACES, keep_attrs=True)
+    return found.assign(distribution=mean).rename(model="weights")
 
 
-@dataclass(frozen=True)
-class Matrices:
+def saturation(trained: engine.Trained, n: int = 500) -> xr.Dataset | None:
+    """How much of CoDA's E and N lies where the functions are flat, and its mean over all places.
+
+    Args:
+        n: examples of each split.
+    """
+    if trained.setup.composition is None:
+        return None
+    models, given = {"": trained.model}, examples(trained, n)
+    found = probes.measure_saturation(models, given, LIMITS, resamples=200).sel(model="", drop=True)
+    about = {"long_name": "share of pairs, mean over places and heads"}
+    return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))
+
+
+def matrices(trained: engine.Trained, n: int = 3) -> xr.Dataset | None:
     """CoDA's E, its gate and M in single examples of `ood`: the paper's Figure 2.
+
+    `affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos], NaN
+    where there is no token; `query`, `key`: their words; `sign`, where it is planted.
 
     Args:
         n: examples.
     """
+    if (setup := trained.setup).composition is None:
+        return None
+    batch = trained.batch("ood", n)
+    place = {"shown": setup.places(batch)[setup.shown]}
+    hooks = ["affinity", "gate", "pattern"]
+    data = probes.capture_places(trained.model, [batch], place, hooks)["shown"]
+    data = data.where(data["valid"]).drop_vars("valid")
+    data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
+    words = [trained.task.words(batch, example) for example in range(n)]
+    for name, some in zip(("query", "key"), zip(*words, strict=True), strict=True):
+        data[name] = ("example", f"{name}_pos"), list(some)
+    for name, variable in data.items():
+        variable.attrs["long_name"] = ABOUT[str(name)]
+    # Lines of other tasks have other lengths.
+    return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
 
-    n: int = 3
 
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos].
-
-        NaN where there is no token; `query`, `key`: their words; `sign`, where it is planted.
-        """
-        if (setup := trained.setup).composition is None:
-            return None
-        batch = trained.batch("ood", self.n)
-        place = {"shown": setup.places(batch)[setup.shown]}
-        hooks = ["affinity", "gate", "pattern"]
-        data = probes.capture_places(trained.model, [batch], place, hooks)["shown"]
-        data = data.where(data["valid"]).drop_vars("valid")
-        data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
-        words = [trained.task.words(batch, example) for example in range(self.n)]
-        for name, some in zip(("query", "key"), zip(*words, strict=True), strict=True):
-            data[name] = ("example", f"{name}_pos"), list(some)
-        for name, variable in data.items():
-            variable.attrs["long_name"] = ABOUT[str(name)]
-        # Lines of other tasks have other lengths.
-        return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
+def examples(trained: engine.Trained, n: int) -> dict[str, Any]:
+    """`n` examples of each split in batches, and where the model attends in them."""
+    setup = trained.setup
+    drawn = {split: trained.batch(split, n) for split in setup.splits}
+    return {
+        split: (list(batch.parts(setup.at_once)), setup.places(batch))
+        for split, batch in drawn.items()
+    }

@@ -1,10 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformer_lens import HookedRootModule
 
-from probes import interchange_codes, latent_code
+from probes import interchange_codes, interchange_pairs, latent_code
 from tests.probes.test_interchanging import Block
 
 N, N_POS = 60, 4
@@ -78,6 +80,45 @@ def test_every_example_has_a_query_of_its_own(pairs):
     # Query 0 to key 1 is an entry that nobody uses.
     assert hit.sel(outcome="code").to_numpy().tolist() == [1, 0] * (N // 2)
     assert hit.sel(outcome="nothing").to_numpy().tolist() == [0, 1] * (N // 2)
+
+
+class Padded(Reader):
+    """The same of inputs with as many columns as the pattern has tokens; the last is not seen."""
+
+    def forward(self, x):
+        return super().forward(x[:, :3])
+
+
+def conditions_of(base, source):
+    """Pairs of other codes, and of the same; the first outcome is that of the source's code."""
+    found = {}
+    for name, other in (("other", source), ("same", base)):
+        a, b = base.unbind(1), other.unbind(1)
+        found[name] = SimpleNamespace(
+            base=torch.cat([base, base[:, :1]], 1),
+            source=torch.cat([other, other[:, :1]], 1),
+            query=torch.full((N,), 3),
+            keys=torch.full((N, 1), 1),
+            answers={"source's": answer_of(b[0], a[1], a[2]), "base's": answer_of(*a)},
+        )
+    return found
+
+
+def test_pairs_of_every_condition_are_patched_by_themselves(pairs):
+    found = interchange_pairs(Padded(), conditions_of(*pairs), answer=lambda output: output)
+    assert found["rate"].dims == ("condition", "scope", "site", "outcome")
+    assert "hit" not in found
+    code = found["rate"].sel(scope="code")
+    for site, exchanged in (("none", 0), ("layer 0", 0), ("layer 1", 1), ("all layers", 1)):
+        other = code.sel(condition="other", site=site)
+        assert other.to_numpy().tolist() == [exchanged, 1 - exchanged]
+    # A source with the same code changes nothing.
+    assert (code.sel(condition="same") == 1).all()
+
+
+def test_without_pairs_there_is_nothing_to_patch():
+    with pytest.raises(ValueError, match="pairs must name at least one condition"):
+        interchange_pairs(Padded(), {}, answer=lambda output: output)
 
 
 def test_codes_are_read_at_their_queries_and_keys():

@@ -18,9 +18,6 @@ from studies.coda_composition import (
     NEGATIVE,
     SIGNED_PAIRS,
     SIGNS,
-    Matrices,
-    Saturation,
-    Signs,
     aligned,
     grid,
 )
@@ -28,6 +25,9 @@ from studies.engine import Preset, Resources, Trained, read_result, run
 from studies.engine.examples import Examples
 from studies.engine.readings import conditions_of
 from studies.report.panels import shown_conditions
+from studies.setups.quasi_attention import matrices as matrices_of
+from studies.setups.quasi_attention import saturation as saturation_of
+from studies.setups.quasi_attention import signs as signs_of
 from studies.views.coda import matrices
 
 STUDIES = {"mlu": ARITHMETIC, "signed_pairs": SIGNED_PAIRS}
@@ -342,16 +342,16 @@ class Aligned(HookedRootModule):
         return sign
 
 
-def looked_at(measure, setup, model, untrained=None):
+def looked_at(measure, setup, model, untrained=None, **settings):
     fresh = Examples(setup, "cpu").fresh("a test")
     trained = Trained(setup, model, 0, "cpu", fresh)
     trained.__dict__["untrained"] = untrained
-    return measure(trained)
+    return measure(trained, **settings)
 
 
 @pytest.mark.parametrize("size", [0.3, -0.02, 7.0])
 def test_planted_signs_are_found_whatever_the_size_of_weights(size):
-    signs = looked_at(Signs(n=300), HEADED, Aligned(size), Aligned(0.0))
+    signs = looked_at(signs_of, HEADED, Aligned(size), Aligned(0.0), n=300)
     one = signs["balanced_accuracy"].sel(scale="relative", weights="trained", place="a", layer=0)
     assert (one.sel(head=0, control="observed") == 1).all()
     assert abs(one.sel(head=1, control="observed") - 1 / 3).max() < 0.06
@@ -376,7 +376,7 @@ def test_planted_signs_are_found_whatever_the_size_of_weights(size):
 
 
 def test_a_match_is_any_sign_where_a_token_counts():
-    signs = looked_at(Signs(n=100), HEADED, Aligned(1.0), Aligned(0.0))
+    signs = looked_at(signs_of, HEADED, Aligned(1.0), Aligned(0.0), n=100)
     table = signs["confusion"].transpose(..., "sign", "found").to_numpy()
     counted = 1 - (table[..., 0, 1] + table[..., 2, 1]) / 2
     np.testing.assert_allclose(signs["matched"], (counted + table[..., 1, 1]) / 2)
@@ -399,7 +399,7 @@ def scaled(setup, factor):
 )
 def test_matrices_are_what_the_hooks_show(setup, prefix):
     model = scaled(setup, 3.0)
-    shown = looked_at(Matrices(n=4), setup, model)
+    shown = looked_at(matrices_of, setup, model, n=4)
     shown = shown.transpose("layer", "example", "head", "query_pos", "key_pos")
     batch = Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("a test")).batch("ood", 4)
     _, cache = model.run_with_cache(*batch.inputs)
@@ -415,12 +415,12 @@ def test_matrices_are_what_the_hooks_show(setup, prefix):
     assert shown["query"].transpose(..., "query_pos").to_numpy().tolist() == words
     assert ("sign" in shown) == (setup is not MLU)
     softmax = cells("mlu", model="softmax")[0]
-    assert looked_at(Matrices(), softmax, None) is looked_at(Saturation(), softmax, None) is None
+    assert looked_at(matrices_of, softmax, None) is looked_at(saturation_of, softmax, None) is None
 
 
 def test_saturation_is_a_share_of_the_pairs_that_are_there():
     model = scaled(MLU, 3.0)
-    found = looked_at(Saturation(n=10), MLU, model)
+    found = looked_at(saturation_of, MLU, model, n=10)
     fresh = Examples(MLU, "cpu").fresh("a test")
     batch = Trained(MLU, model, 0, "cpu", fresh).batch("id", 10)
     cache, places = model.run_with_cache(*batch.inputs)[1], MLU.places(batch)

@@ -7,7 +7,7 @@ from transformer_lens.hook_points import HookPoint
 
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.examples import Examples
-from studies.fuzzy_logic_latent_code import STUDY, Decoding, code_of_query, codes_of
+from studies.fuzzy_logic_latent_code import STUDY, code_of_query, codes_of, decode_terms
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ class Solver(HookedRootModule):
 def test_planted_variables_are_decoded_and_controls_are_not():
     (setup,) = cells_of("model=hyla", "n_heads=4", "n_layers=1", "n_points=16")
     fresh = Examples(setup, "cpu").fresh("decoding")
-    found = Decoding(n=120)(Trained(setup, Solver(setup.sampler()), 0, "cpu", fresh))
+    found = decode_terms(Trained(setup, Solver(setup.sampler()), 0, "cpu", fresh), n=120)
     score = found["kind_score"].sel(kind="variable", layer="all", metric="r2")
     assert (score.sel(control="probe") > 0.95).all()
     assert (score.sel(control="shuffled") < 0.3).all()

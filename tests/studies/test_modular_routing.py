@@ -13,7 +13,13 @@ from studies.engine.cells import Trained
 from studies.engine.checkpoints import load_weights
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
-from studies.modular_routing import STUDY, Paths, Specialization, activation, specialization
+from studies.modular_routing import (
+    STUDY,
+    activation,
+    measure_paths,
+    measure_specialization,
+    specialization,
+)
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
 
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
@@ -120,13 +126,13 @@ def planted(right, *changes, pool="operations"):
 
 def test_a_network_that_routes_right_is_specialized_and_leaves_no_regret():
     trained = planted(right=True)
-    scores = Specialization(n=300)(trained).sel(control="observed")
+    scores = measure_specialization(trained, n=300).sel(control="observed")
     assert np.allclose(scores["specialization"], 1)
     assert np.allclose(scores["collapse_attainable"], 1, atol=1e-2)
-    shuffled = Specialization(n=300)(planted(right=True)).sel(control="shuffled")
+    shuffled = measure_specialization(planted(right=True), n=300).sel(control="shuffled")
     assert (shuffled["specialization"] < 0.2).all()
     assert (scores["assignment"] == [0, 1, 2]).all()
-    paths = Paths(n=300, examples=(1, 4))(planted(right=True)).sel(control="trained")
+    paths = measure_paths(planted(right=True), n=300, examples=(1, 4)).sel(control="trained")
     assert (paths["loss"].sel(path=["sample", "task", "routed"]) < 1e-12).all()
     assert (paths["regret"] < 1e-12).all()
     assert (paths["loss"].sel(path="mean") > 0.05).all()
@@ -134,10 +140,10 @@ def test_a_network_that_routes_right_is_specialized_and_leaves_no_regret():
 
 
 def test_a_network_that_sends_all_to_one_module_has_collapsed():
-    scores = Specialization(n=300)(planted(right=False)).sel(control="observed")
+    scores = measure_specialization(planted(right=False), n=300).sel(control="observed")
     assert np.allclose(scores["specialization"], 1)
     assert np.allclose(scores["collapse"], 0)
-    paths = Paths(n=300, examples=(1, 4, 16))(planted(right=False)).sel(control="trained")
+    paths = measure_paths(planted(right=False), n=300, examples=(1, 4, 16)).sel(control="trained")
     held_out = paths["loss"].sel(split="ood")
     assert held_out.sel(path="task") < 1e-12 < 0.05 < held_out.sel(path="routed")
     # Which modules there are is known; a few labels say which ones a combination takes.
@@ -148,8 +154,8 @@ def test_a_network_that_sends_all_to_one_module_has_collapsed():
 def test_measures_do_not_apply_to_a_network_without_modules():
     (setup,) = cells_of("smoke", "model=monolithic", "seed=0")
     trained = Trained(setup, None, 0, "cpu", Examples(setup, "cpu").fresh("test"))
-    assert Specialization()(trained) is None
-    assert Paths()(trained) is None
+    assert measure_specialization(trained) is None
+    assert measure_paths(trained) is None
 
 
 def test_a_network_of_one_layer_has_to_perform_combinations():
@@ -158,7 +164,7 @@ def test_a_network_of_one_layer_has_to_perform_combinations():
     assert setup.operations[:2] == ("add, add", "add, subtract")
     assert replace(setup, n_layers=2).operations == setup.sampler().operations
     trained = planted(True, "n_layers=1", pool="mlp")
-    scores = Specialization(n=300)(trained).sel(control="observed", layer="0", split="id")
+    scores = measure_specialization(trained, n=300).sel(control="observed", layer="0", split="id")
     # The first operator chooses the module: of two combinations each, as often.
     assert scores["specialization"] == pytest.approx(1)
     table = scores["activation"].dropna("operation").to_series().unstack()

@@ -15,7 +15,7 @@ import tasks
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.cells import initial_model
 from studies.engine.examples import Examples
-from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, ControlFlow, broken, flow
+from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, broken, control_flow, flow
 from studies.setups import expressions
 from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS, examples_of_all_depths
 from studies.views import ndr as views
@@ -417,7 +417,7 @@ def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes
 @pytest.mark.parametrize("name", MODELS)
 def test_only_models_with_gates_have_control_flow(name, setup):
     trained = trained_of(replace(setup, model=name))
-    assert (ControlFlow(n=8)(trained) is not None) == (name in GATED)
+    assert (control_flow(trained, n=8) is not None) == (name in GATED)
     assert (Drawn(n=1)(trained_of(replace(setup, model=name))) is not None) == (name in GATED)
 
 
