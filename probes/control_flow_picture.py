@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,7 @@ def plot_control_flow(
         axis.set_title(one.title, fontsize=8, loc="left")
         axis.set_ylabel("step", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label=shade)
+    figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=8)
     return figure
 
 
@@ -111,8 +113,8 @@ def plot_attention(examples: Sequence[DrawnExample]) -> Figure:
     for row, one, attention in zip(axes, examples, weights, strict=True):
         update = one.graphs["update"].isel(example=one.number)
         image = draw_attention(row, attention, update, labels=one.labels)
-        row[0].set_ylabel(f"{one.title}\ncolumn that reads", fontsize=6)
-    figure.supxlabel("column that is read", fontsize=8)
+        row[0].set_ylabel(f"{textwrap.fill(one.title, 45)}\ncolumn that reads", fontsize=6)
+    figure.supxlabel("column that is read; framed: columns that update", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label="attention")
     return figure
 

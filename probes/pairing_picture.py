@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 
 
 def draw_pairing(axes: Sequence[Axes], scores: xr.Dataset, *, fitted: str) -> None:
-    """Draw mean value scores given the true retrieval; pooled, whatever that is.
+    """Draw mean value scores given the true retrieval; pooled, of each of the model's searches.
 
     The model's searches and retrievals stand in the order of the true ones that they are assigned
     to, so that a model that pairs rightly shows diagonals; those without a counterpart follow.
@@ -45,7 +46,9 @@ def draw_pairing(axes: Sequence[Axes], scores: xr.Dataset, *, fitted: str) -> No
         table, rows = here["activation"], here["true_retrieval"].to_numpy()
         if search == "pooled":
             table, rows = here["pairing"], searches
-        axis.imshow(table.transpose(..., "model_retrieval"), vmin=0, vmax=1, cmap="Blues")
+            axis.set_ylabel("model's search", fontsize=8)
+        look: Any = {"vmin": 0, "vmax": 1, "cmap": "Blues", "aspect": "auto"}
+        axis.imshow(table.transpose(..., "model_retrieval"), **look)
         agrees = f"agrees {here['agreement'].item():.0%}"
         axis.set_title(f"search {search}, {group}\n{agrees}", fontsize=8)
         axis.set_xticks(range(len(retrievals)), list(map(str, retrievals)), fontsize=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from matplotlib.patches import StepPatch
 
 _LEAST_SHARE = 1e-5
 _MOST_KEYS_BESIDE = 9
+_MOST_NAMED = 30  # rows or columns of a matrix
+_LONGEST_LEVEL = 12  # letters of names below columns that are not turned
 
 
 def draw_numbers(
@@ -20,17 +23,19 @@ def draw_numbers(
     matrix: xr.DataArray,
     *,
     limits: tuple[float, float] | None = None,
-    style: str = "{:.2f}",
+    style: str | Callable[[float], str] = "{:.2f}",
+    colours: str | None = None,
 ) -> AxesImage:
     """Draw a matrix as colours, with the number in every cell that has one.
 
     Args:
         axis: that is drawn into.
         matrix: [y, x], of any dims, the first one downward; their coordinates name the rows and
-            columns, and may repeat. NaN where a cell stays empty.
+            columns, if there is room, and may repeat. NaN where a cell stays empty.
         limits: the values of the first and the last colour; None: colours from red to blue, white
             at 0, up to the largest size.
-        style: how numbers are written.
+        style: how numbers are written; what gives "" for a number leaves it out.
+        colours: matplotlib's name of a colour map, where there are limits; None: viridis.
 
     Returns:
         The colours, for a colour bar.
@@ -45,17 +50,22 @@ def draw_numbers(
     values = matrix.to_numpy()
     if values.ndim != 2 or not np.isfinite(values).any():
         raise ValueError(f"matrix must have two dims and a number, got {dict(matrix.sizes)}")
+    write = style.format if isinstance(style, str) else style
     top = float(np.nanmax(np.abs(values)))
     low, high = limits or (-top, top)
-    colours = "viridis" if limits else "RdBu"
+    colours = colours or "viridis" if limits else "RdBu"
     image = axis.imshow(values, vmin=low, vmax=high, cmap=colours, aspect="auto")
     for dim, put_ticks in zip(matrix.dims, (axis.set_yticks, axis.set_xticks), strict=True):
-        put_ticks(range(matrix.sizes[dim]), matrix[dim].to_numpy(), fontsize=8)
+        labels = [str(label) for label in matrix[dim].to_numpy()]
+        turned = 90 if dim == matrix.dims[1] and max(map(len, labels)) > _LONGEST_LEVEL else 0
+        if len(labels) <= _MOST_NAMED:
+            put_ticks(range(len(labels)), labels, fontsize=8, rotation=turned)
     for row, column in np.argwhere(np.isfinite(values)):
         red, green, blue, _ = image.to_rgba(values[row, column])
         colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
-        text = style.format(values[row, column])
-        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        if text := write(float(values[row, column])):
+            look: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
+            axis.text(column, row, text, **look)
     return image
 
 

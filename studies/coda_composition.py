@@ -28,7 +28,7 @@ import probes
 from studies import engine
 from studies.engine import Claim, Row, metric, read
 from studies.report import plots
-from studies.report.curves import training_curves
+from studies.report.panels import values
 from studies.setups.mlu import MluSetup
 from studies.setups.quasi_attention import PLACES, matrices, saturation, signs
 from studies.setups.signed_pairs import SignedPairsSetup
@@ -322,14 +322,14 @@ RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
 DRAWN = {
     "training": functools.partial(
-        training_curves, metric="accuracy", limits={"chance": ("scores", "accuracy_chance")}
+        plots.training,
+        metric="accuracy",
+        known={"chance": values("scores", "accuracy_chance", group="all")},
     ),
     "saturation": functools.partial(
-        plots.profiles,
-        group="saturation_along_training",
-        variable="saturated_mean",
+        plots.lines,
+        data=values("saturation_along_training", "saturated_mean", split="id"),
         along="train_step",
-        select={"split": "id"},
         rows="quantity",
         lines="side",
         ylabel="saturated share",
@@ -337,8 +337,7 @@ DRAWN = {
     ),
     "weights": functools.partial(
         plots.pictures,
-        group="signs",
-        select={"scale": "weights", "split": "ood"},
+        data=values("signs", "distribution", scale="weights", split="ood"),
         mean="distribution",
         rows={"share of weights": {}},
         draw=probes.draw_distribution,
@@ -350,15 +349,15 @@ LAST = {
 }
 
 
-def bars(readings: Mapping[str, engine.Reading], ylabel: str) -> Any:
+def points(readings: Mapping[str, engine.Reading], xlabel: str) -> Any:
     """A plot of readings."""
-    return functools.partial(plots.bars, readings=readings, ylabel=ylabel)
+    return functools.partial(plots.points, readings=readings, xlabel=xlabel)
 
 
-def drawn(kind: str, **values: Any) -> dict[str, Any]:
+def drawn(kind: str, **coordinates: Any) -> dict[str, Any]:
     """The figures of the pairs' conditions with these values."""
     return {
-        f"{name}_{kind}": functools.partial(views.only, view=view, **values)
+        f"{name}_{kind}": functools.partial(plots.only, view=view, **coordinates)
         for name, view in DRAWN.items()
     }
 
@@ -373,8 +372,8 @@ ARITHMETIC = engine.Study(
     claims=(*claims_of_both("row"), *arithmetic_claims()),
     table=ARITHMETIC_TABLE,
     views={
-        "accuracy": bars(RIGHT, "right answers"),
-        "operators": bars(OPERATORS, "right answers, out of distribution"),
+        "accuracy": points(RIGHT, "right answers"),
+        "operators": points(OPERATORS, "right answers, out of distribution"),
         **DRAWN,
         **LAST,
     },
@@ -390,11 +389,11 @@ SIGNED_PAIRS = engine.Study(
     claims=(*claims_of_both("row", "matrix"), *pairs_claims()),
     table=PAIRS_TABLE,
     views={
-        "accuracy": bars(RIGHT, "right answers"),
+        "accuracy": points(RIGHT, "right answers"),
         **drawn("heads", alignment="heads"),
         **drawn("single", alignment="networks", **TANH),
-        "signs": bars(SIGNS, "balanced accuracy of signs"),
-        "matches": bars(MATCHES, "balanced accuracy of matches"),
+        "signs": points(SIGNS, "balanced accuracy of signs"),
+        "matches": points(MATCHES, "balanced accuracy of matches"),
         **LAST,
     },
     **COMMON,

@@ -22,7 +22,7 @@ import tasks
 from studies import engine
 from studies.engine import Claim, Row, metric, read
 from studies.report import panels, plots
-from studies.report.curves import training_curves
+from studies.report.panels import values
 from studies.setups.retrieval import MODELS, RetrievalSetup
 
 
@@ -212,10 +212,9 @@ def pairing(result: xr.DataTree) -> Figure | None:
     if "pairing" not in result.children:
         return None
     data = result["pairing"].to_dataset()
-    shown = [
-        one for one in panels.shown_conditions(result) if panels.has_values(data["entropy"], one)
-    ]
-    networks = [(one.label, cell) for one in shown for cell in one.cells][:MOST]
+    shown = panels.shown_conditions(result)
+    known = [one for one in shown if panels.has_values(data[["entropy"]].isel(cell=one.cells))]
+    networks = [(one.label, cell) for one in known for cell in one.cells][:MOST]
     n_panels = data.sizes["search"] * data.sizes["group"]
     figure, axes = panels.grid(len(networks), n_panels, width=1.7, height=2.1, share=False)
     for row, (label, cell) in zip(axes, networks, strict=True):
@@ -228,28 +227,32 @@ def pairing(result: xr.DataTree) -> Figure | None:
 MEASURED = {"id": ID, "ood": OOD}
 MEASURED |= {f"always 0, {split}": metric("error_constant", split) for split in ("id", "ood")}
 MEASURED |= {f"paper, {split}": PAPER[split] for split in ("id", "ood")}
-ZERO = {"always answering 0": ("scores", "error_constant")}
+ZERO = {"always answering 0": values("scores", "error_constant", group="all")}
 MAP = {"y": "preference_0", "x": "preference_1", "rows": "split", "limits": None}
-POOLED = {"select": {"search": "pooled"}, "rows": "fitted", "lines": "control"}
-paired = partial(plots.profiles, group="pairing")
 VIEWS = {
-    "errors": partial(plots.bars, readings=MEASURED, ylabel="mean absolute error"),
-    "shares": partial(plots.bars, readings=SHARE, ylabel="error / that of always answering 0"),
-    "training": partial(training_curves, metric="error", limits=ZERO, log=True),
+    "errors": partial(plots.points, readings=MEASURED, xlabel="mean absolute error"),
+    "shares": partial(plots.points, readings=SHARE, xlabel="error / that of always answering 0"),
+    "training": partial(plots.training, metric="error", known=ZERO, log="y"),
     "combinations": partial(
-        plots.matrices, group="combinations", variable="error", title="mean absolute error", **MAP
+        plots.matrices, data=values("combinations", "error"), title="mean absolute error", **MAP
     ),
     "pairing": pairing,
     "agreement": partial(
-        paired,
-        variable="agreement",
+        plots.lines,
+        data=values("pairing", "agreement", search="pooled"),
         along="group",
-        reference="chance",
+        rows="fitted",
+        lines="control",
+        known={"chance": values("pairing", "chance", search="pooled")},
         ylabel="choices that agree, fitted",
         ylim=(0.0, 1.03),
-        **POOLED,
     ),
-    "forcing": partial(paired, variable="mean_error", along="condition", ylabel="error, ood"),
+    "forcing": partial(
+        plots.lines,
+        data=values("pairing", "mean_error"),
+        along="condition",
+        ylabel="error, ood",
+    ),
 }
 
 STUDY = engine.Study(

@@ -27,8 +27,8 @@ import tasks
 from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
-from studies.report.curves import training_curves
 from studies.report.names import name_of
+from studies.report.panels import values
 from studies.setups.fuzzy import FuzzySetup
 
 
@@ -216,11 +216,15 @@ PAPER = engine.Preset(
 )
 
 answers = partial(plots.against, readings=R2, ylabel="R^2 of the answer")
-decoding = partial(plots.profiles, group="decoding", variable="kind_score", along="layer")
-of_labels = partial(
-    decoding, rows="split", lines="control", ylabel="R^2 of decoding", ylim=(-0.5, 1.02)
+of_kind = partial(values, "decoding", "kind_score", metric="r2")
+decoding = partial(
+    plots.lines,
+    along="layer",
+    rows="split",
+    lines="control",
+    ylabel="R^2 of decoding",
+    ylim=(-0.5, 1.02),
 )
-TERMS = {"kind": "term", "split": ["id", "test"], "metric": "r2"}
 
 STUDY = engine.Study(
     name="fuzzy_logic_latent_code",
@@ -242,10 +246,10 @@ STUDY = engine.Study(
     claims=CLAIMS,
     table=TABLE,
     views={
-        "answers": partial(plots.bars, readings=R2 | EACH, ylabel="R^2 of the answer"),
-        "training": partial(training_curves, metric="r2"),
-        "terms": partial(of_labels, select=TERMS),
-        "variables": partial(of_labels, select={"kind": "variable", "metric": "r2"}),
+        "answers": partial(plots.points, readings=R2 | EACH, xlabel="R^2 of the answer"),
+        "training": partial(plots.training, metric="r2"),
+        "terms": partial(decoding, data=of_kind(kind="term", split=["id", "test"])),
+        "variables": partial(decoding, data=of_kind(kind="variable")),
         "n_points": partial(answers, setting="n_points"),
         "held_out": partial(answers, setting="held_out"),
     },

@@ -25,8 +25,8 @@ from studies import engine
 from studies.engine import Claim, Row, metric, read
 from studies.engine.readings import conditions_of, pairs_of
 from studies.engine.study import Grid
-from studies.report import comparisons
-from studies.report.curves import training_curves
+from studies.report import plots
+from studies.report.panels import CONDITIONS, values
 from studies.setups.text import LanguageSetup, perplexity_in_words
 
 
@@ -207,17 +207,19 @@ STUDY = engine.Study(
     claims=CLAIMS,
     table=TABLE,
     views={
-        "training": partial(training_curves, metric="loss"),
+        "training": partial(plots.training, metric="loss"),
         "losses": partial(
-            comparisons.intervals,
+            plots.points,
+            apart=True,
             readings={"test loss": LOSS, "less softmax's (paired)": LESS_SOFTMAX},
         ),
         "position": partial(
-            comparisons.lines,
-            group="windows",
-            variable="loss",
+            plots.lines,
+            data=values("windows", "loss"),
             along="seen",
-            log_x=True,
+            columns=None,
+            lines=CONDITIONS,
+            log="x",
             ylabel="test loss, nats per token",
         ),
     },

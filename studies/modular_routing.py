@@ -25,8 +25,8 @@ import tasks
 from studies import engine
 from studies.engine import Claim, Row, metric, read, short
 from studies.report import panels, plots
-from studies.report.curves import training_curves
 from studies.report.names import name_of
+from studies.report.panels import group, values
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
 
 
@@ -255,21 +255,13 @@ def specialization(result: xr.DataTree) -> Figure | None:
     figure, axes = panels.grid(1, data.sizes["layer"], height=3.2)
     scores = {one.label: data.isel(cell=one.cells) for one in shown}
     probes.draw_specialization(axes[0], scores, colours=[one.colour for one in shown])
-    panels.legend_beside(figure, axes)
-    return figure
+    return panels.finished(figure)
 
 
-def activation(result: xr.DataTree) -> Figure | None:
+def ordered_activation(result: xr.DataTree) -> xr.Dataset:
     """How often each operation is sent to each module: one module for each is a diagonal."""
-    if "specialization" not in result.children:
-        return None
-    scores, result = result["specialization"].to_dataset(), result.copy()
-    scores = scores.assign(activation=probes.ordered_activation(scores))
-    result["specialization"] = xr.DataTree(scores)
-    axes = {"y": "operation", "x": "module", "rows": "layer", "select": {"split": "id"}}
-    title = "share of the operation (numbers: %)"
-    shares = {"group": "specialization", "variable": "activation", "shares": True}
-    return plots.matrices(result, title=title, **shares, **axes)
+    scores = group("specialization", split="id")(result)
+    return probes.ordered_activation(scores).to_dataset(name="value") if scores else scores
 
 
 LOSSES = {
@@ -281,36 +273,50 @@ LOSSES = {
     "best of each task, untrained": NULL["task"],
     "best of each sample, untrained": NULL["sample"],
 }
-BOTH_LOSSES, CONSTANT = {"id": ID, "ood": OOD}, {"constant": ("scores", "loss_constant")}
-AXES = ("n_points", "n_operators", "n_layers", "objective", "selection_bottleneck")
+BOTH_LOSSES = {"id": ID, "ood": OOD}
+CONSTANT = {"constant": values("scores", "loss_constant", group="all")}
+AXES = ("n_operators", "n_layers", "objective", "selection_bottleneck")
 AXES += ("functional_bottleneck", "module_keys", "pool")
 ERROR, ON_OOD = "mean squared error", "mean squared error, ood"
-HELD_OUT = {"split": "ood", "control": "trained"}
-paths_view = partial(plots.profiles, group="paths", select=HELD_OUT, ylabel=ON_OOD, log_y=True)
-losses_by = partial(plots.against, readings=BOTH_LOSSES, log_y=True, ylabel=ERROR)
+paths = partial(values, "paths", split="ood", control="trained")
+KNOWN_PATHS = {name: paths(name) for name in ("routed", "oracle")}
+paths_view = partial(plots.lines, ylabel=ON_OOD)
+losses_by = partial(plots.against, readings=BOTH_LOSSES, ylabel=ERROR)
 
 VIEWS = {
-    "training": partial(training_curves, metric="loss", limits=CONSTANT, log=True),
-    "losses": partial(plots.bars, readings=LOSSES, log=True, ylabel=ERROR),
-    "routing": partial(plots.bars, readings=SCORES, ylabel="score"),
+    "training": partial(plots.training, metric="loss", known=CONSTANT, log="y"),
+    "losses": partial(plots.points, readings=LOSSES, log=True, xlabel=ERROR),
+    "routing": partial(plots.points, readings=SCORES, xlabel="score"),
     "specialization": specialization,
-    "activation": activation,
-    "regret": partial(paths_view, variable="regret", along="layer", reference="routed"),
-    "adaptation": partial(
-        paths_view,
-        variable="adapted",
-        along="examples",
-        reference=("routed", "oracle"),
-        log_x=True,
+    "activation": partial(
+        plots.matrices,
+        data=ordered_activation,
+        y="operation",
+        x="module",
+        rows="layer",
+        shares=True,
+        title="share of the operation (numbers: %)",
     ),
-    "by_task": partial(paths_view, variable="task_loss", along="task", lines="path"),
+    "regret": partial(
+        paths_view,
+        data=paths("regret"),
+        along="layer",
+        known={"routed": KNOWN_PATHS["routed"]},
+        log="y",
+    ),
+    "adaptation": partial(
+        paths_view, data=paths("adapted"), along="examples", known=KNOWN_PATHS, log="xy"
+    ),
+    "by_task": partial(paths_view, data=paths("task_loss"), along="task", lines="path", log="y"),
     "loss_against_specialization": partial(
-        plots.scatter, x=SPECIAL, y=OOD, xlabel="specialization", ylabel=ON_OOD, log=True
+        plots.scatter, x=SPECIAL, y=OOD, xlabel="specialization", ylabel=ON_OOD, log="y"
     ),
     "routing_by_n_operators": partial(
         plots.against, setting="n_operators", readings=SCORES, ylabel="score"
     ),
-} | {f"by_{name}": partial(losses_by, setting=name, log_x=name == "n_points") for name in AXES}
+    "by_n_points": partial(losses_by, setting="n_points", log="xy"),
+    **{f"by_{name}": partial(losses_by, setting=name, log="y") for name in AXES},
+}
 
 STUDY = engine.Study(
     name="modular_routing",

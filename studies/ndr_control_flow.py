@@ -23,7 +23,8 @@ import probes
 import tasks
 from studies import engine
 from studies.engine import metric, read
-from studies.report.curves import training_curves
+from studies.report import plots
+from studies.report.panels import values
 from studies.setups import expressions
 from studies.setups.expressions import ARITHMETIC, LAPTOP, LISTOPS, LOOKUP, by_model
 from studies.views import ndr as views
@@ -51,6 +52,34 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
         seed=trained.seed,
         batch_size=setup.at_once,
     )
+
+
+def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
+    """Gates and attention of some examples, of which graphs are drawn and exported.
+
+    `gate`, `change`, `attention`, see `probes.capture_control_flow`; and `tokens`, `target`,
+    `answer`, `depth` [example].
+
+    Args:
+        n: examples of the deepest depth of training, and of each depth beyond.
+    """
+    setup, task = trained.setup, trained.task
+    if setup.model not in expressions.GATED:
+        return None
+    batch = expressions.examples_of_all_depths(trained, n * setup.task.ood_depths[1])
+    batch = batch[batch.latents["depth"] >= setup.task.train_depth]
+    examples = range(len(batch))
+    parts = batch.parts(setup.at_once)
+    data = probes.capture_control_flow(trained.model, parts, answer=expressions.most_probable)
+    words = [f"BOS {' '.join(task.words(batch, example))} EOS" for example in examples]
+    texts = {
+        "tokens": ("tokens of the columns", words),
+        "target": ("right answer", [task.answers[i] for i in batch.targets[:, 0]]),
+        "answer": ("the model's answer", [task.answers[i] for i in data["answer"].to_numpy()]),
+        "depth": ("depth of the expression", batch.latents["depth"].cpu().numpy()),
+    }
+    kept = data[["gate", "change", "attention"]].assign_coords(example=examples)
+    return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
 
 
 # Claims and table
@@ -234,6 +263,48 @@ PRESETS = {
     ),
 }
 
+CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
+by_depth = functools.partial(plots.lines, along="depth", shaded=views.depths_of_training)
+VIEWS = {
+    "accuracy": functools.partial(
+        by_depth,
+        data=views.accuracy,
+        known=CHANCE,
+        ylabel="share of right answers",
+        ylim=(0, 1.02),
+    ),
+    "training": functools.partial(plots.training, metric="accuracy", known=CHANCE),
+    **{
+        f"scores_{nodes}": functools.partial(
+            by_depth,
+            data=functools.partial(views.scores, nodes=nodes),
+            rows="metric",
+            lines=views.CURVES,
+        )
+        for nodes in KINDS
+    },
+    "cuts": functools.partial(
+        plots.lines,
+        data=views.cuts,
+        along="condition",
+        rows="nodes",
+        lines="cut",
+        seeds="points",
+        ylabel="right answers made wrong",
+        ylim=(-0.1, 1.05),
+    ),
+    "parallelism": functools.partial(
+        plots.lines,
+        data=views.parallelism,
+        along="step",
+        rows="row",
+        lines=views.OPERATIONS,
+        ylabel="operations",
+    ),
+    **{f"graphs_{nodes}": functools.partial(views.graphs, nodes=nodes) for nodes in KINDS},
+    "attention": views.attention,
+}
+
 STUDY = engine.Study(
     name="ndr_control_flow",
     question="Do gates and attention of a Neural Data Router draw its computation?",
@@ -241,21 +312,11 @@ STUDY = engine.Study(
     grids=(ONE_TASK[0] | {"task.direction": ("forward", "backward")},),
     where=by_model(SLOW, f"{SLOW} n_test_steps=8", f"{SLOW} dropout=0.1"),
     presets=PRESETS,
-    measures={"control_flow": control_flow, "drawn": views.Drawn()},
+    measures={"control_flow": control_flow, "drawn": drawn},
     trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.9),
     claims=(*claims_of_the_paper(), *claims_of_ours()),
     table=TABLE,
-    views={
-        "accuracy": views.accuracy_by_depth,
-        "training": functools.partial(
-            training_curves, metric="accuracy", limits={"chance": ("scores", "accuracy_chance")}
-        ),
-        **{f"scores_{nodes}": functools.partial(views.scores, nodes=nodes) for nodes in KINDS},
-        "cuts": views.cuts,
-        "parallelism": views.parallelism,
-        **{f"graphs_{nodes}": functools.partial(views.graphs, nodes=nodes) for nodes in KINDS},
-        "attention": views.attention,
-    },
+    views=VIEWS,
     export=views.export,
 )
 

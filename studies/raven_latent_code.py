@@ -24,7 +24,7 @@ import tasks
 from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
-from studies.report.curves import training_curves
+from studies.report.panels import group, values
 from studies.setups.raven import RavenSetup
 
 PROBED = FAMILIAR, HELD_OUT = ("id_unpermuted", "ood_unpermuted")
@@ -232,35 +232,42 @@ PAPER = (
     "training.learning_rate=0.001 training.warmup_steps=1000"
 )
 
-LIMITS = {"ideal observer": ("ceiling", "accuracy"), "chance": ("scores", "accuracy_chance")}
-scores = partial(plots.profiles, group="decoding", variable="score", along="layer", rows="split")
-confusion = partial(plots.matrices, group="decoding", variable="confusion", y="true", x="predicted")
+LIMITS = {
+    "ideal observer": values("ceiling", "accuracy"),
+    "chance": values("scores", "accuracy_chance", group="all"),
+}
 in_the_plane = partial(probes.draw_projection, label="rule", names=tasks.RAVEN_RULES)
 bars = partial(
     probes.draw_interchange,
     scopes={"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"},
 )
 VIEWS = {
-    "accuracy": partial(training_curves, metric="accuracy", limits=LIMITS),
+    "accuracy": partial(plots.training, metric="accuracy", known=LIMITS),
     "decoding": partial(
-        scores,
-        select={"metric": "accuracy", "key": "all"},
+        plots.lines,
+        data=values("decoding", "score", metric="accuracy", key="all"),
+        along="layer",
+        rows="split",
         lines="control",
         ylabel="rule decoded",
         ylim=(0, 1.02),
     ),
     "confusion": partial(
-        confusion, select=OF_ALL | {"split": HELD_OUT}, shares=True, title="share of the true rule"
+        plots.matrices,
+        data=values("decoding", "confusion", split=HELD_OUT, **OF_ALL),
+        y="true",
+        x="predicted",
+        shares=True,
+        title="share of the true rule",
     ),
     "projection": partial(
-        plots.pictures, group="projection", draw=in_the_plane, rows="kind", share=False
+        plots.pictures, data=group("projection"), draw=in_the_plane, rows="kind", share=False
     ),
     "interchange": partial(
         plots.pictures,
-        group="interchange",
+        data=values("interchange", "rate", split=HELD_OUT),
         draw=bars,
         mean="rate",
-        select={"split": HELD_OUT},
         rows={
             "B has another rule:\nanswer follows B's": OTHER_RULE,
             "B has the same rule:\nanswer follows it": SAME_RULE,

@@ -11,6 +11,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from studies.report.names import name_of, setting_name
+
 Values = Float[np.ndarray, " cell"]
 
 
@@ -143,11 +145,14 @@ class Condition:
             for name, value in wanted.items()
         )
 
+    def words(self, names: Sequence[str]) -> list[str]:
+        """What some of its values are called, where they apply and do not go without saying."""
+        words = [setting_name(one, self.values[one]) for one in names]
+        return [word for word in words if word] or [name_of(self.values["model"])]
+
     def label(self, names: Sequence[str]) -> str:
-        """Some of its values in short, where they apply."""
-        return ", ".join(
-            f"{name}={shown(self.values[name])}" for name in names if self.values[name] is not None
-        )
+        """The same in a line."""
+        return ", ".join(self.words(names))
 
 
 def shown(value: Any) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 KNOWN = {
     "softmax": ("softmax attention", "#4477aa"),
     "linear": ("linear attention", "#228833"),
@@ -36,8 +33,9 @@ KNOWN = {
     "collapse_attainable": ("collapse over the attainable", None),
     "pca": ("PCA", None),
     "tsne": ("t-SNE", None),
+    "train_step": ("training step", None),
 }
-"""What mechanisms, splits and methods are called where people read them, and their colours."""
+"""What mechanisms, splits and dims are called where people read them, and their colours."""
 
 SETTINGS = {
     "alignment": {"heads": "", "networks": "single"},
@@ -73,16 +71,12 @@ def name_of(key: object) -> str:
 
 
 def setting_name(setting: str, value: object) -> str:
-    """What a setting's value is called; "" if it goes without saying."""
+    """What a setting's value is called; "" if it does not apply or goes without saying."""
+    if value is None:
+        return ""
     text = str(value) if isinstance(value, str) else f"{value:g}"
     usual = name_of(value) if isinstance(value, str) else f"{setting}={text}"
     return SETTINGS.get(setting, {}).get(text, usual)
-
-
-def names_of_settings(values: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
-    """What the values of some settings are called, but for what does not apply or is usual."""
-    names = (setting_name(one, values[one]) for one in shown if values[one] is not None)
-    return [name for name in names if name]
 
 
 def colour_of(key: object, number: int = 0) -> str:

@@ -1,27 +1,99 @@
-"""What all plots share: data, panels, conditions with their names and colours, means and bars."""
+"""What all plots share: data of a result, conditions as they are drawn, panels, means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
-from studies.engine.readings import conditions_of, varied
-from studies.report.names import MARKERS, colour_of, name_of, names_of_settings
+from studies.engine.readings import Condition, Reading, conditions_of, varied
+from studies.report.names import MARKERS, colour_of, name_of
 
 SMALL = 8
 """The size of letters beside panels."""
 
 LEGEND = 1.4
 """The width of a legend that figures have room for, in inches."""
+
+CONDITIONS = "conditions"
+"""In place of a dim: there is a row, a column or a line for each condition."""
+
+Data = Callable[[xr.DataTree], xr.Dataset]
+"""What is drawn of a result, variables [cell, ...]; none where nothing was measured.
+
+Of numbers that is `value`, perhaps with its bounds over examples, `low` and `high`, and perhaps
+`count`, [cell, along], which is written under points, summed over cells.
+"""
+
+By = str | Mapping[str, Mapping[str, Any]] | None
+"""What has rows, columns or lines: a dim, for each of its labels; labels of dims, by what they are
+called, `{"best": {"layer": "all", "key": "all"}}`; `CONDITIONS`; or nothing: there is one."""
+
+
+def group(part: str, /, **select: Any) -> Data:
+    """All variables of a result's group at labels of its dims.
+
+    Several labels in a list keep their dim, in their order; those that there are not, and dims that
+    there are not, are passed over.
+    """
+
+    def take(result: xr.DataTree) -> xr.Dataset:
+        data = result[part].to_dataset() if part in result.children else xr.Dataset()
+        for dim, label in select.items():
+            if dim in data.dims and isinstance(label, list | tuple):
+                data = data.sel({dim: [one for one in label if one in data[dim]]})
+            elif dim in data.dims:
+                data = data.sel({dim: label}, drop=True)
+        return data
+
+    return take
+
+
+def values(part: str, variable: str, /, **select: Any) -> Data:
+    """A variable of a result's group, with its bounds, if it has any; see `group`.
+
+    Example:
+        `values("scores", "accuracy", split=["id", "ood"], group="all")`
+    """
+    names = {variable: "value", f"{variable}_low": "low", f"{variable}_high": "high"}
+
+    def take(result: xr.DataTree) -> xr.Dataset:
+        data = group(part, **select)(result)
+        known = {name: short for name, short in names.items() if name in data}
+        return data[list(known)].rename(known)
+
+    return take
+
+
+def values_of(readings: Mapping[str, Reading]) -> Data:
+    """Readings [cell, reading] by their labels, with their bounds; those without a number left out.
+
+    Example:
+        `values_of({"id": metric("accuracy", "id")})`
+    """
+
+    def take(result: xr.DataTree) -> xr.Dataset:
+        found = {}
+        for label, reading in readings.items():
+            value = reading.values(result)
+            unknown = (np.full(len(value), np.nan),) * 2
+            ends = unknown if reading.bounds is None else reading.bounds(result)
+            if np.isfinite(value).any():
+                found[label] = np.stack([value, *ends], axis=1)
+        if not found:
+            return xr.Dataset()
+        stacked = xr.DataArray(list(found.values()), dims=("reading", "cell", "end"))
+        stacked = stacked.assign_coords(reading=list(found), end=["value", "low", "high"])
+        return stacked.to_dataset("end")
+
+    return take
 
 
 @dataclass(frozen=True)
@@ -36,42 +108,83 @@ class Shown:
     marker: str
 
 
-def shown_conditions(result: xr.DataTree, *, but: tuple[str, ...] = ()) -> list[Shown]:
-    """The conditions of a result in order; labels leave out the coordinates `but`."""
-    conditions, shown = conditions_of(result), []
+def shown_conditions(result: xr.DataTree, *, but: Sequence[str] = ()) -> list[Shown]:
+    """The conditions of a result in order; those that differ in coordinates `but` alone are one."""
     names = [name for name in varied(result) if name not in but]
-    alone = len({one.values["model"] for one in conditions}) == len(conditions)
-    for number, one in enumerate(conditions):
-        label = ", ".join(names_of_settings(one.values, names))
-        colour = colour_of(one.values["model"] if alone else "", number)
-        marker = MARKERS[number % len(MARKERS)]
-        shown.append(Shown(dict(one.values), one.cells, label, colour, marker))
-    return shown
+    alike: dict[tuple[Any, ...], list[Condition]] = {}
+    for one in conditions_of(result):
+        alike.setdefault(tuple(one.values[name] for name in names), []).append(one)
+    models = [some[0].values["model"] for some in alike.values()]
+    alone = len(set(models)) == len(models)
+    return [
+        Shown(
+            dict(some[0].values),
+            np.concatenate([one.cells for one in some]),
+            some[0].label(names),
+            colour_of(models[number] if alone else "", number),
+            MARKERS[number % len(MARKERS)],
+        )
+        for number, some in enumerate(alike.values())
+    ]
 
 
-def data_of(
-    result: xr.DataTree, group: str, variable: str, select: Mapping[str, Any] | None = None
-) -> xr.Dataset | None:
-    """A group of a result at labels of dims, several of which keep their dim; None: not measured.
+class Part(NamedTuple):
+    """A part of the data that has a row, a column or a line of its own."""
 
-    What the group does not have of `select` is passed over.
+    name: str
+    labels: Mapping[str, Any] = {}
+    shown: Shown | None = None
+
+    def of(self, data: xr.Dataset) -> xr.Dataset:
+        """Of data the part."""
+        if self.shown is not None:
+            return data.isel(cell=self.shown.cells)
+        return data.sel(self.labels, drop=True)
+
+
+def parts(data: xr.Dataset, by: By, conditions: Sequence[Shown]) -> list[Part]:
+    """The parts of data in which something was measured."""
+    if not data:
+        return []
+    if by is None:
+        found = [Part("")]
+    elif by == CONDITIONS:
+        found = [Part(one.label, shown=one) for one in conditions]
+    elif isinstance(by, str):
+        dim = by.replace("_", " ")
+        found = [
+            Part(f"{dim} {label}" if str(label).isdigit() else name_of(label), {by: label})
+            for label in data[by].to_numpy().tolist()
+        ]
+    else:
+        found = [
+            Part(name, labels)
+            for name, labels in by.items()
+            if all(label in data[dim] for dim, label in labels.items())
+        ]
+    return [part for part in found if has_values(part.of(data))]
+
+
+def has_values(data: xr.Dataset) -> bool:
+    """Whether anything was measured."""
+    known = [data["value"]] if "value" in data else data.data_vars.values()
+    return any(bool(one.notnull().any()) for one in known)
+
+
+def over_cells(data: xr.Dataset) -> xr.Dataset:
+    """The mean `value` of cells, from `low` to `high`.
+
+    That is Student's t interval over seeds; of two seeds both of them, of a single one its own
+    interval over examples, if it has one.
     """
-    if group not in result.children or variable not in result[group].data_vars:
-        return None
-    data = result[group].to_dataset()
-    for dim, label in (select or {}).items():
-        if dim in data.dims and isinstance(label, list | tuple):
-            data = data.isel({dim: data[dim].isin(label).to_numpy().nonzero()[0]})
-        elif dim in data.dims:
-            data = data.sel({dim: label})
-    return data
-
-
-def parts_of(data: xr.Dataset | None, dim: str | None) -> dict[Any, xr.Dataset]:
-    """Data by the labels of a dim; without a dim all of it, by None; without data nothing."""
-    if data is None or dim is None:
-        return {} if data is None else {None: data}
-    return {label: data.sel({dim: label}) for label in data[dim].to_numpy().tolist()}
+    cells = data["value"].transpose(..., "cell").astype(float)
+    n = cells.notnull().sum("cell")
+    ends = {"low": cells.min("cell"), "high": cells.max("cell")}
+    mean, *student = (ends["low"].copy(data=one) for one in probes.over_seeds(cells.to_numpy()))
+    for (name, end), wide in zip(ends.items(), student, strict=True):
+        own = data[name].min("cell").fillna(end) if name in data else end
+        ends[name] = wide.where(n > 2, end).where(n > 1, own)
+    return xr.Dataset({"value": mean} | ends)
 
 
 def grid(
@@ -86,48 +199,51 @@ def grid(
     return figure, figure.subplots(n_rows, n_columns, sharex=share, sharey=share, squeeze=False)
 
 
-def condition_panels(
-    result: xr.DataTree, rows: Mapping[str, xr.Dataset], variable: str | None = None, **size: Any
-) -> tuple[Figure | None, list[tuple[Axes, xr.Dataset, Shown]]]:
-    """A figure with a column for each condition that has a variable, and rows by their names.
+@dataclass(frozen=True)
+class Panel:
+    """Where data is drawn: what there is at its row and column, and whose it is, if one's."""
 
-    Also gives the axes, data and condition of each panel. Without panels there is no figure.
+    axis: Axes
+    data: xr.Dataset
+    shown: Shown | None
+
+
+def facets(
+    data: xr.Dataset,
+    conditions: Sequence[Shown],
+    *,
+    rows: By = None,
+    columns: By = CONDITIONS,
+    ylabel: str = "",
+    **size: Any,
+) -> tuple[Figure | None, list[Panel]]:
+    """A figure with a panel for each row and column, and all of them, those of a row together.
+
+    Without anything measured there is no figure. `size` is that of `grid`.
     """
-    conditions = [
-        one
-        for one in shown_conditions(result)
-        if any(variable is None or has_values(data[variable], one) for data in rows.values())
-    ]
-    if not conditions:
+    down, across = (parts(data, by, conditions) for by in (rows, columns))
+    if not down or not across:
         return None, []
-    figure, axes = grid(len(rows), len(conditions), **size)
-    for one, axis in zip(conditions, axes[0], strict=True):
-        axis.set_title(one.label, fontsize=9)
-    for name, axis in zip(rows, axes[:, 0], strict=True):
-        axis.set_ylabel(name, fontsize=SMALL)
-    places = zip(axes.flat, product(rows.values(), conditions), strict=True)
-    return figure, [(axis, data, one) for axis, (data, one) in places]
+    figure, axes = grid(len(down), len(across), **size)
+    for part, axis in zip(across, axes[0], strict=True):
+        axis.set_title(part.name, fontsize=9)
+    for part, axis in zip(down, axes[:, 0], strict=True):
+        axis.set_ylabel(f"{ylabel}\n{part.name}".strip(), fontsize=SMALL)
+    return figure, [
+        Panel(axis, column.of(row.of(data)), column.shown or row.shown)
+        for row, line in zip(down, axes, strict=True)
+        for column, axis in zip(across, line, strict=True)
+    ]
 
 
-def named_rows(
-    data: xr.Dataset | None, rows: str | None, ylabel: str = ""
-) -> dict[str, xr.Dataset]:
-    """Data by what is written beside its row of panels: what is drawn, and the row's label."""
-    found = {}
-    for label, part in parts_of(data, rows).items():
-        name = f"{rows} {label}" if str(label).isdigit() else name_of(label)
-        found[ylabel if label is None else f"{ylabel}\n{name}".strip()] = part
-    return found
-
-
-def legend_beside(figure: Figure, axes: np.ndarray, **more: Any) -> None:
+def legend_beside(figure: Figure) -> None:
     """One legend for all panels, to their right, each label once."""
     handles: dict[str, Any] = {}
-    for axis in axes.ravel():
+    for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        look = {"loc": "outside right center", "frameon": False, "fontsize": SMALL} | more
+        look: Any = {"loc": "outside right center", "frameon": False, "fontsize": SMALL}
         legend = figure.legend(list(handles.values()), list(handles), **look)
         # Long labels take no room from the panels.
         width = legend.get_window_extent().width / figure.dpi
@@ -135,64 +251,24 @@ def legend_beside(figure: Figure, axes: np.ndarray, **more: Any) -> None:
 
 
 def finished(
-    figure: Figure,
-    *,
-    ylabel: str | None = None,
-    ylim: tuple[float, float] | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
-) -> Figure:
-    """A figure of panels that share axes, with its legend, and what is said of the y-axis."""
+    figure: Figure | None, *, ylim: tuple[float, float] | None = None, log: str = ""
+) -> Figure | None:
+    """A figure whose panels share their axes, with its legend.
+
+    Args:
+        figure: that is drawn; None if there is none.
+        ylim: the ends of the y-axis.
+        log: the axes that are logarithmic: `x`, `y` or `xy`.
+    """
+    if figure is None:
+        return None
     first = figure.axes[0]
-    if ylabel is not None:
-        first.set_ylabel(ylabel, fontsize=SMALL)
     if ylim is not None:
         first.set_ylim(*ylim)
-    # Setting a linear scale would take names under the axis away.
-    if log_x:
+    if "x" in log:
         first.set_xscale("log", base=2)
         first.xaxis.set_major_formatter("{x:g}")
-    if log_y:
+    if "y" in log:
         first.set_yscale("log")
-    legend_beside(figure, np.array(figure.axes))
+    legend_beside(figure)
     return figure
-
-
-def has_values(data: xr.DataArray, one: Shown) -> bool:
-    """Whether anything was measured in a condition."""
-    return bool(np.isfinite(data.isel(cell=one.cells)).any())
-
-
-def mean_and_bars(
-    data: xr.Dataset, name: str, one: Shown
-) -> tuple[Float[np.ndarray, ...], Float[np.ndarray, "end ..."]]:
-    """The mean of a variable [cell, ...] in a condition, and how far its interval reaches.
-
-    Of several seeds Student's t interval of their mean; of one its own, over examples.
-    """
-    here = data.isel(cell=one.cells)
-    values = here[name].transpose("cell", ...).to_numpy().astype(float)
-    if len(values) == 1 and f"{name}_low" in data:
-        mean = values[0]
-        low, high = (here[f"{name}_{end}"].isel(cell=0).to_numpy() for end in ("low", "high"))
-    else:
-        mean, low, high = probes.over_seeds(np.moveaxis(values, 0, -1))
-    return mean, np.maximum(np.nan_to_num(np.stack([mean - low, high - mean])), 0)
-
-
-def draw_along(
-    axis: Axes, data: xr.Dataset, variable: str, along: str, one: Shown, **look: Any
-) -> None:
-    """The mean of a condition along a dim, by its labels; what is not known is left out."""
-    mean, ends = mean_and_bars(data, variable, one)
-    labels = data[along].to_numpy() if along in data.coords else np.arange(len(mean))
-    places, known = labels, np.isfinite(mean)
-    if labels.dtype.kind not in "if":
-        # Names have their places, known or not.
-        places, names = np.arange(len(labels)), [name_of(label) for label in labels]
-        turned = 90 if max(map(len, names)) > 12 else 0
-        axis.set_xticks(places, names, fontsize=7, rotation=turned)
-        axis.set_xlim(-0.5, len(labels) - 0.5)
-    look = {"color": one.colour, "marker": one.marker, "ms": 3} | look
-    axis.errorbar(places[known], mean[known], yerr=ends[:, known], **look)
-    axis.set_xlabel(along.replace("_", " "))

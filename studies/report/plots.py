@@ -1,195 +1,142 @@
-"""Plots of any study: bars, profiles along a dim, matrices, pictures, readings against a setting.
+"""Plots of any study: lines, bars, intervals, matrices, pictures, readings against a setting.
 
 Each takes a result first, and gives a figure, or None where the result has nothing of it; a study
 binds the rest with `functools.partial`. What several have in common:
 
+- `data`: what is drawn, `values("scores", "accuracy", group="all")`, say: see `panels.Data`.
 - `readings`: by their labels.
-- `group`, `variable`: of the result, with its `_low` and `_high`, if there are any.
-- `select`: labels of dims; several in a list keep their dim.
-- `rows`: a dim, or of `against` a setting, that has a row of panels for each label or value.
-- `share`: whether panels share their axes.
-- `log`, `log_x`, `log_y`: whether an axis is logarithmic; `log` is of the y-axis.
+- `rows`, `columns`, `lines`: a dim, or `CONDITIONS`: see `panels.By`.
+- `known`: known values, such as chance, by their labels: data with dims of what is drawn.
+- `log`: the axes that are logarithmic: `x`, `y` or `xy`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies.engine.readings import Reading
+import probes
+from studies.engine.readings import Reading, conditions_of
 from studies.report.names import CONTROL, MARKERS, colour_of, name_of
 from studies.report.panels import (
-    Shown,
-    condition_panels,
-    data_of,
-    draw_along,
+    CONDITIONS,
+    SMALL,
+    By,
+    Data,
+    facets,
     finished,
     grid,
-    mean_and_bars,
-    named_rows,
-    parts_of,
+    over_cells,
+    parts,
     shown_conditions,
+    values,
+    values_of,
 )
 
-LINES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.")
 """Lines of controls, in turn."""
 
-
-def bars(
-    result: xr.DataTree, *, readings: Mapping[str, Reading], ylabel: str, log: bool = False
-) -> Figure | None:
-    """Bars of several readings for each condition: means over seeds, with a dot for each seed."""
-    conditions = shown_conditions(result)
-    values = {label: reading.values(result) for label, reading in readings.items()}
-    values = {label: some for label, some in values.items() if np.isfinite(some).any()}
-    if not values:
-        return None
-    size = 1.5 + 0.25 * len(conditions) * (1 + len(values))
-    figure, axes = grid(1, 1, width=min(14, size), height=3.6)
-    axis, width = axes[0, 0], 0.8 / len(values)
-    for number, (label, some) in enumerate(values.items()):
-        places = np.arange(len(conditions)) + (number - (len(values) - 1) / 2) * width
-        seeds = [some[one.cells] for one in conditions]
-        colour = colour_of(label, number)
-        axis.bar(places, _means(seeds), width * 0.9, label=name_of(label), color=colour)
-        _dots(axis, places, seeds, color="black")
-    labels = [one.label for one in conditions]
-    axis.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
-    return finished(figure, ylabel=ylabel, log_y=log)
+KNOWN_STYLES = ("--", ":", "-.", "-")
+"""Lines of known values, in turn."""
 
 
-def profiles(
+def lines(
     result: xr.DataTree,
     *,
-    group: str,
-    variable: str,
+    data: Data,
     along: str,
-    ylabel: str,
-    select: Mapping[str, Any] | None = None,
-    rows: str | None = None,
-    lines: str | None = None,
-    reference: str | tuple[str, ...] = (),
+    ylabel: str = "",
+    rows: By = None,
+    columns: By = CONDITIONS,
+    lines: By = None,
+    known: Mapping[str, Data] | None = None,
+    seeds: Literal["interval", "dots", "each", "points"] = "interval",
+    shaded: Callable[[xr.DataTree], tuple[float, float]] | None = None,
     ylim: tuple[float, float] | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
+    log: str = "",
+    but: tuple[str, ...] = (),
 ) -> Figure | None:
-    """A variable [cell, ..., along] along one of its dims: a column of panels for each condition.
+    """Numbers along a dim: in panels, or in lines, of conditions.
 
     Args:
-        result, group, variable, ylabel, select, rows, ylim, log_x, log_y: see above.
+        result, data, ylabel, rows, columns, log: see above.
         along: the dim of the x-axis, by its labels.
-        lines: a dim that has a line for each label; the first in the condition's colour, the
-            others, controls, in grey.
-        reference: a variable of the group, such as chance, or several: a horizontal line, or, if it
-            has the dim `along`, one more line.
+        lines: where a column is a condition, the first line has its colour, and the others,
+            controls, are grey.
+        known: a horizontal line, the mean over the cells of a panel; or, along the x-axis, one more
+            line.
+        seeds: whether there is the mean over seeds with its `interval`, or with `dots` for each
+            seed, or a line for `each`; or `points` with their interval that no line joins.
+        shaded: the part of the x-axis that is.
+        ylim: the ends of the y-axis.
+        but: coordinates in which the cells of a condition may differ.
     """
-    data = data_of(result, group, variable, select)
-    figure, panels = condition_panels(result, named_rows(data, rows, ylabel), variable)
-    if figure is None:
-        return None
-    references = (reference,) if isinstance(reference, str) else reference
-    for axis, here, one in panels:
-        curves = [(part, variable, label) for label, part in parts_of(here, lines).items()]
-        curves += [(here, name, name) for name in references if along in here[name].dims]
-        for number, (part, name, label) in enumerate(curves):
+    conditions, table = shown_conditions(result, but=but), _with_known(result, data, known)
+    where: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
+    height = 2.7 if columns == CONDITIONS else 3.2
+    figure, panels = facets(table, conditions, height=height, **where)
+    for panel in panels:
+        if shaded is not None:
+            panel.axis.axvspan(*shaded(result), color="#eeeeee")
+        shown = parts(panel.data, lines, conditions)
+        curves = [(part.name, part.of(panel.data), part.shown) for part in shown]
+        levels = [name for name in known or () if name in table]
+        for name in levels:
+            if along in panel.data[name].dims:
+                curves.append((name, xr.Dataset({"value": panel.data[name]}), None))
+        for number, (name, curve, of) in enumerate(curves):
+            one = of or panel.shown
             look = {
-                "color": one.colour if number == 0 else CONTROL,
-                "ls": LINES[number % len(LINES)],
-                "marker": MARKERS[number % len(MARKERS)],
-                "label": None if label is None else name_of(label),
+                "color": one.colour if one and (of or number == 0) else CONTROL,
+                "marker": of.marker if of else MARKERS[number % len(MARKERS)],
+                "ls": "-" if of else STYLES[number % len(STYLES)],
+                "label": name or None,
             }
-            draw_along(axis, part, name, along, one, ms=4, capsize=2, **look)
-        for number, name in enumerate(references):
-            if along not in here[name].dims:
-                level, line = here[name].isel(cell=one.cells).mean().item(), LINES[-1 - number]
-                axis.axhline(level, color="black", lw=0.8, ls=line, label=name_of(name))
-        axis.label_outer()
-    return finished(figure, ylim=ylim, log_x=log_x, log_y=log_y)
+            _draw_along(panel.axis, curve, along, seeds, **look)
+        for name, style in zip(levels, KNOWN_STYLES, strict=False):
+            level = panel.data[name]
+            if along not in level.dims and level.notnull().any():
+                panel.axis.axhline(level.mean().item(), color="black", lw=1, ls=style, label=name)
+        if "count" in panel.data:
+            _write_counts(panel.axis, panel.data["count"].sum("cell"))
+        panel.axis.label_outer()
+    return finished(figure, ylim=ylim, log=log)
 
 
-def matrices(
+def training(
     result: xr.DataTree,
     *,
-    group: str,
-    variable: str,
-    y: str,
-    x: str,
-    title: str,
-    select: Mapping[str, Any] | None = None,
-    rows: str | None = None,
-    shares: bool = False,
-    limits: tuple[float, float] | None = (0.0, 1.0),
-    colours: str = "Blues",
+    metric: str,
+    known: Mapping[str, Data] | None = None,
+    log: str = "",
 ) -> Figure | None:
-    """A variable [cell, ..., y, x] over two of its dims, a panel for each condition: cells' mean.
+    """A metric on the validation examples over training: a panel for each split, a line each seed.
 
     Args:
-        result, group, variable, select, rows: see above.
-        y, x: dims, by their labels.
-        title: of the colour bar.
-        shares: whether counts are drawn as shares of their row, summed over cells.
-        limits: of the colours; None: least and greatest value, symmetric if there are both signs.
-        colours: matplotlib's name of a colour map.
+        result, known, log: see above; of known values the ones of the group of all examples.
+        metric: of the setup.
     """
-    data = data_of(result, group, variable, select)
-    parts = named_rows(data, rows, y.replace("_", " "))
-    figure, panels = condition_panels(result, parts, variable, height=3.2, share=False)
-    if data is None or figure is None:
-        return None
-    if limits is None:
-        top = float(np.nanmax(np.abs(data[variable])))
-        limits = (-top, top) if float(data[variable].min()) < 0 else (0.0, top)
-    for axis, here, one in panels:
-        cells = here[variable].isel(cell=one.cells)
-        table = (cells.sum("cell") if shares else cells.mean("cell")).transpose(y, x).to_numpy()
-        if shares:
-            table = table / np.maximum(table.sum(1, keepdims=True), 1)
-            _write_shares(axis, table)
-        axis.imshow(table, vmin=limits[0], vmax=limits[1], cmap=colours, aspect="auto")
-        _label_matrix(axis, cells, y, x)
-    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, shrink=0.7, label=title)
-    return figure
-
-
-def pictures(
-    result: xr.DataTree,
-    *,
-    group: str,
-    draw: Callable[[Axes, xr.Dataset], Any],
-    rows: str | Mapping[str, Mapping[str, Any]],
-    select: Mapping[str, Any] | None = None,
-    mean: str | None = None,
-    share: bool = True,
-) -> Figure | None:
-    """Pictures by a function that draws one, of `probes`, say: a column for each condition.
-
-    Args:
-        result, group, share: see above.
-        draw: draws what was measured in one condition; the colour of the axes is the condition's.
-        rows: a dim that has a row of panels for each label; or labels of dims by what their row is
-            called, `{"solved": {"condition": "same_rule", "outcome": "base_rule"}}`.
-        select: labels of further dims, in all rows.
-        mean: a variable of which the mean over cells is drawn, with its interval `_low` to
-            `_high`; without it, all variables of the first cell.
-    """
-    if group not in result.children:
-        return None
-    data = result[group].to_dataset().sel(select or {})
-    if isinstance(rows, str):
-        parts = named_rows(data, rows)
-    else:
-        parts = {label: data.sel(labels) for label, labels in rows.items()}
-    figure, panels = condition_panels(result, parts, share=share)
-    for axis, here, one in panels:
-        axis.set_prop_cycle(color=[one.colour])
-        draw(axis, here.isel(cell=one.cells[0]) if mean is None else _mean_of(here, mean, one))
-    return finished(figure) if figure is not None else None
+    about = result["scores"][metric].attrs
+    data = values("training", metric, group="all")
+    whole = about.get("percent", 0) and not log and not (result["training"][metric] < 0).any()
+    return lines(
+        result,
+        data=data,
+        along="train_step",
+        columns="split",
+        lines=CONDITIONS,
+        known=known,
+        seeds="each",
+        ylabel=about["long_name"],
+        ylim=(-0.02, 1.02) if whole else None,
+        log=log,
+    )
 
 
 def against(
@@ -199,43 +146,106 @@ def against(
     setting: str,
     ylabel: str,
     rows: str | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
+    log: str = "",
 ) -> Figure | None:
     """Readings against a setting that varies: a panel for each reading, a line for the rest.
 
     None where the setting has one value.
+
+    Args:
+        result, readings, ylabel, log: see above.
+        setting: the coordinate of the x-axis.
+        rows: a coordinate that has a row of panels for each value.
     """
-    conditions = [
-        one
-        for one in shown_conditions(result, but=(setting, rows or ""))
-        if one.values.get(setting) is not None
-    ]
-    if len({one.values[setting] for one in conditions}) < 2:
+    by = [name for name in (setting, rows) if name is not None]
+    tables = [{name: one.values.get(name) for name in by} for one in conditions_of(result)]
+    if len({one[setting] for one in tables} - {None}) < 2:
         return None
-    row_values = list(dict.fromkeys(one.values.get(rows or "") for one in conditions))
-    figure, axes = grid(len(row_values), len(readings), height=3.2)
-    panels = product(row_values, readings.items())
-    for axis, (row, (label, reading)) in zip(axes.flat, panels, strict=True):
-        values = reading.values(result)
-        here = [one for one in conditions if one.values.get(rows or "") == row]
-        for number, line in enumerate(dict.fromkeys(one.label for one in here)):
-            some = sorted(
-                (one for one in here if one.label == line), key=lambda one: one.values[setting]
-            )
-            places = [one.values[setting] for one in some]
-            seeds = [values[one.cells] for one in some]
-            colour = colour_of(some[0].values["model"], number)
-            look = {"marker": MARKERS[number % len(MARKERS)], "ms": 4, "label": line}
-            axis.plot(places, _means(seeds), color=colour, **look)
-            _dots(axis, places, seeds, color=colour, alpha=0.5)
-        title = "\n".join(name_of(name) for name in (row, label) if name is not None)
-        axis.set(title=title, xlabel=setting.replace("_", " "))
-    return finished(figure, ylabel=ylabel, log_x=log_x, log_y=log_y)
+    data = by_settings(values_of(readings), *by)
+    return lines(
+        result,
+        data=data,
+        along=setting,
+        columns="reading",
+        rows=rows,
+        lines=CONDITIONS,
+        seeds="dots",
+        ylabel=ylabel,
+        log=log,
+        but=tuple(by),
+    )
+
+
+def by_settings(data: Data, *settings: str) -> Data:
+    """Data with a dim for each of some settings, in which a cell has numbers at its own values."""
+
+    def take(result: xr.DataTree) -> xr.Dataset:
+        table = data(result)
+        for name in settings if table else ():
+            labels = dict.fromkeys(one.values[name] for one in conditions_of(result))
+            known = [label for label in labels if label is not None]
+            if not any(isinstance(label, str) for label in known):
+                known.sort()
+            own = xr.DataArray(result["scores"][name].to_numpy(), dims="cell")
+            table = table.where(own == xr.DataArray(known, {name: known}))
+        return table
+
+    return take
+
+
+def points(
+    result: xr.DataTree,
+    *,
+    readings: Mapping[str, Reading],
+    xlabel: str = "",
+    apart: bool = False,
+    known: Mapping[str, Data] | None = None,
+    log: bool = False,
+) -> Figure | None:
+    """Readings, a row for each condition: dots, with their intervals over examples, of all cells.
+
+    A line through them is their mean.
+
+    Args:
+        result, readings: see above.
+        xlabel: what is read.
+        apart: whether each reading has a panel, with an axis of its own, in place of a colour.
+        known: by label, data of readings with labels of `readings`.
+        log: whether what is read is logarithmic.
+    """
+    table = _with_known(result, values_of(readings), known)
+    rows, n = parts(table, CONDITIONS, shown_conditions(result)), 1 if apart else len(readings)
+    labels = [one.name for one in rows]
+    size: Any = {
+        "width": 3.1 if apart else 5.0 + 0.06 * max(map(len, labels), default=0),
+        "height": 0.8 + len(rows) * (0.15 + 0.15 * n),
+    }
+    columns = "reading" if apart else None
+    figure, panels = facets(table, [], columns=columns, share=not apart, **size)
+    for panel in panels:
+        some = parts(panel.data, None if apart else "reading", [])
+        for (number, reading), (row, condition) in product(enumerate(some), enumerate(rows)):
+            cells = condition.of(reading.of(panel.data)).dropna("cell", subset=["value"])
+            colour = colour_of(reading.labels.get("reading"), number)
+            one: Any = condition.shown
+            strip = row - 0.4 + 0.8 / len(some) * np.array([number, number + 1])
+            _draw_cells(panel.axis, cells, strip, one.colour if apart else colour, reading.name)
+            for label, style in zip(known or (), KNOWN_STYLES, strict=False):
+                if label in cells and cells[label].notnull().any():
+                    x = [cells[label].mean().item()] * 2
+                    panel.axis.plot(x, strip, style, color="black", label=label)
+        panel.axis.grid(axis="x", lw=0.3)
+        panel.axis.set_xlabel(xlabel, fontsize=SMALL)
+        panel.axis.set_yticks(range(len(rows)), labels, fontsize=SMALL)
+        panel.axis.set_ylim(len(rows) - 0.5, -0.5)
+        if log:
+            panel.axis.set_xscale("log")
+        panel.axis.label_outer()
+    return finished(figure)
 
 
 def scatter(
-    result: xr.DataTree, *, x: Reading, y: Reading, xlabel: str, ylabel: str, log: bool = False
+    result: xr.DataTree, *, x: Reading, y: Reading, xlabel: str, ylabel: str, log: str = ""
 ) -> Figure | None:
     """One reading against another, a point for each cell."""
     first, second = x.values(result), y.values(result)
@@ -247,40 +257,148 @@ def scatter(
             look = {"color": one.colour, "marker": one.marker, "label": one.label, "s": 24}
             axes[0, 0].scatter(first[one.cells], second[one.cells], **look)
     axes[0, 0].set_xlabel(xlabel)
-    return finished(figure, ylabel=ylabel, log_y=log)
+    axes[0, 0].set_ylabel(ylabel, fontsize=SMALL)
+    return finished(figure, log=log)
 
 
-def _mean_of(data: xr.Dataset, name: str, one: Shown) -> xr.Dataset:
-    """The mean of a variable over a condition's cells, with its interval."""
-    mean, (below, above) = mean_and_bars(data, name, one)
-    like = data[name].isel(cell=0, drop=True)
-    ends = {name: mean, f"{name}_low": mean - below, f"{name}_high": mean + above}
-    return xr.Dataset({end: like.copy(data=values) for end, values in ends.items()})
+def matrices(
+    result: xr.DataTree,
+    *,
+    data: Data,
+    y: str,
+    x: str,
+    title: str,
+    rows: By = None,
+    shares: bool = False,
+    limits: tuple[float, float] | None = (0.0, 1.0),
+) -> Figure | None:
+    """Numbers over two dims, a column of panels for each condition: the mean of its cells.
+
+    Args:
+        result, data, rows: see above.
+        y, x: dims, by their labels.
+        title: of the colour bar.
+        shares: whether counts are drawn as shares of their row, summed over cells.
+        limits: of the colours; None: from 0 to the greatest value.
+    """
+    table = data(result)
+    look: Any = {"rows": rows, "ylabel": name_of(y), "height": 3.2, "share": False}
+    figure, panels = facets(table, shown_conditions(result), **look)
+    if figure is None:
+        return None
+    low, high = limits or (0.0, float(table["value"].max()))
+    numbers = large_percents if shares else ""
+    for panel in panels:
+        cells = panel.data["value"].transpose("cell", y, x)
+        matrix = cells.sum("cell") if shares else cells.mean("cell")
+        if shares:
+            matrix = matrix / matrix.sum(x).clip(1)
+        if matrix.notnull().any():
+            named = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
+            look = {"limits": (low, high), "style": numbers, "colours": "Blues"}
+            probes.draw_numbers(panel.axis, matrix.assign_coords(named), **look)
+        panel.axis.set_xlabel(name_of(x), fontsize=SMALL)
+    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, shrink=0.7, label=title)
+    return figure
 
 
-def _label_matrix(axis: Any, data: xr.DataArray, y: str, x: str) -> None:
-    for dim, ticks in ((y, axis.set_yticks), (x, axis.set_xticks)):
-        labels = data[dim].to_numpy() if dim in data.coords else np.arange(data.sizes[dim])
-        if len(labels) > 30:
-            ticks([])
-            continue
-        turned = 90 if dim == x and labels.dtype.kind not in "if" else 0
-        ticks(range(len(labels)), [name_of(one) for one in labels], fontsize=7, rotation=turned)
-    axis.set_xlabel(x.replace("_", " "), fontsize=8)
+def pictures(
+    result: xr.DataTree,
+    *,
+    data: Data,
+    draw: Callable[[Axes, xr.Dataset], Any],
+    rows: By,
+    mean: str | None = None,
+    share: bool = True,
+) -> Figure | None:
+    """Pictures by a function that draws one, of `probes`, say: a column for each condition.
+
+    Args:
+        result, data, rows: see above.
+        draw: draws what was measured in one condition; the colour of the axes is the condition's.
+        mean: what the mean over cells is called where `data` has a `value`, with its interval
+            `_low` to `_high`; without it, all variables of the first cell are drawn.
+        share: whether panels share their axes.
+    """
+    table = data(result)
+    figure, panels = facets(table, shown_conditions(result), rows=rows, share=share)
+    for panel in panels:
+        panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
+        if mean is None:
+            draw(panel.axis, panel.data.isel(cell=0))
+        else:
+            names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
+            draw(panel.axis, over_cells(panel.data).rename(names))
+    return finished(figure)
 
 
-def _write_shares(axis: Any, table: np.ndarray) -> None:
-    for i, j in np.argwhere(table >= 0.1):
-        colour, text = "white" if table[i, j] > 0.6 else "black", f"{100 * table[i, j]:.0f}"
-        axis.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
+def only(
+    result: xr.DataTree, *, view: Callable[[xr.DataTree], Figure | None], **coordinates: object
+) -> Figure | None:
+    """A view of the conditions with these values, or that they do not apply to."""
+    some = [one.cells for one in conditions_of(result) if one.matches(coordinates)]
+    if not sum(map(len, some)):
+        return None
+    cells = np.concatenate(some)
+    return view(result.map_over_datasets(lambda one: one.isel(cell=cells, missing_dims="ignore")))
 
 
-def _dots(axis: Any, places: Any, seeds: list[np.ndarray], **look: Any) -> None:
-    """A dot for each seed."""
-    x = np.repeat(places, [len(some) for some in seeds])
-    axis.plot(x, np.concatenate(seeds), ".", ms=3, **look)
+def _with_known(result: xr.DataTree, data: Data, known: Mapping[str, Data] | None) -> xr.Dataset:
+    """Data, and beside it what is known, by its labels."""
+    table = data(result)
+    for label, take in (known or {}).items():
+        if table and (found := take(result)):
+            table[label] = found["value"].drop_vars("cell", errors="ignore")
+    return table
 
 
-def _means(seeds: list[np.ndarray]) -> list[float]:
-    """Over seeds that are known; NaN where none is."""
-    return [float(np.nanmean(some)) if np.isfinite(some).any() else np.nan for some in seeds]
+def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **look: Any) -> None:
+    """A line of cells along a dim, by its labels; what is not known is left out."""
+    labels = data[along].to_numpy()
+    places = labels
+    if labels.dtype.kind not in "if":
+        # Names have their places, known or not.
+        places, names = np.arange(len(labels)), [name_of(label) for label in labels]
+        turned = 90 if max(map(len, names)) > 12 else 0
+        axis.set_xticks(places, names, fontsize=7, rotation=turned)
+        axis.set_xlim(-0.5, len(labels) - 0.5)
+    axis.set_xlabel(name_of(along))
+    if seeds == "each":
+        for line in data["value"].transpose("cell", along).to_numpy():
+            known = np.isfinite(line)
+            axis.plot(places[known], line[known], **look | {"marker": "", "lw": 1.2})
+        return
+    found = over_cells(data).transpose(along)
+    mean, low, high = (found[name].to_numpy() for name in ("value", "low", "high"))
+    known = np.isfinite(mean)
+    ends = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)[:, known]
+    ends = None if seeds == "dots" else ends
+    look |= {"ms": 4, "capsize": 2} | ({"ls": "none"} if seeds == "points" else {})
+    axis.errorbar(places[known], mean[known], yerr=ends, **look)
+    if seeds == "dots":
+        cells = data["value"].transpose(along, "cell").to_numpy()
+        x = np.broadcast_to(places[:, None], cells.shape)
+        dots = np.isfinite(cells)
+        axis.plot(x[dots], cells[dots], ".", ms=3, color=look["color"], alpha=0.5)
+
+
+def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, label: str) -> None:
+    """Dots of cells, and a line at their mean, within a strip of the y-axis."""
+    value = cells["value"].to_numpy()
+    ends = np.stack([value - cells["low"], cells["high"] - value])
+    places = np.linspace(strip[0], strip[1], len(value) + 2)[1:-1]
+    look: Any = {"color": colour, "fmt": "o", "ms": 3, "capsize": 2, "label": label or None}
+    axis.errorbar(value, places, xerr=np.maximum(np.nan_to_num(ends), 0), **look)
+    if len(value) > 1:
+        axis.plot([value.mean()] * 2, strip, color=colour, lw=1)
+
+
+def _write_counts(axis: Axes, counts: xr.DataArray) -> None:
+    """Numbers under the places of an axis with names."""
+    for place, number in enumerate(counts.to_numpy()):
+        axis.text(place, -0.08, f"{number:.0f}", ha="center", fontsize=6)
+
+
+def large_percents(share: float) -> str:
+    """A share in percent, from a tenth on."""
+    return f"{100 * share:.0f}" if share >= 0.1 else ""

@@ -14,7 +14,6 @@ from rich.table import Table as RichTable
 import probes
 from studies.engine.readings import Reading, conditions_of, varied
 from studies.engine.results import cell_coordinates, described
-from studies.report.names import names_of_settings
 
 MOST_ROWS = 60
 """Conditions that are shown; all are in the result's group `summary`."""
@@ -143,7 +142,7 @@ class Table:
         words = f"Means over {most} seeds; brackets: their 95% intervals (Student's t)."
         caption = f"{self.caption} {BRACKETS[most][0] if most in BRACKETS else words}".strip()
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
-        headings = ["\n".join(names_of_settings(c.values, shown)) for c in conditions_of(result)]
+        headings = ["\n".join(one.words(shown)) for one in conditions_of(result)]
         fill = self._fill_columns if self.conditions == "columns" else self._fill_rows
         fill(table, summary, headings)
         return table

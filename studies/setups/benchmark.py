@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 import probes
 from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
-from studies.report import comparisons, panels
-from studies.report.curves import training_curves
+from studies.report import panels, plots
+from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.pairing import MODELS, PairingSetup
 from studies.setups.scan import ScanSetup
 from studies.setups.text import perplexity_in_words
@@ -166,16 +166,13 @@ AS_MANY_PARAMETERS = Claim(
 )
 
 
-def over_training(variable: str, ylabel: str, **more: Any) -> Any:
-    """A view: a variable of the training log over the steps."""
-    chosen = {"group": "training", "variable": variable, "along": "train_step", "ylabel": ylabel}
-    return partial(comparisons.lines, **chosen, **more)
+over_training = partial(plots.lines, along="train_step", lines=CONDITIONS)
 
 
 def by_group(*groups: str) -> Any:
     """A view: accuracy on the test examples of some groups over training."""
-    select = {"split": "test", "group": groups}
-    return over_training("accuracy", "right, validation", panels="group", select=select)
+    data = values("training", "accuracy", split="test", group=groups)
+    return partial(over_training, data=data, columns="group", ylabel="right, validation")
 
 
 def fewer(few: int, many: int, reading: Reading, source: str) -> Claim:
@@ -252,12 +249,18 @@ def benchmark(
         claims=(*better, AS_MANY_PARAMETERS, *claims),
         table=_table(name, conditions, shown, readings | dict(further or {}), known),
         views={
-            "training": partial(training_curves, metric=headline, log=not about.percent),
-            "loss": over_training("training_loss", "training loss"),
+            "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
+            "loss": partial(
+                over_training,
+                data=values("training", "training_loss"),
+                columns=None,
+                ylabel="training loss",
+            ),
             "scores": partial(
-                comparisons.intervals,
+                plots.points,
+                apart=True,
                 readings=readings,
-                marks={label: {kind: known[kind][label] for kind in known} for label in columns},
+                known={kind: values_of(some) for kind, some in known.items()},
             ),
             **(VALUE_SCORE_VIEWS if looked_into else {}),
             **(views or {}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -19,17 +17,6 @@ BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False
 
 MAPS = (("affinity", "gate"), ("affinity_centring", "gate_centring"))
 """Rows and columns of the maps of the ablation."""
-
-
-def only(
-    result: xr.DataTree, *, view: Callable[[xr.DataTree], Figure | None], **values: object
-) -> Figure | None:
-    """A view of the conditions with these values, or that they do not apply to."""
-    some = [one.cells for one in conditions_of(result) if one.matches(values)]
-    if not sum(map(len, some)):
-        return None
-    cells = np.concatenate(some)
-    return view(result.map_over_datasets(lambda one: one.isel(cell=cells, missing_dims="ignore")))
 
 
 def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | None:

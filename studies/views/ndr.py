@@ -1,24 +1,18 @@
-"""Figures of the control-flow study: scores and cuts by depth, graphs of single examples."""
+"""Figures of the control-flow study: numbers by depth, graphs of single examples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
 import probes
-from studies import engine
 from studies.engine.results import config_of
-from studies.report import plots
 from studies.report.names import name_of
-from studies.report.panels import Shown, has_values, shown_conditions
-from studies.setups import expressions
+from studies.report.panels import Shown, group, has_values, shown_conditions, values
 
 NODES = {"gate": (0.1, 0.2), "change": 0.2}
 """What makes a node of the graph, with its threshold (see `probes.extract_control_flow`).
@@ -32,12 +26,16 @@ LEAST_READ = 0.5
 """
 
 CURVES = {
-    "right answers": ("trained", "True"),
-    "wrong answers": ("trained", "False"),
-    "columns shuffled": ("shuffled", "all"),
-    "untrained": ("untrained", "all"),
+    "right answers": {"control": "trained", "correct": "True"},
+    "wrong answers": {"control": "trained", "correct": "False"},
+    "columns shuffled": {"control": "shuffled", "correct": "all"},
+    "untrained": {"control": "untrained", "correct": "all"},
 }
 """Which graphs have a line: of what control, and of which examples."""
+
+OPERATIONS = {name: CURVES[name] for name in ("right answers", "wrong answers", "untrained")}
+OPERATIONS |= {"true, by level": {"control": "true", "correct": "all"}}
+"""The lines of `parallelism`."""
 
 SHADES = {
     "gate": (1.0, "gate, mean over channels"),
@@ -60,29 +58,7 @@ def graphs_of(columns: xr.Dataset, nodes: str) -> xr.Dataset:
     )
 
 
-def accuracy_by_depth(result: xr.DataTree) -> Figure | None:
-    """Accuracy at each depth, a panel for each condition; shaded: depths of training."""
-    scores = result["scores"].to_dataset()
-    names = [name for name in scores["group"].to_numpy() if name != "all"]
-    # Each depth is of one split.
-    data = scores[[f"accuracy{end}" for end in ("", "_low", "_high")]].max("split").sel(group=names)
-    data = data.rename(group="depth").assign_coords(depth=[int(one.split()[1]) for one in names])
-    data = data.dropna("depth", how="all")
-    data["chance"] = scores["accuracy_chance"].mean(("split", "group"))
-    return _by_depth(
-        result, data, "accuracy", "share of right answers", reference="chance", ylim=(0, 1.02)
-    )
-
-
-def scores(result: xr.DataTree, *, nodes: str) -> Figure | None:
-    """How well the graphs match the true dataflow, by depth, beside every control."""
-    if "control_flow" not in result.children:
-        return None
-    data = result["control_flow"].to_dataset().drop_sel(depth="all")
-    data = data.sel(nodes=nodes, metric=["f1", "order", "tau", "parallelism"])
-    data = data[["score", "score_low", "score_high"]].where(data["examples"] >= FEWEST)
-    data = _curves(data).assign_coords(depth=data["depth"].astype(int)).sortby("depth")
-    return _by_depth(result, data, "score", "", rows="metric", lines="curve")
+# Data of plots
 
 
 def train_depth(result: xr.DataTree) -> int:
@@ -90,127 +66,65 @@ def train_depth(result: xr.DataTree) -> int:
     return config_of(result)["setup"]["task"]["train_depth"]
 
 
-def _by_depth(
-    result: xr.DataTree, data: xr.Dataset, variable: str, ylabel: str, **more: Any
-) -> Figure | None:
-    figure = _profiles(result, data, variable, along="depth", ylabel=ylabel, **more)
-    for axis in figure.axes if figure is not None else ():
-        axis.axvspan(0.5, train_depth(result) + 0.5, color="#eeeeee")
-        axis.set_xlim(data["depth"].to_numpy()[0] - 0.5, data["depth"].to_numpy()[-1] + 0.5)
-    return figure
+def depths_of_training(result: xr.DataTree) -> tuple[float, float]:
+    """What is shaded."""
+    return 1.5, train_depth(result) + 0.5
 
 
-def _profiles(result: xr.DataTree, data: xr.Dataset, variable: str, **more: Any) -> Figure | None:
-    """Profiles of data that were made of a result's."""
-    drawn = result.copy()
-    drawn["drawn_here"] = xr.DataTree(data)
-    return plots.profiles(drawn, group="drawn_here", variable=variable, **more)
+def accuracy(result: xr.DataTree) -> xr.Dataset:
+    """Accuracy at each depth, all of which are of one split."""
+    names = [name for name in result["scores"]["group"].to_numpy() if name != "all"]
+    data = values("scores", "accuracy", group=names)(result).max("split").rename(group="depth")
+    depths = [int(name.removeprefix("depth ")) for name in names]
+    return data.assign_coords(depth=depths).dropna("depth", how="all")
 
 
-def _curves(data: Any) -> Any:
-    """The lines of `CURVES`: a model may never be right, or never wrong."""
-    known = set(data["correct"].to_numpy())
-    of = {label: curve for label, curve in CURVES.items() if curve[1] in known}
-    parts = [
-        data.sel(control=control, correct=correct, drop=True) for control, correct in of.values()
-    ]
-    return xr.concat(parts, xr.Variable("curve", list(of)))
+def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
+    """How well the graphs match the true dataflow, by depth, beside every control."""
+    at = {"nodes": nodes, "metric": ["f1", "order", "tau", "parallelism"]}
+    data = values("control_flow", "score", **at)(result)
+    if not data:
+        return data
+    n = group("control_flow", **at)(result)["examples"]
+    data = data.where(n >= FEWEST).drop_sel(depth="all")
+    return data.assign_coords(depth=data["depth"].astype(int)).sortby("depth")
 
 
-def cuts(result: xr.DataTree) -> Figure | None:
-    """How often a right answer becomes wrong when one gate or read is cut; numbers: of trials."""
-    if "control_flow" not in result.children:
-        return None
-    data = result["control_flow"].to_dataset()
-    data = data.sel(outcome="broken", cut=["lasting", "one step"])
-    figure = _profiles(
-        result,
-        data,
-        "rate",
-        along="condition",
-        rows="nodes",
-        lines="cut",
-        ylabel="right answers made wrong",
-        ylim=(-0.1, 1.05),
-    )
-    if figure is None:
-        return None
-    trials = data["trials"].sel(cut="lasting")
-    some = [one for one in shown_conditions(result) if has_values(data["rate"], one)]
-    panels = product(data["nodes"].to_numpy(), some)
-    for axis, (nodes, one) in zip(figure.axes, panels, strict=True):
-        for line in axis.lines:
-            line.set_linestyle("none")
-        numbers = trials.sel(nodes=nodes).isel(cell=one.cells).sum("cell").to_numpy()
-        for place, number in enumerate(numbers):
-            axis.text(place, -0.08, f"{number:.0f}", ha="center", fontsize=6)
-    return figure
+def cuts(result: xr.DataTree) -> xr.Dataset:
+    """How often a right answer becomes wrong when one gate or read is cut, and of how many."""
+    data = values("control_flow", "rate", outcome="broken", cut=["lasting", "one step"])(result)
+    trials = values("control_flow", "trials", outcome="broken", cut="lasting")(result)
+    return data.assign(count=trials["value"]) if data else data
 
 
-def parallelism(result: xr.DataTree) -> Figure | None:
+def parallelism(result: xr.DataTree) -> xr.Dataset:
     """Operations that are done at each step, beside those at each level of the truth.
 
-    Of the deepest depth of training, and of the deepest of all.
+    In rows the kinds of nodes; the deepest depth of training, and the deepest of all.
     """
-    if "control_flow" not in result.children:
-        return None
-    data = result["control_flow"].to_dataset()
+    data = group("control_flow")(result)
+    if not data:
+        return data
     deepest = max((one for one in data["depth"].to_numpy() if one != "all"), key=int)
-    depths = dict.fromkeys((str(train_depth(result)), deepest))
-    done = _curves(data["done"].where(data["examples"].max("metric") >= FEWEST))
-    done = done.drop_sel(curve="columns shuffled").assign_coords(step=done["step"] + 1)
-    true = data["operations"].sel(correct="all", drop=True).rename(level="step")
-    both = xr.concat([done, true.expand_dims(curve=["true, by level"])], "curve", join="outer")
-    rows = {
-        f"{name_of(nodes)}, depth {depth}": both.sel(nodes=nodes, depth=depth, drop=True)
-        for nodes in data["nodes"].to_numpy()
-        for depth in depths
-    }
-    whole = xr.Dataset({"done": xr.concat(list(rows.values()), xr.Variable("row", list(rows)))})
-    more = {"along": "step", "rows": "row", "lines": "curve", "ylabel": "operations"}
-    return _profiles(result, whole, "done", **more)
+    data = data.sel(depth=list(dict.fromkeys((str(train_depth(result)), deepest))))
+    done = data["done"].where(data["examples"].max("metric") >= FEWEST)
+    done = done.assign_coords(step=done["step"] + 1)
+    true = data["operations"].sel(correct=["all"]).rename(level="step")
+    both = xr.concat([done, true.expand_dims(control=["true"])], "control", join="outer")
+    both = both.stack(row=["nodes", "depth"])
+    names = [f"{name_of(nodes)}, depth {depth}" for nodes, depth in both["row"].to_numpy()]
+    both = both.drop_vars(["row", "nodes", "depth"]).assign_coords(row=names)
+    return both.to_dataset(name="value")
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Gates and attention of some examples, of which graphs are drawn and exported.
-
-    Args:
-        n: examples of the deepest depth of training, and of each depth beyond.
-    """
-
-    n: int = 2
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`gate`, `change`, `attention`, see `probes.capture_control_flow`; and `tokens`,
-        `target`, `answer`, `depth` [example].
-        """
-        setup, task = trained.setup, trained.task
-        if setup.model not in expressions.GATED:
-            return None
-        batch = expressions.examples_of_all_depths(trained, self.n * setup.task.ood_depths[1])
-        batch = batch[batch.latents["depth"] >= setup.task.train_depth]
-        examples = range(len(batch))
-        parts = batch.parts(setup.at_once)
-        data = probes.capture_control_flow(trained.model, parts, answer=expressions.most_probable)
-        words = [f"BOS {' '.join(task.words(batch, example))} EOS" for example in examples]
-        texts = {
-            "tokens": ("tokens of the columns", words),
-            "target": ("right answer", [task.answers[i] for i in batch.targets[:, 0]]),
-            "answer": ("the model's answer", [task.answers[i] for i in data["answer"].to_numpy()]),
-            "depth": ("depth of the expression", batch.latents["depth"].cpu().numpy()),
-        }
-        kept = data[["gate", "change", "attention"]].assign_coords(example=examples)
-        return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
+# Graphs of examples
 
 
 def kept_examples(result: xr.DataTree) -> Iterator[tuple[Shown, int, xr.Dataset]]:
     """Conditions, their cells and the cells' examples, as `graphs_of` takes them."""
-    if "drawn" not in result.children:
-        return
-    data = result["drawn"].to_dataset()
-    for one in shown_conditions(result):
-        for cell in one.cells if has_values(data["gate"], one) else ():
+    data = group("drawn")(result)
+    for one in shown_conditions(result) if data else ():
+        for cell in one.cells if has_values(data[["gate"]].isel(cell=one.cells)) else ():
             here = data.isel(cell=cell)
             for dim in ("example", "step"):
                 here = here.dropna(dim, how="all", subset=["gate"])
@@ -222,24 +136,26 @@ def kept_examples(result: xr.DataTree) -> Iterator[tuple[Shown, int, xr.Dataset]
 def export(result: xr.DataTree, folder: Path) -> None:
     """Write every kept graph into `graphs/`, as GraphML and as node-link JSON."""
     for one, _, examples in kept_examples(result):
-        values = [str(value) for value in one.values.values() if value is not None]
-        name = "-".join([*values, f"seed{examples['seed'].item()}"])
+        known = [str(value) for value in one.values.values() if value is not None]
+        name = "-".join([*known, f"seed{examples['seed'].item()}"])
         for nodes in NODES:
             graphs = graphs_of(examples, nodes)
             probes.write_control_flow(graphs, folder / "graphs", f"{name}-{nodes}")
 
 
-def drawn_examples(
-    result: xr.DataTree, nodes: str, between: str = ", "
-) -> Iterator[probes.DrawnExample]:
-    """Two examples of the first cell of each condition: the first one, and the deepest."""
+def drawn_examples(result: xr.DataTree, nodes: str) -> Iterator[probes.DrawnExample]:
+    """Two examples of the first seed of each condition: the first one, and the deepest.
+
+    Of the deepest depth of training, and of the deepest of all.
+    """
     for one, cell, examples in kept_examples(result):
         for number in dict.fromkeys((0, int(examples["depth"].to_numpy().argmax()))):
-            about = {name: examples[name][number].item() for name in ("depth", "target", "answer")}
-            said = f"right is {about['target']}, answered {about['answer']}"
+            depth, target, answer = (
+                examples[name][number].item() for name in ("depth", "target", "answer")
+            )
             if cell == one.cells[0]:
                 yield probes.DrawnExample(
-                    f"{one.label}{between}depth {about['depth']:.0f}: {said}",
+                    f"{one.label}, depth {depth:.0f}: right is {target}, answered {answer}",
                     graphs_of(examples, nodes),
                     number,
                     examples["tokens"][number].item().split(),
@@ -248,25 +164,13 @@ def drawn_examples(
 
 
 def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
-    """Graphs of two examples of each condition.
-
-    Of the deepest depth of training, and of the deepest of all, of the first seed.
-    """
+    """Graphs of two examples of each condition."""
     examples = list(drawn_examples(result, nodes))
-    if not examples:
-        return None
     darkest, shade = SHADES[nodes]
-    figure = probes.plot_control_flow(examples, darkest=darkest, shade=shade)
-    reads = f"red: reads (attention of {LEAST_READ:g} or more); grey: state that is kept"
-    figure.supxlabel(f"framed: updates ({nodes}); {reads}", fontsize=8)
-    return figure
+    return probes.plot_control_flow(examples, darkest=darkest, shade=shade) if examples else None
 
 
 def attention(result: xr.DataTree) -> Figure | None:
     """Attention of an example of each condition at every step; framed: columns that change."""
-    examples = [one for one in drawn_examples(result, "change", "\n") if one.number == 0]
-    if not examples:
-        return None
-    figure = probes.plot_attention(examples)
-    figure.supxlabel("column that is read; framed: columns whose state changes", fontsize=8)
-    return figure
+    examples = [one for one in drawn_examples(result, "change") if one.number == 0]
+    return probes.plot_attention(examples) if examples else None

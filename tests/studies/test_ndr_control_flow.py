@@ -15,11 +15,19 @@ import tasks
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.cells import initial_model
 from studies.engine.examples import Examples
-from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, broken, control_flow, flow
+from studies.ndr_control_flow import (
+    KINDS,
+    PRESETS,
+    STUDY,
+    TABLE,
+    broken,
+    control_flow,
+    drawn,
+    flow,
+)
 from studies.setups import expressions
 from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS, examples_of_all_depths
 from studies.views import ndr as views
-from studies.views.ndr import Drawn
 from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
 from tasks.table_lookup import look_up
 
@@ -418,11 +426,11 @@ def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes
 def test_only_models_with_gates_have_control_flow(name, setup):
     trained = trained_of(replace(setup, model=name))
     assert (control_flow(trained, n=8) is not None) == (name in GATED)
-    assert (Drawn(n=1)(trained_of(replace(setup, model=name))) is not None) == (name in GATED)
+    assert (drawn(trained_of(replace(setup, model=name)), n=1) is not None) == (name in GATED)
 
 
 def test_examples_of_the_deepest_of_training_and_of_all_beyond_are_drawn(trained, setup):
-    found = Drawn(n=2)(trained_of(setup))
+    found = drawn(trained_of(setup), n=2)
     assert found["depth"].to_numpy().tolist() == [3, 3, 4, 4, 5, 5]
     # A mark at both ends, and as many tokens as the depth and one.
     for depth, tokens in zip(found["depth"].to_numpy(), found["tokens"].to_numpy(), strict=True):
@@ -482,7 +490,7 @@ def test_figures_of_graphs_show_examples_answers_and_updates(planted):
 
 
 def test_accuracy_is_drawn_at_each_depth_beside_chance(result):
-    figure = views.accuracy_by_depth(result)
+    figure = STUDY.views["accuracy"](result)
     axis = figure.axes[0]
     scores = result["scores"]["accuracy"].isel(cell=0)
     expected = [

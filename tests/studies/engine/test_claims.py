@@ -147,7 +147,7 @@ def test_untrained_conditions_are_not_compared():
     ]  # fmt: skip
     found = judged(result_of(cells), trained=TrainedIf(reaches=0.5))
     assert found["verdict"].item() == "not comparable"
-    assert found["reason"].item() == "model=b is not trained"
+    assert found["reason"].item() == "b is not trained"
     learning = replace(BETTER, reading=metric("accuracy", "id"), of_learning=True)
     assert verdicts(result_of(cells), learning, trained=TrainedIf(reaches=0.5)) == ["holds"]
     assert verdicts(result_of(cells), trained=TrainedIf(reaches=0.3)) == ["holds"]

@@ -21,7 +21,7 @@ def test_a_condition_has_the_values_that_were_tried_and_whether_the_best_lies_at
     assert data["at_edge"].to_numpy().tolist() == [0, 1]
     assert data["n_seeds"].to_numpy().tolist() == [2, 2]
     assert data["trained"].to_numpy().tolist() == [-1, -1]
-    assert data["label"].to_numpy().tolist() == ["model=a", "model=b"]
+    assert data["label"].to_numpy().tolist() == ["a", "b"]
 
 
 def test_without_tuned_settings_rates_make_conditions():

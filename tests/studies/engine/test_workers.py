@@ -196,9 +196,7 @@ def test_a_study_on_a_schedulers_workers_has_the_same_result(scheduler, tmp_path
     monkeypatch.chdir(tmp_path)
     changes = ["training.n_steps=20", "scores.n_test=200"]
     readings = {"ood": metric("accuracy", "ood")}
-    study = replace(
-        TOY, views={"right": functools.partial(plots.bars, readings=readings, ylabel="")}
-    )
+    study = replace(TOY, views={"right": functools.partial(plots.points, readings=readings)})
     folders = [
         run(study, changes=changes, resources=Resources(root=Path(root), scheduler=address))
         for root, address in (("here", None), ("there", scheduler))

@@ -1,26 +1,28 @@
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 import xarray as xr
 
+import probes
 from studies.engine import metric
-from studies.report import comparisons, plots
-from studies.report.panels import shown_conditions
+from studies.report import plots
+from studies.report.panels import CONDITIONS, over_cells, shown_conditions, values, values_of
 from tests.studies.engine.synthetic import result_of, two_models
 
 ID, OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 
 
-def measured(values, **coords):
+def measured(rates, **coords):
     """Two seeds of models `a` and `b` with a variable `rate` [cell, split, place] in `probed`."""
     result = two_models([0.5, 0.7], [0.6, 0.8])
     coords = {"split": ["id", "ood"]} | coords
-    rate = (("cell", "split", "place"), np.asarray(values, dtype=float))
+    rate = (("cell", "split", "place"), np.asarray(rates, dtype=float))
     chance = ("cell", np.full(4, 0.25))
     result["probed"] = xr.DataTree(xr.Dataset({"rate": rate, "chance": chance}, coords))
     return result
 
 
-PROBED = {"group": "probed", "variable": "rate", "along": "place", "ylabel": "rate"}
+PROBED = {"data": values("probed", "rate"), "along": "place", "ylabel": "rate"}
 RATES = np.arange(24).reshape(4, 2, 3) / 24
 
 
@@ -30,9 +32,10 @@ def curve(axis, label):
     return np.array(found.lines[0].get_data()).T
 
 
-def test_profiles_are_means_over_seeds_by_condition_and_row():
+def test_lines_are_means_over_seeds_by_condition_and_row():
     result = measured(RATES, place=[1, 2, 4])
-    figure = plots.profiles(result, **PROBED, rows="split", lines=None, reference="chance")
+    known = {"chance": values("probed", "chance")}
+    figure = plots.lines(result, **PROBED, rows="split", known=known)
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "", ""]
     assert figure.axes[2].get_ylabel() == "rate\nout of distribution"
     for axis, cells, split in zip(figure.axes, [[0, 1], [2, 3]] * 2, [0, 0, 1, 1], strict=True):
@@ -43,21 +46,22 @@ def test_profiles_are_means_over_seeds_by_condition_and_row():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["chance"]
 
 
-def test_profiles_leave_out_conditions_that_were_not_measured():
-    values = RATES.copy()
-    values[:2] = np.nan
-    figure = plots.profiles(measured(values), **PROBED, lines="split")
+def test_lines_leave_out_conditions_that_were_not_measured():
+    rates = RATES.copy()
+    rates[:2] = np.nan
+    figure = plots.lines(measured(rates), **PROBED, lines="split")
     assert [axis.get_title() for axis in figure.axes] == ["b"]
     assert curve(figure.axes[0], "in distribution").shape == (3, 2)
-    assert plots.profiles(measured(values * np.nan), **PROBED, lines="split") is None
-    assert plots.profiles(measured(values), **PROBED | {"variable": "other"}) is None
+    assert plots.lines(measured(rates * np.nan), **PROBED, lines="split") is None
+    other = {"data": values("probed", "other")}
+    assert plots.lines(measured(rates), **PROBED | other) is None
 
 
 def test_names_along_an_axis_have_their_places_whether_measured_or_not():
-    values = RATES.copy()
-    values[:, :, 2] = np.nan
-    result = measured(values, place=["first", "second_one", "third"])
-    figure = plots.profiles(result, **PROBED, select={"split": "id"})
+    rates = RATES.copy()
+    rates[:, :, 2] = np.nan
+    result = measured(rates, place=["first", "second_one", "third"])
+    figure = plots.lines(result, **PROBED | {"data": values("probed", "rate", split="id")})
     for axis in figure.axes:
         assert [label.get_text() for label in axis.get_xticklabels()] == [
             "first", "second one", "third",
@@ -70,7 +74,7 @@ def test_matrices_show_shares_of_their_row_with_numbers():
     counts[:2] = [[1, 0, 3], [0, 2, 0]]
     result = measured(counts, place=["x", "y", "z"])
     figure = plots.matrices(
-        result, group="probed", variable="rate", y="split", x="place", title="share", shares=True
+        result, data=values("probed", "rate"), y="split", x="place", title="share", shares=True
     )
     first, second = (axis.images[0].get_array() for axis in figure.axes[:2])
     np.testing.assert_allclose(first, [[0.25, 0, 0.75], [0, 1, 0]])
@@ -79,14 +83,59 @@ def test_matrices_show_shares_of_their_row_with_numbers():
 
 
 def test_lines_of_all_conditions_share_panels_that_are_selected():
-    values = RATES.copy()
-    values[0, 1, 1] = values[1, 1, 1] = np.nan
-    more = {"panels": "split", "select": {"split": ("ood", "test")}}
-    figure = comparisons.lines(measured(values, place=[1, 2, 4]), **PROBED, **more)
+    rates = RATES.copy()
+    rates[0, 1, 1] = rates[1, 1, 1] = np.nan
+    more = {"columns": "split", "lines": CONDITIONS}
+    more["data"] = values("probed", "rate", split=["ood", "test"])
+    figure = plots.lines(measured(rates, place=[1, 2, 4]), **PROBED | more)
     (axis,) = figure.axes
     assert axis.get_title() == "out of distribution"
     np.testing.assert_allclose(curve(axis, "a")[:, 0], [1, 4])
     np.testing.assert_allclose(curve(axis, "b")[:, 1], RATES[2:, 1].mean(0))
+
+
+def test_panels_and_lines_are_in_the_order_that_is_asked_for():
+    selected = {"data": values("probed", "rate", split=["ood", "id"])}
+    figure = plots.lines(measured(RATES), **PROBED | selected, rows="split", lines=None)
+    labels = [figure.axes[place].get_ylabel() for place in (0, 2)]
+    assert labels == ["rate\nout of distribution", "rate\nin distribution"]
+    of = {"second": {"split": "ood"}, "first": {"split": "id"}, "none": {"split": "test"}}
+    figure = plots.lines(measured(RATES), **PROBED, lines=of)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["second", "first"]
+    np.testing.assert_allclose(curve(figure.axes[0], "first")[:, 1], RATES[:2, 0].mean(0))
+
+
+def test_the_interval_of_two_seeds_is_both_of_them_and_of_more_students():
+    rates = np.concatenate([RATES[:, :1], RATES[[1, 0, 3, 2], :1] + 0.1], axis=1)
+    table = values("probed", "rate")(measured(rates))
+    two = over_cells(table.isel(cell=[0, 1]))
+    np.testing.assert_allclose(two["low"], rates[:2].min(0))
+    np.testing.assert_allclose(two["high"], rates[:2].max(0))
+    four = over_cells(table)
+    for name, expected in zip(("value", "low", "high"), probes.over_seeds(rates.T), strict=True):
+        np.testing.assert_allclose(four[name].T, expected)
+    one = table.isel(cell=[0])
+    one = one.assign(low=one["value"] - 0.1, high=one["value"] + 0.2)
+    np.testing.assert_allclose(over_cells(one)["low"], rates[0] - 0.1)
+    np.testing.assert_allclose(over_cells(one)["high"], rates[0] + 0.2)
+
+
+def test_a_line_for_each_seed_and_no_mean():
+    result = measured(RATES, place=[1, 2, 4])
+    result["training"] = xr.DataTree(
+        xr.Dataset(
+            {"accuracy": (("cell", "split", "group", "train_step"), RATES[:, :, None])},
+            {"split": ["id", "ood"], "group": ["all"], "train_step": [10, 20, 30]},
+        )
+    )
+    known = {"chance": values("scores", "accuracy_chance", group="all")}
+    figure = plots.training(result, metric="accuracy", known=known)
+    for split, axis in enumerate(figure.axes):
+        *seeds, chance = axis.lines
+        for line, expected in zip(seeds, RATES[:, split], strict=True):
+            np.testing.assert_allclose(line.get_ydata(), expected)
+        assert chance.get_ydata()[0] == 0.1
+    assert figure.axes[0].get_xlabel() == "training step"
 
 
 def cells_of_sizes():
@@ -109,14 +158,51 @@ def test_readings_against_a_setting_are_in_its_order_with_a_dot_for_each_seed():
     assert plots.against(one_value, readings={"ood": OOD}, setting="seed", ylabel="right") is None
 
 
-def test_bars_are_means_with_a_dot_for_each_seed():
+NOTHING = {"test": metric("accuracy", "test")}
+
+
+def drawn_points(axis):
+    """Dots of each condition and reading, and the means that lines are drawn at."""
+    dots = [bars.lines[0] for bars in axis.containers]
+    means = [line.get_xdata()[0] for line in axis.lines if line.get_marker() == "None"]
+    return [line.get_xdata() for line in dots], means
+
+
+def test_points_are_all_seeds_of_each_reading_with_their_mean():
     result = two_models([0.5, 0.7], [0.6, 0.8])
-    figure = plots.bars(result, readings={"id": ID, "ood": OOD}, ylabel="right")
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    np.testing.assert_allclose(heights, [0.9, 0.9, 0.6, 0.7])
-    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), [0.5, 0.7, 0.6, 0.8])
-    nothing = {"test": metric("accuracy", "test")}
-    assert plots.bars(result, readings=nothing, ylabel="right") is None
+    figure = plots.points(result, readings={"id": ID, "ood": OOD} | NOTHING, xlabel="right")
+    (axis,) = figure.axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]
+    dots, means = drawn_points(axis)
+    np.testing.assert_allclose(dots, [[0.9, 0.9], [0.9, 0.9], [0.5, 0.7], [0.6, 0.8]])
+    np.testing.assert_allclose(means, [0.9, 0.9, 0.6, 0.7])
+    colours = [bars.lines[0].get_color() for bars in axis.containers]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert plots.points(result, readings=NOTHING, xlabel="right") is None
+
+
+def test_readings_apart_have_panels_with_known_values_and_intervals():
+    result = two_models([0.5], [0.6])
+    scores = result["scores"].to_dataset()
+    ends = {
+        f"accuracy{end}": scores["accuracy"] + by for end, by in (("_low", -0.1), ("_high", 0.2))
+    }
+    result["scores"] = xr.DataTree(scores.assign(ends))
+    known = {"chance": values_of({"ood": metric("accuracy_chance", "ood")})}
+    readings = {"id": ID, "ood": OOD}
+    figure = plots.points(result, readings=readings, apart=True, known=known)
+    assert [axis.get_title() for axis in figure.axes] == ["in distribution", "out of distribution"]
+    dots, chance = zip(*(drawn_points(axis) for axis in figure.axes), strict=True)
+    np.testing.assert_allclose(dots, [[[0.9], [0.9]], [[0.5], [0.6]]])
+    assert chance == ([], [pytest.approx(0.1)] * 2)
+    (interval,) = figure.axes[1].containers[0].lines[2]
+    np.testing.assert_allclose(interval.get_segments()[0][:, 0], [0.4, 0.7])
+
+
+def test_conditions_without_a_value_have_no_row():
+    result = two_models([0.5], [np.nan])
+    figure = plots.points(result, readings={"ood": OOD})
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a"]
 
 
 def test_conditions_that_no_table_names_have_different_colours():
