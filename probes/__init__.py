@@ -19,9 +19,11 @@ model in groups of examples; `draw_specialization` and `ordered_activation` make
 `score_pairing` asks which retrieval serves which search (`measure_pairing` of a model,
 `draw_pairing` shows it), and `force_pairing` whether the right pairing would have mended the
 answer; `summarise_value_scores`, where nobody knows the pairing, whether each search keeps to a
-retrieval and whether groups of examples differ in theirs, and `draw_value_scores` shows it.
+retrieval and whether groups of examples differ in theirs (`measure_value_scores` of a model,
+`draw_value_scores` shows it).
 
-`loss_by_context` asks what a model of a text gains from the tokens that it has seen.
+`loss_by_context` asks what a model of a text gains from the tokens that it has seen
+(`measure_loss_by_context` of a model).
 
 `score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
 much of what decides it lies where a function is flat; `measure_signedness` and
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
         score_places,
     )
     from probes.capturing import Batch, Quantity, capture
-    from probes.context import loss_by_context
+    from probes.context import loss_by_context, measure_loss_by_context
     from probes.control_flow_capturing import capture_control_flow
     from probes.control_flow_cutting import cut
     from probes.control_flow_examination import examine_control_flow
@@ -100,7 +102,7 @@ if TYPE_CHECKING:
     from probes.signedness_picture import draw_distribution, draw_matrices, draw_numbers
     from probes.specialization import score_specialization
     from probes.specialization_picture import draw_specialization, ordered_activation
-    from probes.value_scores import summarise_value_scores
+    from probes.value_scores import measure_value_scores, summarise_value_scores
     from probes.value_scores_picture import draw_value_scores
 
 _HOME = {
@@ -149,11 +151,13 @@ _HOME = {
     "match_control_flow": "probes.control_flow_matching",
     "mean_by_labels": "probes.grouping",
     "measure_costs": "probes.costs",
+    "measure_loss_by_context": "probes.context",
     "measure_pairing": "probes.pairing_capture",
     "measure_paths": "probes.routing_capture",
     "measure_saturation": "probes.signedness_capture",
     "measure_signedness": "probes.signedness_capture",
     "measure_specialization": "probes.routing_capture",
+    "measure_value_scores": "probes.value_scores",
     "ordered_activation": "probes.specialization_picture",
     "over_seeds": "probes.intervals",
     "paired_test": "probes.paired_tests",
@@ -225,11 +229,13 @@ __all__ = [
     "match_control_flow",
     "mean_by_labels",
     "measure_costs",
+    "measure_loss_by_context",
     "measure_pairing",
     "measure_paths",
     "measure_saturation",
     "measure_signedness",
     "measure_specialization",
+    "measure_value_scores",
     "ordered_activation",
     "over_seeds",
     "paired_test",

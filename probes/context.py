@@ -1,9 +1,79 @@
 """What does a model of a text gain from the tokens it has seen? Its loss by their number."""
 
-import numpy as np
-import xarray as xr
+from collections.abc import Iterable
+from typing import Protocol
 
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from probes.hooking import HookedModel, Inputs, call, evaluating
 from probes.intervals import bootstrap_ratio, interval_variables
+
+
+class Windows(Protocol):
+    """Any object with windows of a text, such as a task's batch."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the model is called with."""
+        ...
+
+    @property
+    def targets(self) -> Int[Tensor, "window pos"]:
+        """The token that comes next, at each position."""
+        ...
+
+    @property
+    def mask(self) -> Bool[Tensor, "window pos"]:
+        """Where the target counts."""
+        ...
+
+
+def measure_loss_by_context(
+    model: HookedModel, batches: Iterable[Windows], *, resamples: int = 1000, seed: int = 0
+) -> xr.Dataset:
+    """Measure the loss of a causal model where 1, 2, 3 to 4, 5 to 8, ... tokens are seen.
+
+    Runs the model, in evaluation mode, over the batches, and passes the cross-entropy of its
+    logits [window, pos, token], in nats, on to `loss_by_context`.
+
+    Args:
+        model: any module that answers logits; hooks are not needed.
+        batches: windows of one length, with `.inputs`, `.targets` and `.mask`.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    Returns:
+        What `loss_by_context` returns, with the windows in the batches' order.
+
+    Raises:
+        ValueError: there is no batch, or logits have another shape than targets.
+
+    Example:
+        `measure_loss_by_context(model, [task.batch("test", 0, 100)])`
+    """
+    losses, masks = [], []
+    with evaluating(model):
+        for batch in batches:
+            logits = call(model, batch.inputs)
+            if logits.ndim != 3 or logits.shape[:2] != batch.targets.shape:
+                raise ValueError(
+                    "logits must have the shape (window, pos, token), the first two as targets, "
+                    f"{tuple(batch.targets.shape)}, got {tuple(logits.shape)}"
+                )
+            loss = cross_entropy(logits.float().mT, batch.targets, reduction="none")
+            losses.append(loss.double().cpu())
+            masks.append(batch.mask.cpu())
+    if not losses:
+        raise ValueError("batches must hold at least one, got none")
+    loss, mask = (
+        xr.DataArray(torch.cat(some).numpy(), dims=("window", "pos")) for some in (losses, masks)
+    )
+    return loss_by_context(loss, mask, resamples=resamples, seed=seed)
 
 
 def loss_by_context(

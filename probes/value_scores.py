@@ -1,9 +1,68 @@
 """Which retrievals do searches choose? Value scores by group, whatever the true pairing is."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
+import torch
 import xarray as xr
+from jaxtyping import Bool
+from torch import Tensor
+
+from probes.capturing import Batch, Quantity, capture
+from probes.hooking import HookedModel
 
 _TOLERANCE = 1e-2  # rows of bfloat16 probabilities sum to 1 within 0.004
+
+
+def measure_value_scores(
+    model: HookedModel,
+    batches: Sequence[Batch],
+    groups: Callable[[Any], Mapping[str, Bool[Tensor, " example"]]],
+    *,
+    attention: str = "blocks.*.attn",
+) -> xr.Dataset:
+    """Measure which retrievals the searches of a model choose in groups of examples.
+
+    Runs the model over the batches and passes what it captures on to `summarise_value_scores`.
+
+    Args:
+        model: an eager HookedRootModule or TransformerBridge.
+        batches: objects with `.inputs` and `.latents`.
+        groups: from a batch to which of its examples are in which group, the same names for all.
+        attention: the layers, as a glob, which have the hook `hook_value_scores` [example, pos,
+            search, retrieval].
+
+    Returns:
+        What `summarise_value_scores` returns, also by `layer` and `token`: `all`, the mean over
+        positions, and `last`, the last position, where some models answer.
+
+    Raises:
+        KeyError: a hook that there is none of.
+        TypeError, ValueError: see `capture` and `summarise_value_scores`; no batches.
+
+    Example:
+        `measure_value_scores(model, batches, lambda batch: {"even": batch.latents["n"] % 2 == 0})`
+
+    Source:
+        Mittal et al. 2021, "Compositional Attention", figures 14 and 15.
+    """
+    if not batches:
+        raise ValueError("batches must hold at least one, got none")
+    quantity = Quantity(
+        f"{attention}.hook_value_scores",
+        dims=("example", "token", "search", "retrieval"),
+        reduce=lambda scores: torch.stack([scores.mean(1), scores[:, -1]], 1),
+        long_name="value scores",
+    )
+    scores = capture(model, batches, {"scores": quantity})["scores"]
+    members = [groups(batch) for batch in batches]
+    names = list(members[0])
+    member = torch.cat([torch.stack([one[name] for name in names]) for one in members], 1)
+    of_group = xr.DataArray(
+        member.cpu().numpy(), dims=("group", "example"), coords={"group": names}
+    )
+    return summarise_value_scores(scores.assign_coords(token=["all", "last"]), of_group)
 
 
 def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> xr.Dataset:

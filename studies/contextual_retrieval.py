@@ -10,7 +10,6 @@ retrievals searches choose; and what of the error goes when a pairing is forced 
     python studies/contextual_retrieval.py --preset paper --device cuda
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,68 +19,58 @@ from matplotlib.figure import Figure
 import probes
 import tasks
 from studies import engine
-from studies.engine import Claim, Row, metric, read
+from studies.engine import Claim, Reading, Row, metric, read
 from studies.report import panels, plots
 from studies.report.panels import values
 from studies.setups.retrieval import MODELS, RetrievalSetup
 
 
-@dataclass(frozen=True)
-class Combinations:
-    """The error of each combination of two preferences.
+def combinations(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
+    """Of two searches the `error` [split, preference_0, preference_1], NaN where there is none.
 
     Args:
         n: examples of each split.
     """
-
-    n: int = 4000
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """`error` [split, preference_0, preference_1], NaN where a split lacks the combination."""
-        setup, means = trained.setup, []
-        if setup.task.n_searches != 2:
-            return None
-        for split in setup.splits:
-            batch = trained.batch(split, self.n)
-            with torch.no_grad():
-                parts = [setup.answer(trained.model, part) for part in batch.parts(setup.at_once)]
-            error = trained.task.score(torch.cat(parts), batch)["absolute_error"]
-            first, second = batch.latents["preference"].unbind(-1)
-            labels = {"preference_0": first, "preference_1": second}
-            means.append(probes.mean_by_labels(error, labels, setup.task.n_retrievals))
-        mean = xr.concat(means, xr.Variable("split", list(setup.splits)))
-        mean.attrs["long_name"] = "mean absolute error of a combination of preferences"
-        return xr.Dataset({"error": mean})
+    setup, means = trained.setup, []
+    if setup.task.n_searches != 2:
+        return None
+    for split in setup.splits:
+        batch = trained.batch(split, n)
+        with torch.no_grad():
+            parts = [setup.answer(trained.model, part) for part in batch.parts(setup.at_once)]
+        error = trained.task.score(torch.cat(parts), batch)["absolute_error"]
+        first, second = batch.latents["preference"].unbind(-1)
+        labels = {"preference_0": first, "preference_1": second}
+        means.append(probes.mean_by_labels(error, labels, setup.task.n_retrievals))
+    mean = xr.concat(means, xr.Variable("split", list(setup.splits)))
+    mean.attrs["long_name"] = "mean absolute error of a combination of preferences"
+    return xr.Dataset({"error": mean})
 
 
-@dataclass(frozen=True)
-class Pairing:
+def chosen_retrievals(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
     """Which retrieval each search of compositional attention uses, and what forcing it brings.
+
+    See `probes.score_pairing`, with the splits as groups, and `probes.force_pairing`.
 
     Args:
         n: examples of each split; and as many, held out, whose pairing is forced.
     """
-
-    n: int = 4000
-
-    def __call__(self, trained: engine.Trained) -> xr.Dataset | None:
-        """See `probes.score_pairing`, with the splits as groups, and `probes.force_pairing`."""
-        if trained.setup.model != "compositional":
-            return None
-        batches = {split: trained.batches(split, self.n) for split in trained.setup.splits}
-        found = probes.measure_pairing(trained.model, batches, seed=trained.seed)
-        new = trained.batch("ood", self.n)
-        forced = probes.force_pairing(
-            trained.model,
-            new.inputs,
-            new.latents["preference"],
-            found.sel(fitted="id"),
-            "blocks.0.attn.hook_value_scores",
-            error=lambda output, part: trained.setup.scores(output, new[part], "ood")["error"][0],
-            activation=found["activation"].sel(group="id"),
-            seed=trained.seed,
-        )
-        return found.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
+    if trained.setup.model != "compositional":
+        return None
+    batches = {split: trained.batches(split, n) for split in trained.setup.splits}
+    found = probes.measure_pairing(trained.model, batches, seed=trained.seed)
+    new = trained.batch("ood", n)
+    forced = probes.force_pairing(
+        trained.model,
+        new.inputs,
+        new.latents["preference"],
+        found.sel(fitted="id"),
+        "blocks.0.attn.hook_value_scores",
+        error=lambda output, part: trained.setup.scores(output, new[part], "ood")["error"][0],
+        activation=found["activation"].sel(group="id"),
+        seed=trained.seed,
+    )
+    return found.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
 
 
 ID, OOD = metric("error", "id"), metric("error", "ood")
@@ -95,53 +84,46 @@ REMOVED = read("pairing", "removed", condition="familiar")
 
 THEIRS = "Mittal et al. 2021, section 5.1"
 COMPOSITIONAL = {"model": "compositional"}
-less = partial(Claim, of={"model": "multi_head"}, exceeds=COMPOSITIONAL)
+
+
+def less(
+    statement: str, reading: Reading, source: str = THEIRS, than: str = "multi_head", **more: bool
+) -> Claim:
+    """That compositional attention has less of something than another model."""
+    return Claim(statement, source, reading, {"model": than}, COMPOSITIONAL, **more)
+
+
+def exceeds(statement: str, reading: Reading, value: float, source: str = THEIRS) -> Claim:
+    """That something of compositional attention is more than a number."""
+    return Claim(statement, source, reading, COMPOSITIONAL, value)
+
+
+FAMILIAR = (
+    "Compositional attention has a lower error than multi-head attention on familiar combinations"
+)
+FASTER = "It learns faster: its error on familiar combinations, over training, is lower"
+PAIRS = "On held-out combinations, a head for each pair does not make up for it"
+SPECIALISED = (
+    "Its retrievals specialise: choices agree with a pairing more than with one of preferences "
+    "that are dealt out anew"
+)
+PREFERRED = (
+    "Its searches choose the preferred retrieval on held-out combinations too: more than half-way "
+    "from chance to always"
+)
+MENDED = (
+    "What it still gets wrong there is the pairing: its own pairing on familiar combinations, "
+    "forced, removes at least half of the error"
+)
 CLAIMS = (
-    less(
-        "Compositional attention has a lower error than multi-head attention on familiar "
-        "combinations",
-        THEIRS,
-        ID,
-        of_learning=True,
-    ),
-    less("Its error is lower on held-out combinations", THEIRS, OOD),
-    less("It loses less by the step to held-out combinations", THEIRS, OOD - ID),
-    less(
-        "It learns faster: its error on familiar combinations, over training, is lower",
-        "Mittal et al. 2021, figure 10",
-        OVER_TRAINING,
-        of_learning=True,
-    ),
-    less(
-        "On held-out combinations, a head for each pair does not make up for it",
-        "ours",
-        OOD,
-        of={"model": "multi_head_pairs"},
-    ),
-    Claim(
-        "Its retrievals specialise: choices agree with a pairing more than with one of "
-        "preferences that are dealt out anew",
-        "Mittal et al. 2021, figures 5 and 11",
-        AGREE - DEALT_ANEW,
-        COMPOSITIONAL,
-        exceeds=0.0,
-    ),
-    Claim(
-        "Its searches choose the preferred retrieval on held-out combinations too: more "
-        "than half-way from chance to always",
-        THEIRS,
-        AGREE_OOD - of_pairing("chance", group="ood") / 2,
-        COMPOSITIONAL,
-        exceeds=0.5,
-    ),
-    Claim(
-        "What it still gets wrong there is the pairing: its own pairing on familiar "
-        "combinations, forced, removes at least half of the error",
-        "ours",
-        REMOVED,
-        COMPOSITIONAL,
-        exceeds=0.5,
-    ),
+    less(FAMILIAR, ID, of_learning=True),
+    less("Its error is lower on held-out combinations", OOD),
+    less("It loses less by the step to held-out combinations", OOD - ID),
+    less(FASTER, OVER_TRAINING, "Mittal et al. 2021, figure 10", of_learning=True),
+    less(PAIRS, OOD, "ours", "multi_head_pairs"),
+    exceeds(SPECIALISED, AGREE - DEALT_ANEW, 0.0, "Mittal et al. 2021, figures 5 and 11"),
+    exceeds(PREFERRED, AGREE_OOD - of_pairing("chance", group="ood") / 2, 0.5),
+    exceeds(MENDED, REMOVED, 0.5, "ours"),
 )
 
 TABLE = engine.Table(
@@ -228,7 +210,7 @@ MEASURED = {"id": ID, "ood": OOD}
 MEASURED |= {f"always 0, {split}": metric("error_constant", split) for split in ("id", "ood")}
 MEASURED |= {f"paper, {split}": PAPER[split] for split in ("id", "ood")}
 ZERO = {"always answering 0": values("scores", "error_constant", group="all")}
-MAP = {"y": "preference_0", "x": "preference_1", "rows": "split", "limits": None}
+MAP = {"y": "preference_0", "x": "preference_1", "rows": "split"}
 VIEWS = {
     "errors": partial(plots.points, readings=MEASURED, xlabel="mean absolute error"),
     "shares": partial(plots.points, readings=SHARE, xlabel="error / that of always answering 0"),
@@ -261,7 +243,7 @@ STUDY = engine.Study(
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
     presets=PRESETS,
-    measures={"combinations": Combinations(), "pairing": Pairing()},
+    measures={"combinations": combinations, "pairing": chosen_retrievals},
     # Half the error of a constant answer, on familiar combinations.
     trained=engine.TrainedIf(split="id", metric="error", reaches=0.5, share_of="constant"),
     claims=CLAIMS,

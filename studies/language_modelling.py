@@ -16,7 +16,6 @@ with softmax attention: what its attention has more of, its feed-forward layers 
 from functools import partial
 
 import numpy as np
-import torch
 import xarray as xr
 
 import probes
@@ -31,17 +30,8 @@ from studies.setups.text import LanguageSetup, perplexity_in_words
 
 
 def windows(trained: engine.Trained) -> xr.Dataset:
-    """Loss on `test` of each window, and by the tokens that are seen: `probes.loss_by_context`."""
-    losses, masks = [], []
-    for batch in trained.batches("test"):
-        with torch.no_grad():
-            logits = trained.model(batch.inputs).float()
-        losses.append(trained.task.score(logits, batch)["loss"].double().cpu())
-        masks.append(batch.mask.cpu())
-    loss, mask = (
-        xr.DataArray(torch.cat(some).numpy(), dims=("window", "pos")) for some in (losses, masks)
-    )
-    return probes.loss_by_context(loss, mask)
+    """Loss on `test` of each window, and by the tokens that are seen."""
+    return probes.measure_loss_by_context(trained.model, trained.batches("test"))
 
 
 def match(trained: engine.Trained) -> xr.Dataset:

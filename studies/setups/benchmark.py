@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from matplotlib.figure import Figure
 
 import probes
 from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
+from studies.engine.study import Grid
 from studies.report import panels, plots
 from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.pairing import MODELS, PairingSetup
@@ -45,52 +45,38 @@ CAPTION = (
     "for one example."
 )
 
-VALUE_SCORES = probes.Quantity(
-    "blocks.*.attn.hook_value_scores",
-    dims=("example", "token", "search", "retrieval"),
-    reduce=lambda scores: torch.stack([scores.mean(1), scores[:, -1]], 1),
-    long_name="value scores",
-)
-"""In the mean over all tokens, and of the last one."""
 
-
-def grids(
-    *retrievals: int, seeds: int = 1, of_task: Sequence[Mapping[str, Any]] = ({},)
-) -> tuple[dict[str, Any], ...]:
+def grids(*retrievals: int, seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> tuple[Grid, ...]:
     """Both models, with numbers of retrievals and seeds, for each grid of settings of the task."""
     models = {"model": MODELS, "n_retrievals": retrievals, "seed": tuple(range(seeds))}
     return tuple({**one, **models} for one in of_task)
 
 
-def training(steps: int, batch: int, rate: float) -> engine.TrainingConfig:
-    """How models are trained at laptop size."""
-    return engine.TrainingConfig(
-        n_steps=steps,
-        batch_size=batch,
-        learning_rate=rate,
+def small(n_steps: int, batch_size: int, learning_rate: float, **sizes: Any) -> dict[str, Any]:
+    """Settings at laptop size: how models are trained, and `sizes` beside, or in place of, ours."""
+    training = engine.TrainingConfig(
+        n_steps=n_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
         weight_decay=0.0,
         warmup_steps=200,
-        evaluate_every=steps // 10,
+        evaluate_every=n_steps // 10,
         clip=1.0,
     )
+    ours = {"model": "multi_head", "d_model": 64, "d_mlp": 128, "n_layers": 2, "n_heads": 4}
+    return {**ours, "training": training, **sizes}
 
 
-def presets(
-    laptop: tuple[Any, ...],
-    *,
-    smoke: tuple[tuple[Any, ...], str],
-    paper: tuple[tuple[Any, ...], str],
-    n_test: int = 10_000,
-    departures: Mapping[str, str] | None = None,
-) -> dict[str, Preset]:
-    """The presets of a study, each with its grids and what it changes; see `Preset`."""
-    papers = f"scores.n_test=10000 training.warmup_steps=1000 {paper[1]}"
-    differs = DEPARTURES | dict(departures or {})
-    return {
-        "laptop": Preset(changes=f"scores.n_test={n_test}", grids=laptop),
-        "smoke": Preset(changes=f"{TINY} {smoke[1]}", grids=smoke[0]),
-        "paper": Preset(changes=papers, grids=paper[0], departures=differs),
-    }
+def smoke(changes: str, grids: tuple[Grid, ...]) -> Preset:
+    """Tiny models."""
+    return Preset(changes=f"{TINY} {changes}", grids=grids)
+
+
+def paper(changes: str, grids: tuple[Grid, ...], **departures: str) -> Preset:
+    """The paper's settings, with departures from them beside those of all benchmarks."""
+    of_all = "scores.n_test=10000 training.warmup_steps=1000"
+    differs = DEPARTURES | departures
+    return Preset(changes=f"{of_all} {changes}", grids=grids, departures=differs)
 
 
 def value_scores(trained: engine.Trained) -> xr.Dataset | None:
@@ -104,24 +90,18 @@ def value_scores(trained: engine.Trained) -> xr.Dataset | None:
     setup = trained.setup
     if setup.model != "compositional" or setup.n_retrievals < 2:
         return None
-    batches = list(trained.batches(list(setup.splits)[-1], N_EXAMPLES))
-    members = [{ALL: batch.mask.any(1)} | setup.groups(batch) for batch in batches]
-    names = list(members[0])
-    of_groups = [torch.cat([one[name].cpu() for one in members]).numpy() for name in names]
-    groups = xr.DataArray(of_groups, dims=("group", "example"), coords={"group": names})
-    kinds, data = [name for name in names[1:] if ":" not in name], {}
-    n = max(2, len(kinds))
+    batches, data = list(trained.batches(list(setup.splits)[-1], N_EXAMPLES)), {}
     for end, model in (("", trained.model), ("_untrained", trained.untrained)):
-        scores = probes.capture(model, batches, {"scores": VALUE_SCORES})["scores"]
-        scores = scores.assign_coords(token=["all", "last"])
-        found = probes.summarise_value_scores(scores, groups)
+        found = probes.measure_value_scores(
+            model, batches, lambda batch: {ALL: batch.mask.any(1)} | setup.groups(batch)
+        )
         data.setdefault("value_scores", found["value_scores"])
         whole = found.sel(token="all")
-        apart = whole["distance"].sel(group=kinds, other_group=kinds)
         data[f"tightness{end}"] = whole["tightness"].sel(group=ALL).mean(keep_attrs=True)
+        kinds = [name for name in found["group"].to_numpy()[1:] if ":" not in name]
+        apart, n = whole["distance"].sel(group=kinds, other_group=kinds), max(2, len(kinds))
         # No group differs from itself.
-        difference = apart.mean() * n / (n - 1)
-        data[f"difference{end}"] = difference.assign_attrs(apart.attrs)
+        data[f"difference{end}"] = (apart.mean() * n / (n - 1)).assign_attrs(apart.attrs)
     return xr.Dataset(data)
 
 
@@ -192,6 +172,7 @@ def benchmark(
     name: str,
     question: str,
     setup: PairingSetup,
+    grids: tuple[Grid, ...],
     presets: Mapping[str, Preset],
     *,
     columns: Mapping[str, tuple[str, str]],
@@ -204,12 +185,10 @@ def benchmark(
     """The study of a benchmark.
 
     Args:
-        name, question: of the study.
-        setup: the settings at laptop size.
-        presets: all of them; the grids of `laptop` are the study's.
+        name, question, setup, grids, trained: of the study.
+        presets: others than `laptop`; or it too, if fewer than 10,000 examples are scored.
         columns: what it is about, accuracy or perplexity: split and group by label.
         source: the paper's table.
-        trained: when a model counts as trained.
         further: what the table shows beside it.
         claims: further ones; that compositional attention is better is one of each column.
         views: further ones.
@@ -233,9 +212,22 @@ def benchmark(
         )
         for label, reading in readings.items()
     ]
-    grids = presets["laptop"].grids or ({},)
-    # Where settings of the task vary too, there are too many conditions for columns.
-    conditions = "rows" if any("task." in axis for axis in grids[0]) else "columns"
+    table = engine.Table(
+        title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
+        # Where settings of the task vary too, there are too many conditions for columns.
+        conditions="rows" if any("task." in axis for axis in grids[0]) else "columns",
+        rows=(
+            *(Row(label, one, shown) for label, one in (readings | dict(further or {})).items()),
+            *(
+                Row(f"{label}, {kind}", one, shown, spread=False)
+                for kind, some in known.items()
+                for label, one in some.items()
+            ),
+            Row("weights", PARAMETERS, engine.count, spread=False),
+            Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
+        ),
+        caption=CAPTION,
+    )
     # Of an encoder and a decoder attention has other names.
     looked_into = not isinstance(setup, ScanSetup)
     return engine.Study(
@@ -243,11 +235,11 @@ def benchmark(
         question=question,
         setup=setup,
         grids=grids,
-        presets=presets,
+        presets={"laptop": Preset(changes="scores.n_test=10000"), **presets},
         measures={"value_scores": value_scores} if looked_into else {},
         trained=trained,
         claims=(*better, AS_MANY_PARAMETERS, *claims),
-        table=_table(name, conditions, shown, readings | dict(further or {}), known),
+        table=table,
         views={
             "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
             "loss": partial(
@@ -265,30 +257,4 @@ def benchmark(
             **(VALUE_SCORE_VIEWS if looked_into else {}),
             **(views or {}),
         },
-    )
-
-
-def _table(
-    name: str,
-    conditions: Literal["rows", "columns"],
-    shown: Callable[[float], str],
-    readings: Mapping[str, Reading],
-    known: Mapping[str, Mapping[str, Reading]],
-) -> engine.Table:
-    """What was measured, what of it is known (by kind and label), and what it costs."""
-    of_known = [
-        Row(f"{label}, {kind}", reading, shown, spread=False)
-        for kind, some in known.items()
-        for label, reading in some.items()
-    ]
-    return engine.Table(
-        title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
-        conditions=conditions,
-        rows=(
-            *(Row(label, reading, shown) for label, reading in readings.items()),
-            *of_known,
-            Row("weights", PARAMETERS, engine.count, spread=False),
-            Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
-        ),
-        caption=CAPTION,
     )

@@ -1,10 +1,14 @@
 """The loss by the tokens that are seen, against loops and planted losses."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+import torch
 import xarray as xr
+from torch import nn
 
-from probes import loss_by_context
+from probes import loss_by_context, measure_loss_by_context
 
 
 def label(values):
@@ -73,3 +77,52 @@ def test_bad_input_is_named():
         loss_by_context(loss, loss)
     with pytest.raises(ValueError, match=r"none of them empty"):
         loss_by_context(loss[:0], mask[:0])
+
+
+@dataclass
+class Text:
+    """Windows of random tokens; the last token of each does not count."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+
+    @classmethod
+    def drawn(cls, n, seed, *, length=16, size=12):
+        tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, size, (n, length + 1)))
+        mask = torch.ones(n, length, dtype=torch.bool)
+        mask[:, -1] = False
+        return cls(tokens[:, :-1], tokens[:, 1:], mask)
+
+
+class Knows(nn.Module):
+    """Is sure of the next token where it has seen more than so many, and knows nothing before."""
+
+    def __init__(self, known_after, size=12):
+        super().__init__()
+        self.known_after, self.size = known_after, size
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, tokens):
+        sure = 50.0 * nn.functional.one_hot(tokens.roll(-1, 1), self.size)
+        sure[:, : self.known_after] = 0
+        return self.drop(sure)
+
+
+def test_it_is_measured_from_where_on_a_model_knows():
+    batches, model = [Text.drawn(20, 0), Text.drawn(10, 1)], Knows(4)
+    found = measure_loss_by_context(model, batches)
+    assert model.training
+    assert found.sizes["window"] == 30
+    assert np.allclose(found["loss"].sel(seen=[1, 2, 4]), np.log(12))
+    assert np.allclose(found["loss"].sel(seen=[8, 16]), 0, atol=1e-6)
+    assert found["tokens"].to_numpy().tolist() == [30, 30, 60, 120, 210]
+    nothing = measure_loss_by_context(Knows(16), batches)
+    assert np.allclose(nothing["loss"], np.log(12))
+
+
+def test_what_cannot_be_measured_is_named():
+    with pytest.raises(ValueError, match="batches must hold at least one, got none"):
+        measure_loss_by_context(Knows(4), [])
+    with pytest.raises(ValueError, match=r"the first two as targets, \(4, 16\), got \(4, 16\)"):
+        measure_loss_by_context(nn.Identity(), [Text.drawn(4, 0)])

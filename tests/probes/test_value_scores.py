@@ -3,10 +3,15 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 import xarray as xr
+from torch import nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
-from probes import summarise_value_scores
+from probes import measure_value_scores, summarise_value_scores
 from probes.value_scores_picture import draw_value_scores
+from tasks import Batch
 
 
 def label(scores, member, names=None):
@@ -146,3 +151,63 @@ def test_pictures_of_something_else_are_refused(draw):
         draw(shares, shape=(2, 1))
     with pytest.raises(ValueError, match=r"highest must be above 0, got 0"):
         draw(shares, highest=0)
+
+
+class Shows(HookedRootModule):
+    """Value scores are its inputs, in the second layer with the retrievals in turned order."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Module() for _ in range(2))
+        for block in self.blocks:
+            block.attn = nn.Module()
+            block.attn.hook_value_scores = HookPoint()
+        self.setup()
+
+    def forward(self, scores):
+        for turned, block in enumerate(self.blocks):
+            block.attn.hook_value_scores(scores.flip(-1) if turned else scores)
+
+
+def drawn(seed, n):
+    """Examples of random value scores [example, pos, search, retrieval]; their sign is a latent."""
+    scores = torch.from_numpy(noise(seed, (n, 5, 3, 4))).float()
+    sign = torch.arange(n) % 2 == 0
+    return Batch(scores, sign[:, None].long(), torch.ones(n, 1).bool(), {"sign": sign})
+
+
+def signs(batch):
+    sign = batch.latents["sign"]
+    return {"plus": sign, "minus": ~sign}
+
+
+def test_it_is_measured_in_all_layers_over_tokens_and_in_the_last_one():
+    batches = [drawn(0, 8), drawn(1, 6)]
+    found = measure_value_scores(Shows(), batches, signs)
+    scores = torch.cat([batch.inputs for batch in batches]).double()
+    sign = torch.cat([batch.latents["sign"] for batch in batches])
+    assert found["layer"].to_numpy().tolist() == [0, 1]
+    for group, member in (("plus", sign), ("minus", ~sign)):
+        here = found["value_scores"].sel(group=group)
+        for token, of_token in (("all", scores.mean(1)), ("last", scores[:, -1])):
+            mean = of_token[member].mean(0)
+            assert np.allclose(here.sel(layer=0, token=token), mean, atol=1e-6)
+            assert np.allclose(here.sel(layer=1, token=token), mean.flip(-1), atol=1e-6)
+
+
+def test_groups_that_choose_otherwise_are_apart_and_others_are_not():
+    batch = drawn(0, 8)
+    hard = torch.where(batch.latents["sign"], 0, 1)[:, None, None].expand(8, 5, 3)
+    planted = Batch(
+        nn.functional.one_hot(hard, 4).float(), batch.targets, batch.mask, batch.latents
+    )
+    apart = measure_value_scores(Shows(), [planted], signs)["distance"]
+    assert (apart.sel(group="plus", other_group="minus") == 1).all()
+    assert (apart.sel(group="plus", other_group="plus") == 0).all()
+
+
+def test_what_cannot_be_measured_is_named():
+    with pytest.raises(ValueError, match="batches must hold at least one, got none"):
+        measure_value_scores(Shows(), [], signs)
+    with pytest.raises(KeyError, match="hook_value_scores"):
+        measure_value_scores(Shows(), [drawn(0, 4)], signs, attention="blocks.*.attention")

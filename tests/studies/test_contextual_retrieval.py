@@ -6,7 +6,7 @@ from torch.nn.functional import one_hot
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from studies.contextual_retrieval import STUDY, Combinations, Pairing
+from studies.contextual_retrieval import STUDY, chosen_retrievals, combinations
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
@@ -85,15 +85,15 @@ class Oracle(HookedRootModule):
         return torch.einsum("bsqk,bkr,bqsr,s->bq", pattern, values, scores, weights)[..., None]
 
 
-def looked_at(measure, *, wrong):
+def looked_at(measure, *, n, wrong):
     (setup, *_) = STUDY.plan("smoke", ["seed=0", "model=compositional"]).cells
     model = Oracle(setup.sampler(), wrong=wrong)
-    return measure(Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("this")))
+    return measure(Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh("this")), n=n)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_planted_pairing_is_found_and_forcing_it_mends_what_is_wrong(wrong):
-    found = looked_at(Pairing(n=100), wrong=wrong)
+    found = looked_at(chosen_retrievals, n=100, wrong=wrong)
     one = found.sel(fitted="id", search="pooled")
     assert one["retrieval_assignment"].to_numpy().tolist() == [1, 2, 3, 0]
     agreement = one["agreement"].sel(control="observed")
@@ -108,7 +108,7 @@ def test_a_planted_pairing_is_found_and_forcing_it_mends_what_is_wrong(wrong):
 
 
 def test_wrong_answers_are_those_of_the_combinations_that_they_are_planted_in():
-    error = looked_at(Combinations(n=200), wrong=True)["error"].to_numpy()
+    error = looked_at(combinations, n=200, wrong=True)["error"].to_numpy()
     assert np.nanmax(error[0]) == pytest.approx(0, abs=1e-6)
     assert np.nanmin(error[1]) > 0.1
     assert np.isfinite(error).sum(0).tolist() == [[1] * 4] * 4
