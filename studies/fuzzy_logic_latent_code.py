@@ -29,7 +29,7 @@ from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
 from studies.report.names import name_of
 from studies.report.panels import values
-from studies.setups.fuzzy import FuzzySetup
+from studies.setups.latent_code import FuzzySetup
 
 
 def code_of_query(pattern: torch.Tensor) -> torch.Tensor:
@@ -189,6 +189,11 @@ TABLE = engine.Table(
 
 LAPTOP = FuzzySetup(
     model="hyla",
+    n_layers=2,
+    d_model=128,
+    n_heads=8,
+    d_head=2,
+    d_mlp=256,
     training=engine.TrainingConfig(
         n_steps=5000,
         batch_size=64,

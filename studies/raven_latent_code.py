@@ -25,7 +25,7 @@ from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
 from studies.report import plots
 from studies.report.panels import group, values
-from studies.setups.raven import RavenSetup
+from studies.setups.latent_code import RavenSetup
 
 PROBED = FAMILIAR, HELD_OUT = ("id_unpermuted", "ood_unpermuted")
 """Splits whose columns have one order: it is known which tokens a feature's answer asks."""
@@ -86,7 +86,7 @@ def interchange(trained: engine.Trained, n_pairs: int = 500) -> xr.Dataset:
     Args:
         n_pairs: of each condition.
     """
-    found = []
+    found: list[xr.Dataset] = []
     for split in PROBED:
         # One pair in eight has the same rule: enough candidates for that.
         base, source = (trained.batch(split, 16 * n_pairs) for _ in range(2))
@@ -211,6 +211,7 @@ LAPTOP = RavenSetup(
     n_layers=3,
     d_model=64,
     n_heads=8,
+    d_head=4,
     d_mlp=128,
     training=engine.TrainingConfig(
         n_steps=14_000,

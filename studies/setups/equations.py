@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import mechanisms
 import tasks
 from studies import engine
-from studies.engine.setup import Scores
+from studies.engine.setup import References, Scores
 
 ROUTERS = ("cross_attention", "concatenation", "encoder")
 MODULAR = ("structural_oracle", *ROUTERS)
@@ -65,6 +65,7 @@ class EquationsSetup(engine.Setup):
     final_temperature: float = 0.5
     entropy: float = 0.0
 
+    kind: ClassVar = tasks.MathEquations
     metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
     selection: ClassVar = engine.Selection("id", "loss")
 
@@ -83,12 +84,6 @@ class EquationsSetup(engine.Setup):
 
     def models(self) -> tuple[str, ...]:
         return MODELS
-
-    def sampler(self) -> tasks.MathEquations:
-        return engine.kept(tasks.MathEquations, self.task)
-
-    def size(self, split: str) -> int:
-        return self.task.size(split)
 
     def build(self, generator: torch.Generator) -> nn.Module:
         task = self.sampler()
@@ -118,13 +113,12 @@ class EquationsSetup(engine.Setup):
             variables = self.sampler().deciding[: self.n_layers]
             return mechanisms.StructuralOracleRouterConfig(matching=matching, variables=variables)
         common: Any = {"matching": matching, "selection_bottleneck": self.selection_bottleneck}
+        if self.model == "encoder":
+            common |= {"n_blocks": self.n_blocks, "n_heads": self.n_heads, "d_mlp": self.d_encoder}
+            return mechanisms.EncoderRouterConfig(**common)
         if self.model == "cross_attention":
             return mechanisms.CrossAttentionRouterConfig(**common)
-        if self.model == "concatenation":
-            return mechanisms.ConcatenationRouterConfig(**common)
-        return mechanisms.EncoderRouterConfig(
-            **common, n_blocks=self.n_blocks, n_heads=self.n_heads, d_mlp=self.d_encoder
-        )
+        return mechanisms.ConcatenationRouterConfig(**common)
 
     def temperature_at(self, step: int) -> float:
         """The temperature of update number `step`: geometric from the first to the last."""
@@ -146,7 +140,7 @@ class EquationsSetup(engine.Setup):
         errors = self.sampler().score(output, batch)["squared_error"]
         return {"loss": (errors, torch.ones_like(errors))}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """What always answering the mean of the training targets gives."""
         return {"constant": {"loss": {engine.ALL: self.sampler().baseline(split)}}}
 

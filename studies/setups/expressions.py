@@ -12,6 +12,7 @@ import mechanisms
 import tasks
 from studies import engine
 from studies.engine.settings import changed
+from studies.engine.setup import References
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
 
 TASKS: dict[type, Any] = {
@@ -98,9 +99,6 @@ class ExpressionSetup(engine.Setup):
     def models(self) -> tuple[str, ...]:
         return MODELS
 
-    def size(self, split: str) -> int:
-        return self.sampler().size(split)
-
     def sampler(self) -> tasks.ExpressionTask:
         return engine.kept(TASKS[type(self.task)], self.task)
 
@@ -118,7 +116,7 @@ class ExpressionSetup(engine.Setup):
         depths = range(1, self.task.ood_depths[1] + 1)
         return {f"depth {depth}": batch.latents["depth"] == depth for depth in depths}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         return {"chance": {"accuracy": {engine.ALL: self.sampler().chance}}}
 
     def inapplicable(self) -> frozenset[str]:

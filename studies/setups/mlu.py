@@ -12,6 +12,7 @@ import mechanisms
 import probes
 import tasks
 from studies import engine
+from studies.engine.setup import References
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig
 
@@ -34,11 +35,9 @@ class MluSetup(QuasiSetup):
     d_mlp: int
     n_layers: int
 
+    kind: ClassVar = tasks.MLU
     shown: ClassVar = "cross"
     reported: ClassVar = engine.reported("tay_2019", "mlu")
-
-    def sampler(self) -> tasks.MLU:
-        return engine.kept(tasks.MLU, self.task)
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         config = mechanisms.EncoderDecoderConfig(
@@ -65,7 +64,7 @@ class MluSetup(QuasiSetup):
         same = latents["left"] == latents["right"]
         return found | {"one variable": same, "two variables": ~same}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         """The share of a group's most frequent answer, about: of 10,000 lines."""
         batch = self.sampler().batch("train", 0, 10_000)
         result = batch.latents["result"]

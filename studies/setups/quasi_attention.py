@@ -107,7 +107,7 @@ class QuasiSetup(engine.Setup):
         return frozenset() if self.model == "coda" else frozenset(COMPOSITION)
 
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
-        right = self.sampler().score(output, batch)["correct"]  # pyright: ignore[reportAttributeAccessIssue]
+        right = self.sampler().score(output, batch)["correct"]
         return {"accuracy": (right, torch.ones_like(right))}
 
     @abstractmethod

@@ -12,6 +12,7 @@ import mechanisms
 import probes
 import tasks
 from studies import engine
+from studies.engine.setup import References
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch, SignedPairsConfig
 
@@ -33,6 +34,7 @@ class SignedPairsSetup(QuasiSetup):
     task: SignedPairsConfig
     alignment: Literal["heads", "networks"] = "heads"
 
+    kind: ClassVar = tasks.SignedPairs
     shown: ClassVar = "a"
 
     def __post_init__(self):
@@ -49,9 +51,6 @@ class SignedPairsSetup(QuasiSetup):
     def inapplicable(self) -> frozenset[str]:
         without = {"n_heads"} if self.alignment == "networks" else set()
         return super().inapplicable() | without
-
-    def sampler(self) -> tasks.SignedPairs:
-        return engine.kept(tasks.SignedPairs, self.task)
 
     def build(self, generator: torch.Generator) -> mechanisms.DecomposableAttention:
         headed = self.alignment == "heads"
@@ -71,7 +70,7 @@ class SignedPairsSetup(QuasiSetup):
         near, far = size <= 3, size > 8
         return {"sum 1-3": near, "sum 4-8": ~near & ~far, "sum above 8": far}
 
-    def references(self, split: str) -> dict[str, dict[str, dict[str, float]]]:
+    def references(self, split: str) -> References:
         names = (engine.ALL, *self.groups(self.sampler().batch("train", 0, 1)))
         return {"chance": {"accuracy": dict.fromkeys(names, 0.5)}}
 

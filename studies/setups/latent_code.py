@@ -1,0 +1,152 @@
+"""Raven matrices, fuzzy logic, and the transformer that learns them (Schug et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import mechanisms
+import tasks
+from studies import engine
+from studies.engine.setup import References, Scores
+from tasks import FuzzyLogicConfig, RavenConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentCodeSetup(engine.Setup):
+    """A transformer over vectors, which answers at its last tokens.
+
+    Args:
+        model: the attention, one of `mechanisms.ATTENTION_VARIANTS`.
+        n_layers: blocks.
+        d_model: width of the residual stream.
+        n_heads, d_head: heads of the attention, and their width.
+        d_mlp: hidden units of the feed-forward layers.
+    """
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_head: int
+    d_mlp: int
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(mechanisms.ATTENTION_VARIANTS)
+
+    def transformer(
+        self, generator: torch.Generator, sizes: dict[str, Any], *, attention_dropout: float = 0.0
+    ) -> mechanisms.Transformer:
+        """The model; `sizes` are those that the task demands, see `TransformerConfig`."""
+        config = mechanisms.TransformerConfig(
+            **sizes,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            attention=mechanisms.AttentionConfig.named(
+                self.model, n_heads=self.n_heads, d_head=self.d_head, dropout=attention_dropout
+            ),
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            positions="relative",
+        )
+        return mechanisms.Transformer(config, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RavenSetup(LatentCodeSetup):
+    """A transformer that fills the last panel of a Raven matrix.
+
+    Args:
+        task: which Raven task.
+        attention_dropout: see `mechanisms.AttentionConfig`.
+    """
+
+    task: RavenConfig
+    attention_dropout: float = 0.0
+
+    kind: ClassVar = tasks.Raven
+    metrics: ClassVar = {
+        "accuracy": engine.Metric("share of instances with all features right", percent=True),
+        "feature_accuracy": engine.Metric("share of features that are right", percent=True),
+    }
+    reported: ClassVar = engine.reported("schug_2024", "raven")
+
+    @property
+    def all_splits(self) -> tuple[str, ...]:
+        """Also instances whose columns all have one order of the features."""
+        return (*self.splits, "id_unpermuted", "ood_unpermuted")
+
+    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
+        """It is read out at the tokens of the last panel."""
+        n_features, n_values = self.task.n_features, self.task.n_values
+        sizes = {"d_input": n_values, "d_output": n_values, "n_readout": n_features}
+        sizes["max_distance"] = 9 * n_features
+        return self.transformer(generator, sizes, attention_dropout=self.attention_dropout)
+
+    def references(self, split: str) -> References:
+        chance = {"accuracy": self.sampler().chance, "feature_accuracy": 1 / self.task.n_values}
+        return {"chance": {name: {engine.ALL: value} for name, value in chance.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzySetup(LatentCodeSetup):
+    """A transformer that sees points of a function and is asked for its value at another one.
+
+    The task's seed, of what is held out and of all examples, is the model's `seed`: seeds differ in
+    the data too.
+
+    Args:
+        n_variables, n_terms: of a function, L and K; see `tasks.FuzzyLogicConfig`.
+        n_points: points of a sequence, the one that is asked for among them, N.
+        held_out: share of the combinations of seen terms that is held out, for split `test`.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    n_variables: int = 4
+    n_terms: int = 2
+    n_points: int = 32
+    held_out: float = 0.7
+
+    metrics: ClassVar = {
+        "r2": engine.Metric("R^2 of the answers", transform=lambda unexplained: 1 - unexplained),
+        "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
+    }
+    selection: ClassVar = engine.Selection("id", "r2")
+    reported: ClassVar = engine.reported("schug_2024", "fuzzy_logic")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.sampler()
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        """Familiar combinations of terms, held-out ones (`test`), and unseen terms (`ood`)."""
+        return {"id": "in", "test": "out", "ood": "out"}
+
+    def sampler(self) -> tasks.FuzzyLogic:
+        config = FuzzyLogicConfig(
+            n_variables=self.n_variables,
+            n_terms=self.n_terms,
+            n_examples=self.n_points,
+            held_out=self.held_out,
+            seed=self.seed,
+        )
+        return engine.kept(tasks.FuzzyLogic, config)
+
+    def build(self, generator: torch.Generator) -> mechanisms.Transformer:
+        """It is read out at the point that is asked for."""
+        sizes = {"d_input": self.n_variables + 1, "d_output": 1, "n_readout": 1}
+        return self.transformer(generator, sizes | {"max_distance": self.n_points})
+
+    def loss(self, model: nn.Module, batch: tasks.Batch, step: int) -> Tensor:
+        return (engine.answer(model, batch)[:, :, 0] - batch.targets).square().mean()
+
+    def scores(self, output: Tensor, batch: tasks.Batch, split: str) -> Scores:
+        """Squared errors beside the variances of the sequences; and R^2 of each of these."""
+        scored, variance = self.sampler().score(output[:, :, 0], batch), batch.latents["variance"]
+        each = scored["r2"], variance.new_ones(len(batch))
+        return {"r2": (scored["squared_error"], variance), "r2_of_sequences": each}
