@@ -16,8 +16,8 @@ composition functions and ways of centring are compared too (the paper's Tables 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,7 @@ import xarray as xr
 
 import probes
 from studies import engine
-from studies.engine import Claim, Row, metric, read
+from studies.engine import Claim, Preset, Reading, Row, metric, read
 from studies.report import plots
 from studies.report.panels import values
 from studies.setups.mlu import MluSetup
@@ -38,19 +38,19 @@ from tasks import MLUConfig, SignedPairsConfig
 # Readings
 
 
-def agreement(variable: str, weights: str, control: str = "observed") -> engine.Reading:
+def agreement(variable: str, weights: str, control: str = "observed") -> Reading:
     """Of the head that agrees best with the planted signs on `id`, the agreement on `ood`."""
+    select = {"scale": "relative", "weights": weights, "control": control}
 
     def values(result: xr.DataTree) -> np.ndarray:
-        one = result["signs"][variable]
-        one = one.sel(scale="relative", weights=weights, control=control).stack(where=PLACES)
+        one = result["signs"][variable].sel(select).stack(where=PLACES)
         best = one.sel(split="id").fillna(-1).argmax("where")
         return one.sel(split="ood").isel(where=best).to_numpy()
 
-    return engine.Reading(f"{variable} of the best head ({weights}, {control})", values)
+    return Reading(f"{variable} of the best head ({weights}, {control})", values)
 
 
-def share(kind: str) -> engine.Reading:
+def share(kind: str) -> Reading:
     """The share of trained weights of a kind, over all places, layers and heads, on `ood`."""
     where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
     return read("signs", "share", mean=PLACES, **where)
@@ -68,9 +68,9 @@ def shrunk(result: xr.DataTree) -> np.ndarray:
 ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 NEGATIVE = share("subtracted") + share("partly_subtracted")
 POSITIVE = share("added") + share("partly_added")
-SATURATED = functools.partial(read, "saturation", "saturated_mean", split="ood")
+SATURATED = partial(read, "saturation", "saturated_mean", split="ood")
 CLOSED, OPEN = (SATURATED(quantity="dissimilarity", side=side) for side in ("low", "high"))
-EARLY = engine.Reading("saturated E, first checkpoint - last", shrunk)
+EARLY = Reading("saturated E, first checkpoint - last", shrunk)
 SIGNS, MATCHES = (
     {
         "trained": agreement(variable, "trained"),
@@ -85,7 +85,7 @@ SIGNS, MATCHES = (
 
 GATES = ("sigmoid", "tanh", "arctan", "algebraic")
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
-SOFTMAX, ANY_CODA = {"model": "softmax"}, {"model": "coda"}
+SOFTMAX = {"model": "softmax"}
 
 
 def coda(**more: Any) -> dict[str, Any]:
@@ -104,13 +104,10 @@ def centred(*over: str) -> dict[str, Any]:
     return grid(affinity_centring=over, gate_centring=over)
 
 
-def aligned(alignment: str, *grids: dict[str, Any]) -> list[dict[str, Any]]:
-    """Grids of pairs, aligned by `heads`, or by the `networks` of the paper's base model."""
-    return [{"alignment": (alignment,)} | one for one in grids]
-
-
 MODELS = grid("softmax", "linear", "hyla", "coda", gate_centring=("none", "row"))
 DOUBLED = grid(doubled=(True,))
+BY_HEADS, BY_NETWORKS = ({"alignment": (name,)} for name in ("heads", "networks"))
+"""Pairs are aligned by heads, or by the networks of the paper's base model."""
 
 # Claims
 
@@ -125,7 +122,7 @@ def learns(
     return Claim(statement, source, reading, of, **side, of_learning=True)
 
 
-def weighs(statement: str, source: str, reading: engine.Reading, than: float) -> Claim:
+def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:
     """That something of CoDA's weights, with N centred or not, is greater than a number."""
     of = {name: value for name, value in coda().items() if name != "gate_centring"}
     return Claim(statement, source, reading, of, than)
@@ -154,17 +151,19 @@ def claims_of_both(*centrings: str) -> Iterator[Claim]:
         yield weighs(statement, f"{TAY}section {section}", reading, than)
 
 
-def arithmetic_claims() -> Iterator[Claim]:
-    """Further ones, of lines."""
+def claims_of_lines() -> Iterator[Claim]:
+    """Further ones, of arithmetic."""
+    yield from claims_of_both("row")
     statement = "CoDA answers better than softmax attention"
-    yield learns(statement, f"{TAY}Table 6", ANY_CODA, SOFTMAX)
+    yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
     for model in ("softmax", "linear", "hyla"):
         statement = f"CoDA answers held-out pairs of numbers better than {model}"
         yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
 
 
-def pairs_claims() -> Iterator[Claim]:
-    """Further ones, of pairs."""
+def claims_of_pairs() -> Iterator[Claim]:
+    """Further ones, of signed pairs."""
+    yield from claims_of_both("row", "matrix")
     headed, single = ({"alignment": name} for name in ("heads", "networks"))
     statement = "In the base model for pairs CoDA answers better than softmax attention"
     yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)
@@ -177,7 +176,7 @@ def pairs_claims() -> Iterator[Claim]:
         yield learns(statement, "ours", coda(**changes), SOFTMAX | other, ON_OOD, 0.01)
     for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
         statement = f"M {what}, more than that of untrained weights"
-        yield weighs(statement, "ours", agree["trained"] - agree["untrained"], 0.0)
+        yield weighs(statement, "ours", agree["trained"] - agree["untrained"])
     statement = "M has the planted signs, more than one would with all matches and no sign"
     yield weighs(statement, "ours", SIGNS["trained"], 2 / 3)
 
@@ -188,20 +187,14 @@ CAPTION = (
     "Right: share of lines or pairs like those of training (id), and of such as put together what "
     "training never does (ood). M<0: share of attention weights below -0.1 (ood). "
 )
-
-
-def right(label: str, *where: str) -> Row:
-    """The accuracy on a split, perhaps of a group of its lines, beside chance."""
-    chance = metric("accuracy_chance", *where)
-    return Row(label, metric("accuracy", *where), beside={"chance": chance})
-
-
+LINES_OF = {"right, id": ("id",), "right, ood": ("ood",)} | {f"  {x}": ("ood", x) for x in "+-*"}
 ARITHMETIC_TABLE = engine.Table(
     title="Quasi-attention and others: arithmetic (in %)",
     rows=(
-        right("right, id", "id"),
-        right("right, ood", "ood"),
-        *(right(f"  {operator}", "ood", operator) for operator in "+-*"),
+        *(
+            Row(label, metric("accuracy", *of), beside={"chance": metric("accuracy_chance", *of)})
+            for label, of in LINES_OF.items()
+        ),
         Row("paper", metric("accuracy_paper", "id"), spread=False),
         Row("M<0", NEGATIVE),
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
@@ -229,7 +222,6 @@ PAIRS_TABLE = engine.Table(
 
 # Settings
 
-TANH = {"affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
 SIZES = {"model": "coda", "d_model": 64, "n_heads": 4}
 
 
@@ -267,52 +259,6 @@ PAPER = (
     "training.warmup_steps=1000 training.evaluate_every=2000 n_validation=2000 seed=0,1,2"
 )
 STEPS = ",".join(str(step) for step in range(10_000, 100_001, 10_000))
-ARITHMETIC_PRESETS = {
-    "laptop": engine.Preset(changes=TESTED),
-    "smoke": engine.Preset(changes=f"{SMOKE} d_mlp=16"),
-    "ablation": engine.Preset(
-        changes=TESTED, grids=(grid(**FUNCTIONS) | RATES, centred("none", "row") | RATES)
-    ),
-    "paper": engine.Preset(
-        changes=f"{PAPER} task.low=-1000 task.high=1000 d_model=128 d_mlp=512 n_layers=4 "
-        f"training.n_steps=100000 training.keep_at={STEPS}",
-        grids=(MODELS, DOUBLED),
-        departures={
-            "n_layers": "not in the text; the code that it names has 2",
-            "n_heads": "not in the text; the code that it names has 4",
-            "training": "all but the steps is ours: of rates and seeds the paper says nothing",
-        },
-    ),
-}
-PAIRS_GRIDS = (
-    *aligned("heads", MODELS, DOUBLED),
-    *aligned("networks", grid("softmax", "coda", **FUNCTIONS)),
-    *aligned("networks", centred("none", "row", "matrix"), DOUBLED),
-)
-FEW = (
-    grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
-    grid(gate_centring=("none", "row")),
-    DOUBLED,
-)
-PAIRS_PRESETS = {
-    "laptop": engine.Preset(changes=f"{TESTED} seed=0,1"),
-    "smoke": engine.Preset(
-        changes=SMOKE,
-        grids=(*aligned("heads", MODELS, DOUBLED), *aligned("networks", *FEW)),
-    ),
-    "ablation": engine.Preset(
-        changes=TESTED,
-        grids=tuple(aligned("heads", grid(**FUNCTIONS), centred("none", "row"), DOUBLED)),
-    ),
-    "paper": engine.Preset(
-        changes=f"{PAPER} task.n_keys=20 task.n_a=4 task.n_b=16 d_model=200 "
-        "training.n_steps=20000 training.keep_at=10000,20000",
-        departures={"task": "ours: the paper has language tasks for its base model for pairs"},
-    ),
-}
-
-# Studies
-
 COMMON: dict[str, Any] = {
     "tuned": ("training.learning_rate",),
     "measures": {"signs": signs, "saturation": saturation, "matrices": matrices},
@@ -320,13 +266,10 @@ COMMON: dict[str, Any] = {
 }
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
+CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
 DRAWN = {
-    "training": functools.partial(
-        plots.training,
-        metric="accuracy",
-        known={"chance": values("scores", "accuracy_chance", group="all")},
-    ),
-    "saturation": functools.partial(
+    "training": partial(plots.training, metric="accuracy", known=CHANCE),
+    "saturation": partial(
         plots.lines,
         data=values("saturation_along_training", "saturated_mean", split="id"),
         along="train_step",
@@ -335,7 +278,7 @@ DRAWN = {
         ylabel="saturated share",
         ylim=(-0.02, 1.02),
     ),
-    "weights": functools.partial(
+    "weights": partial(
         plots.pictures,
         data=values("signs", "distribution", scale="weights", split="ood"),
         mean="distribution",
@@ -344,20 +287,15 @@ DRAWN = {
     ),
 }
 LAST = {
-    "ablation": functools.partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
+    "ablation": partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
     "matrices": views.matrices,
 }
-
-
-def points(readings: Mapping[str, engine.Reading], xlabel: str) -> Any:
-    """A plot of readings."""
-    return functools.partial(plots.points, readings=readings, xlabel=xlabel)
 
 
 def drawn(kind: str, **coordinates: Any) -> dict[str, Any]:
     """The figures of the pairs' conditions with these values."""
     return {
-        f"{name}_{kind}": functools.partial(plots.only, view=view, **coordinates)
+        f"{name}_{kind}": partial(plots.only, view=view, **coordinates)
         for name, view in DRAWN.items()
     }
 
@@ -367,13 +305,31 @@ ARITHMETIC = engine.Study(
     question="Does attention that can subtract answer lines of arithmetic better?",
     setup=LINES,
     grids=(MODELS | RATES,),
-    presets=ARITHMETIC_PRESETS,
+    presets={
+        "laptop": Preset(changes=TESTED),
+        "smoke": Preset(changes=f"{SMOKE} d_mlp=16"),
+        "ablation": Preset(
+            changes=TESTED, grids=(grid(**FUNCTIONS) | RATES, centred("none", "row") | RATES)
+        ),
+        "paper": Preset(
+            changes=f"{PAPER} task.low=-1000 task.high=1000 d_model=128 d_mlp=512 n_layers=4 "
+            f"training.n_steps=100000 training.keep_at={STEPS}",
+            grids=(MODELS, DOUBLED),
+            departures={
+                "n_layers": "not in the text; the code that it names has 2",
+                "n_heads": "not in the text; the code that it names has 4",
+                "training": "all but the steps is ours: of rates and seeds the paper says nothing",
+            },
+        ),
+    },
     trained=engine.TrainedIf(reaches=0.5),
-    claims=(*claims_of_both("row"), *arithmetic_claims()),
+    claims=tuple(claims_of_lines()),
     table=ARITHMETIC_TABLE,
     views={
-        "accuracy": points(RIGHT, "right answers"),
-        "operators": points(OPERATORS, "right answers, out of distribution"),
+        "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
+        "operators": partial(
+            plots.points, readings=OPERATORS, xlabel="right answers, out of distribution"
+        ),
         **DRAWN,
         **LAST,
     },
@@ -383,17 +339,54 @@ SIGNED_PAIRS = engine.Study(
     name="coda_signed_pairs",
     question="Does attention that can subtract subtract what it should?",
     setup=SIGNED,
-    grids=PAIRS_GRIDS,
-    presets=PAIRS_PRESETS,
+    grids=(
+        BY_HEADS | MODELS,
+        BY_HEADS | DOUBLED,
+        BY_NETWORKS | grid("softmax", "coda", **FUNCTIONS),
+        BY_NETWORKS | centred("none", "row", "matrix"),
+        BY_NETWORKS | DOUBLED,
+    ),
+    presets={
+        "laptop": Preset(changes=f"{TESTED} seed=0,1"),
+        "smoke": Preset(
+            changes=SMOKE,
+            grids=(
+                BY_HEADS | MODELS,
+                BY_HEADS | DOUBLED,
+                BY_NETWORKS | grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
+                BY_NETWORKS | grid(gate_centring=("none", "row")),
+                BY_NETWORKS | DOUBLED,
+            ),
+        ),
+        "ablation": Preset(
+            changes=TESTED,
+            grids=(
+                BY_HEADS | grid(**FUNCTIONS),
+                BY_HEADS | centred("none", "row"),
+                BY_HEADS | DOUBLED,
+            ),
+        ),
+        "paper": Preset(
+            changes=f"{PAPER} task.n_keys=20 task.n_a=4 task.n_b=16 d_model=200 "
+            "training.n_steps=20000 training.keep_at=10000,20000",
+            departures={"task": "ours: the paper has language tasks for its base model for pairs"},
+        ),
+    },
     trained=engine.TrainedIf(reaches=0.9),
-    claims=(*claims_of_both("row", "matrix"), *pairs_claims()),
+    claims=tuple(claims_of_pairs()),
     table=PAIRS_TABLE,
     views={
-        "accuracy": points(RIGHT, "right answers"),
+        "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
         **drawn("heads", alignment="heads"),
-        **drawn("single", alignment="networks", **TANH),
-        "signs": points(SIGNS, "balanced accuracy of signs"),
-        "matches": points(MATCHES, "balanced accuracy of matches"),
+        **drawn(
+            "single",
+            alignment="networks",
+            affinity="tanh",
+            gate="sigmoid",
+            affinity_centring="none",
+        ),
+        "signs": partial(plots.points, readings=SIGNS, xlabel="balanced accuracy of signs"),
+        "matches": partial(plots.points, readings=MATCHES, xlabel="balanced accuracy of matches"),
         **LAST,
     },
     **COMMON,

@@ -14,11 +14,12 @@ from transformer_lens.hook_points import HookPoint
 
 from studies.coda_composition import (
     ARITHMETIC,
+    BY_HEADS,
+    BY_NETWORKS,
     MATCHES,
     NEGATIVE,
     SIGNED_PAIRS,
     SIGNS,
-    aligned,
     grid,
 )
 from studies.engine import Preset, Resources, Trained, read_result, run
@@ -33,10 +34,7 @@ from studies.views.coda import matrices
 STUDIES = {"mlu": ARITHMETIC, "signed_pairs": SIGNED_PAIRS}
 PRESETS = ("laptop", "smoke", "ablation", "paper")
 CHANGES = {"mlu": ["model=softmax,coda", "gate_centring=none", "training.learning_rate=0.002"]}
-SMALL = (
-    *aligned("heads", grid("linear", "coda")),
-    *aligned("networks", grid(gate=("sigmoid", "tanh"))),
-)
+SMALL = (BY_HEADS | grid("linear", "coda"), BY_NETWORKS | grid(gate=("sigmoid", "tanh")))
 
 
 def cells(task, preset="smoke", **wanted):
