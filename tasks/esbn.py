@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tasks._common import Key, require_choice, require_int
@@ -203,6 +203,11 @@ class ESBN:
                 "answer": answers,
             },
         )
+
+    def groups(self, batch: Batch) -> dict[str, Bool[Tensor, " batch"]]:
+        """Return which problems have which of the `relations`."""
+        relation = batch.latents["relation"]
+        return {name: relation == number for number, name in enumerate(self.relations)}
 
     def score(
         self, logits: Float[Tensor, "batch 1 answer"], batch: Batch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from tasks._bundled import BUNDLED_IMAGES, write_digits
@@ -137,6 +137,11 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
             counts = latents["label"][latents["dataset"] == number].long().bincount()
             found[name] = (counts.max() / counts.sum()).item()
         return found
+
+    def groups(self, batch: Batch[tuple[Tensor, Tensor]]) -> dict[str, Bool[Tensor, " batch"]]:
+        """Return which images are of which data set, by the names of the config's `sources`."""
+        dataset = batch.latents["dataset"]
+        return {name: dataset == number for number, name in enumerate(self.config.sources)}
 
     def score(
         self, logits: Float[Tensor, "batch 1 class"], batch: Batch[tuple[Tensor, Tensor]]

@@ -146,6 +146,18 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
             for one, name in enumerate(SORT_OF_CLEVR_QUESTIONS)
         }
 
+    def groups(self, batch: Batch[tuple[Tensor, Tensor]]) -> dict[str, Bool[Tensor, " batch"]]:
+        """Return which questions are of which type, and of which subtype: `unary`, `unary: left`.
+
+        Types come first; see `SORT_OF_CLEVR_QUESTIONS`.
+        """
+        types, subtypes = batch.latents["question_type"], batch.latents["subtype"]
+        found = {name: types == one for one, name in enumerate(SORT_OF_CLEVR_QUESTIONS)}
+        for name, names in SORT_OF_CLEVR_QUESTIONS.items():
+            for number, subtype in enumerate(names):
+                found[f"{name}: {subtype}"] = found[name] & (subtypes == number)
+        return found
+
     def score(
         self, output: Float[Tensor, "batch 10"], batch: Batch[tuple[Tensor, Tensor]]
     ) -> dict[str, Float[Tensor, " batch"]]:

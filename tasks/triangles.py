@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from tasks._common import Key, require_int
@@ -102,6 +102,11 @@ class Triangles(FiniteTask):
     def chance(self) -> float:
         """Accuracy of guessing: a half."""
         return 1 / 2
+
+    def groups(self, batch: Batch) -> dict[str, Bool[Tensor, " batch"]]:
+        """Return which triangles are `equilateral`, and which are `other` ones."""
+        equilateral = batch.latents["equilateral"]
+        return {"equilateral": equilateral, "other": ~equilateral}
 
     def score(
         self, output: Float[Tensor, "batch 2"], batch: Batch

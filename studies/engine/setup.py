@@ -65,6 +65,15 @@ class ScoringTask(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupingTask(Protocol):
+    """A task whose examples are of several kinds."""
+
+    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
+        """Which examples are of which kind; the same names for every batch."""
+        ...
+
+
 @dataclass(frozen=True)
 class Metric:
     """A figure of merit, computed as a ratio of sums over examples.
@@ -230,8 +239,9 @@ class Setup(ABC):
         return self.build(generator)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        """Which examples are in which group; the same names for every batch."""
-        return {}
+        """Which examples are in which group; by default what the task says, if it has groups."""
+        task = self.sampler()
+        return task.groups(batch) if isinstance(task, GroupingTask) else {}
 
     def cluster(self, batch: Batch[Any]) -> Int[Tensor, " batch"] | None:
         """What intervals are over, if not over examples: the picture that a question is about."""

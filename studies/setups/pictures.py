@@ -16,7 +16,7 @@ from studies.setups.pairing import PairingSetup
 
 if TYPE_CHECKING:
     import torch
-    from jaxtyping import Bool, Int
+    from jaxtyping import Int
     from torch import Tensor
 
     from tasks import Batch
@@ -79,15 +79,6 @@ class SortOfClevrSetup(PictureSetup):
         answers = len(tasks.SORT_OF_CLEVR_ANSWERS)
         return {"image_size": 75, "n_channels": 3, "d_output": answers, "d_condition": 18}
 
-    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        """The question types, and the subtypes of each."""
-        kinds, subkinds = batch.latents["question_type"], batch.latents["subtype"]
-        found = {name: kinds == kind for kind, name in enumerate(QUESTION_TYPES)}
-        for name, subtypes in tasks.SORT_OF_CLEVR_QUESTIONS.items():
-            asked = {f"{name}: {one}": subkinds == number for number, one in enumerate(subtypes)}
-            found |= {one: found[name] & is_asked for one, is_asked in asked.items()}
-        return found
-
     def cluster(self, batch: Batch[Any]) -> Int[Tensor, " batch"]:
         """The picture that a question is about."""
         return batch.latents["image"]
@@ -112,10 +103,6 @@ class TrianglesSetup(PictureSetup):
     def ends(self) -> Mapping[str, Any]:
         return {"image_size": self.task.image_size, "n_channels": 1, "d_output": 2}
 
-    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        equilateral = batch.latents["equilateral"]
-        return {"equilateral": equilateral, "other": ~equilateral}
-
     def references(self, split: str) -> References:
         """A half; what the longest side alone tells is more."""
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}
@@ -138,10 +125,6 @@ class ImagesSetup(PictureSetup):
     def ends(self) -> Mapping[str, Any]:
         n_classes = self.sampler().n_classes
         return {"image_size": self.task.image_size, "n_channels": 3, "d_output": n_classes}
-
-    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        dataset = batch.latents["dataset"]
-        return {name: dataset == number for number, name in enumerate(self.task.sources)}
 
     def references(self, split: str) -> References:
         """The most frequent class of each data set."""
@@ -172,10 +155,6 @@ class EsbnSetup(PairingSetup):
             **self.blocks, d_output=n_answers, windows=windows
         )
         return mechanisms.RelationClassifier(config, generator=generator)
-
-    def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        relation = batch.latents["relation"]
-        return {name: relation == number for number, name in enumerate(self.sampler().relations)}
 
     def references(self, split: str) -> References:
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}

@@ -255,3 +255,14 @@ def test_bad_arguments_of_batch():
         task.batch("train", -1, 1)
     with pytest.raises(ValueError, match=r"size=0: allowed"):
         task.batch("id", 0, 0)
+
+
+@pytest.mark.parametrize("rule", ESBN_RELATIONS)
+def test_groups_are_the_relations(rule):
+    task = ESBN(ESBNConfig(rule=rule))
+    batch = task.batch("id", 0, 30)
+    groups = task.groups(batch)
+    assert list(groups) == list(dict.fromkeys(task.relations))
+    for row, relation in enumerate(batch.latents["relation"].tolist()):
+        named = [name for name, member in groups.items() if member[row]]
+        assert named == [task.relations[relation]]

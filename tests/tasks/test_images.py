@@ -335,3 +335,12 @@ def test_holding_out_everything(folder):
 def test_a_bad_config_says_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         ImagesConfig(**arguments)
+
+
+def test_groups_are_the_data_sets(task):
+    batch = task.batch("test", 0, 20)
+    groups = task.groups(batch)
+    assert tuple(groups) == task.config.sources
+    for row, dataset in enumerate(batch.latents["dataset"].tolist()):
+        named = [name for name, member in groups.items() if member[row]]
+        assert named == [task.config.sources[dataset]]

@@ -307,3 +307,16 @@ def test_pictures_can_be_looked_at(tmp_path):
     path = tmp_path / "sort_of_clevr.png"
     figure.savefig(path, dpi=70)
     assert path.stat().st_size > 10_000
+
+
+def test_groups_are_the_types_of_questions_and_their_subtypes():
+    task = SortOfClevr(SortOfClevrConfig(n_train=2, n_valid=2, n_test=4))
+    batch = task.batch("test", 0, 120)
+    groups = task.groups(batch)
+    names = [f"{kind}: {one}" for kind, some in SORT_OF_CLEVR_QUESTIONS.items() for one in some]
+    assert list(groups) == [*SORT_OF_CLEVR_QUESTIONS, *names]
+    kinds, subkinds = batch.latents["question_type"].tolist(), batch.latents["subtype"].tolist()
+    for row, (kind, subkind) in enumerate(zip(kinds, subkinds, strict=True)):
+        name = list(SORT_OF_CLEVR_QUESTIONS)[kind]
+        mine = {name, f"{name}: {SORT_OF_CLEVR_QUESTIONS[name][subkind]}"}
+        assert {group for group, member in groups.items() if member[row]} == mine

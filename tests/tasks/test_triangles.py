@@ -186,3 +186,12 @@ def test_pictures_can_be_looked_at(tmp_path):
     path = tmp_path / "triangles.png"
     imsave(path, sheet.repeat_interleave(3, 0).repeat_interleave(3, 1).numpy(), cmap="gray")
     assert path.stat().st_size > 1_000
+
+
+def test_groups_are_the_classes():
+    task = Triangles(TrianglesConfig(n_train=2, n_valid=2, n_test=20, image_size=48))
+    batch = task.batch("test", 0, 20)
+    groups = task.groups(batch)
+    assert list(groups) == ["equilateral", "other"]
+    assert torch.equal(groups["equilateral"], batch.targets[:, 0] == 1)
+    assert torch.equal(groups["other"], batch.targets[:, 0] == 0)
