@@ -31,7 +31,7 @@ from studies.engine.folders import (
     write_json,
 )
 from studies.engine.results import code_in, load_tree
-from studies.engine.scoring import figures, score, scores_dataset, training_dataset
+from studies.engine.scoring import figures, score, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
 from studies.engine.training import train
@@ -92,43 +92,21 @@ def initial_model(setup: Setup, device: str) -> nn.Module:
     return setup.build_tested(torch.Generator().manual_seed(setup.seed)).to(device)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The metrics of the setup, by split and group, with intervals and the untrained model's.
-
-    Args:
-        n_test: examples of each split, at most.
-    """
-
-    n_test: int = 4096
-
-    def __post_init__(self):
-        if self.n_test < 2:
-            raise ValueError(f"n_test must be at least 2, got {self.n_test}")
-
-    def __call__(self, trained: Trained) -> xr.Dataset:
-        """[split, group] of each metric."""
-        setup, scored, before = trained.setup, {}, {}
-        for split in setup.splits:
-            batches = list(trained.batches(split, self.n_test))
-            scored[split] = score(setup, trained.model, batches, split)
-            before[split] = score(setup, trained.untrained, batches, split)
-        return scores_dataset(setup, scored, before)
-
-
 def model_costs(trained: Trained) -> xr.Dataset:
     """Parameters, and operations and depth of the model as it is tested and as it is trained."""
     setup = trained.setup
     batch = next(trained.batches(next(reversed(setup.splits)), 1))
     inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
     as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
-    costs = probes.measure_costs(
-        trained.model, lambda model: setup.answer(model, batch), len(batch)
-    )
-    in_training = probes.measure_costs(as_trained, lambda model: model(*inputs), len(batch))
+    n = len(batch)
+    costs = probes.measure_costs(trained.model, lambda model: setup.answer(model, batch), n)
+    in_training = probes.measure_costs(as_trained, lambda model: model(*inputs), n)
     for name in ("operations", "depth"):
-        about = f"{in_training[name].attrs['long_name']}, in training"
-        costs[f"{name}_in_training"] = in_training[name].assign_attrs(long_name=about)
+        about = in_training[name].attrs["long_name"]
+        costs[name].attrs["long_name"] = f"{about}, as tested"
+        costs[f"{name}_in_training"] = in_training[name].assign_attrs(
+            long_name=f"{about}, in training"
+        )
     return costs
 
 

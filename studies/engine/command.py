@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 import xarray as xr
@@ -17,14 +18,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from studies.engine import settings
 from studies.engine.execution import Resources, Run
 from studies.engine.folders import RunError
 from studies.engine.results import read_result
 from studies.engine.study import Study
 from studies.engine.training import TrainingError
 from studies.report.verdicts import render_claims, render_fairness
-
-CORES = os.cpu_count() or 1
 
 FILE_WIDTH = 100
 """Characters of a line of output that no terminal shows."""
@@ -36,28 +36,12 @@ Changes = Annotated[
         help="settings to change; several values, with commas, make an axis: seed=0,1,2",
     ),
 ]
-Named = Annotated[str, typer.Option(help="named settings; an unknown name lists them")]
-Out = Annotated[Path, typer.Option(help="where run folders lie")]
+Preset = Annotated[str, typer.Option(help="named settings; an unknown name lists them")]
 Show = Annotated[
     bool, typer.Option("--show", help="print settings, cells and what is on disk; run nothing")
 ]
-Anew = Annotated[
-    list[str] | None, typer.Option(help="compute this measure anew; can be given repeatedly")
-]
-Redraw = Annotated[
-    bool, typer.Option("--redraw", help="only the table and the figures, from what is on disk")
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="start over; set earlier runs aside")]
-AcceptCode = Annotated[
-    bool,
-    typer.Option("--accept-code", help="take models that other code trained; the result says so"),
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
-Workers = Annotated[int, typer.Option(min=1, help="models trained side by side (on one GPU: 1)")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker")]
-Scheduler = Annotated[
-    str | None, typer.Option(help="address of a dask scheduler with workers that see the same OUT")
-]
+NAMES = {"root": "--out", "anew": "--measure"}
+"""Options of `Resources` that are not called like their fields."""
 
 
 def main(*studies: Study) -> None:
@@ -74,37 +58,18 @@ def main(*studies: Study) -> None:
 
     def run_study(
         changes: Changes = None,
-        preset: Named = "laptop",
-        out: Out = Path("runs"),
+        preset: Preset = "laptop",
         show: Show = False,
-        measure: Anew = None,
-        redraw: Redraw = False,
-        fresh: Fresh = False,
-        accept_code: AcceptCode = False,
-        device: Device = "cpu",
-        workers: Workers = CORES,
-        threads: Threads = 1,
-        scheduler: Scheduler = None,
         # Its help follows from the file, which an annotation, read as text, cannot name.
-        name: str = typer.Option(
-            next(iter(named)), "--study", help=f"one of {names}", hidden=len(named) == 1
+        study: str = typer.Option(
+            next(iter(named)), help=f"one of {names}", hidden=len(named) == 1
         ),
+        **resources: Any,
     ) -> None:
-        resources = Resources(
-            root=out,
-            device=device,
-            workers=workers,
-            threads=threads,
-            scheduler=scheduler,
-            fresh=fresh,
-            accept_code=accept_code,
-            anew=tuple(measure or ()),
-            redraw=redraw,
-        )
         with errors_in_words(ValueError, RunError):
-            if name not in named:
-                raise ValueError(f"--study must be one of {names}, got {name!r}")
-            work = Run(named[name].plan(preset, changes or []), resources)
+            if study not in named:
+                raise ValueError(f"--study must be one of {names}, got {study!r}")
+            work = Run(named[study].plan(preset, changes or []), Resources(**resources))
         if show:
             print_plan(work)
             return
@@ -112,10 +77,26 @@ def main(*studies: Study) -> None:
             work.finish()
         print_result(work)
 
+    signature = inspect.signature(run_study, eval_str=True)
+    *own, _ = signature.parameters.values()
+    run_study.__signature__ = signature.replace(parameters=[*own, *resource_options()])  # pyright: ignore[reportFunctionMemberAccess]
     run_study.__doc__ = "\n\n".join(study.question for study in named.values())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run_study)
     app()
+
+
+def resource_options() -> Iterator[inspect.Parameter]:
+    """An option for each field of `Resources`, with its documentation as help."""
+    hints = get_type_hints(Resources)
+    for name, value, about in settings.describe(Resources(workers=os.cpu_count() or 1)):
+        # An option that can be given several times is a list.
+        kind, default = (list[str], []) if value == () else (hints[name], value)
+        option = typer.Option(NAMES.get(name, f"--{name.replace('_', '-')}"), help=about)
+        annotation = Annotated[kind, option]
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
 
 
 def console() -> Console:

@@ -56,15 +56,19 @@ class Resources:
 
     Args:
         root: folder under which the folders of the study and of its models lie.
-        device: where models run: `cpu`, `cuda`, `mps`.
-        workers: models that are trained and measured side by side; a scheduler has its own.
+        device: where models run: cpu, cuda, mps.
+        workers: models that are trained and measured side by side (on one GPU: 1); a scheduler has
+            its own.
         threads: CPU threads of each of them. The last bits of a result depend on it.
         scheduler: address of a running dask scheduler whose workers do so instead. They have
-            modscope and the study installed, and see `root` under the same absolute path.
-        fresh: do not go on from, but move aside, what an earlier run left.
+            modscope and the study installed, and see the root under the same absolute path.
+        fresh: start over; earlier runs are moved aside.
         accept_code: take models that other code trained; the result says so.
-        anew: measures to compute again, whether they are on disk or not.
+        anew: a measure to compute again, though it is on disk; on the command line repeatedly.
         redraw: only join, judge and draw what is on disk.
+
+    Raises:
+        ValueError: there are no workers or threads.
     """
 
     root: Path = Path("runs")
@@ -76,6 +80,11 @@ class Resources:
     accept_code: bool = False
     anew: tuple[str, ...] = ()
     redraw: bool = False
+
+    def __post_init__(self):
+        for name in ("workers", "threads"):
+            if (n := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {n}")
 
 
 def run(

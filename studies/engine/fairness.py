@@ -15,14 +15,6 @@ from studies.engine.results import described
 STILL = 0.02
 """Share of the whole improvement that the last fifth of training must have for it to go on."""
 
-COSTS = {
-    "parameters": "trained parameters",
-    "operations": "floating-point operations of a forward pass, one example, as tested",
-    "operations_in_training": "operations of a forward pass, one example, in training",
-    "depth": "blocks or steps, as tested",
-    "depth_in_training": "blocks or steps, in training",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedIf:
@@ -46,14 +38,8 @@ class TrainedIf:
 
 @dataclass(frozen=True)
 class Fairness:
-    """The verdicts on conditions.
+    """The verdicts on conditions: `data` [condition], see `assess`."""
 
-    Attributes:
-        conditions: all of them.
-        data: [condition], see `assess`.
-    """
-
-    conditions: Sequence[Condition]
     data: xr.Dataset
 
     def against(
@@ -66,19 +52,13 @@ class Fairness:
             second: what it is compared with, if it is one.
             of_learning: whether being trained is what is claimed.
         """
-        rows = [self._row(one) for one in (first, second) if one is not None]
-        reasons = []
-        if not of_learning:
-            untrained = [row for row in rows if row["trained"].item() == 0]
-            reasons += [f"{row['label'].item()} is not trained" for row in untrained]
-        tried = [row["values_tried"].item() for row in rows]
+        data = self.data.isel(condition=[one.number for one in (first, second) if one is not None])
+        untrained = data["label"].to_numpy()[data["trained"].to_numpy() == 0]
+        reasons = [] if of_learning else [f"{label} is not trained" for label in untrained]
+        tried = data["values_tried"].to_numpy()
         if len(set(tried)) > 1:
             reasons.append(f"tuned unequally: {tried[0]:.0f} against {tried[1]:.0f} settings")
         return "; ".join(reasons)
-
-    def _row(self, condition: Condition) -> xr.Dataset:
-        number = next(n for n, one in enumerate(self.conditions) if one.values == condition.values)
-        return self.data.isel(condition=number)
 
 
 def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
@@ -103,7 +83,10 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
     def mean(values: xr.DataArray) -> list[float]:
         return [float(values.isel(cell=one.cells).mean()) for one in conditions]
 
-    columns = {name: (about, mean(costs[name])) for name, about in COSTS.items()}
+    columns = {
+        str(name): (values.attrs.get("long_name", name), mean(values))
+        for name, values in costs.data_vars.items()
+    }
     columns |= {
         "updates": ("updates of training", mean(training["updates"])),
         "examples": ("examples of training", mean(training["updates"] * training["batch_size"])),
@@ -123,7 +106,7 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
     data = xr.Dataset(described("condition", columns), {"condition": range(len(conditions))})
     if trained is not None:
         data.attrs["trained_if"] = json.dumps(asdict(trained))
-    return Fairness(conditions, data)
+    return Fairness(data)
 
 
 def late_gain(values: np.ndarray) -> float:

@@ -129,11 +129,13 @@ class Condition:
     """What cells that differ in seed, draw of the data and tuned settings have in common.
 
     Attributes:
+        number: of it, among those of the result.
         values: by coordinate; None where one does not apply.
         tried: numbers of its cells.
         cells: of those with the chosen values of the tuned settings.
     """
 
+    number: int
     values: Mapping[str, Any]
     tried: Int[np.ndarray, " cell"]
     cells: Int[np.ndarray, " cell"]
@@ -166,13 +168,18 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     axes = json.loads(result.attrs["axes"])
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
     columns = [_with_none(scores[name].to_numpy()) for name in names]
-    chosen = scores["chosen"].to_numpy().astype(bool)
+    chosen = np.flatnonzero(scores["chosen"])
     cells: dict[tuple[Any, ...], list[int]] = {}
-    for number in range(len(chosen)):
-        cells.setdefault(tuple(column[number] for column in columns), []).append(number)
+    for cell in range(scores.sizes["cell"]):
+        cells.setdefault(tuple(column[cell] for column in columns), []).append(cell)
     return [
-        Condition(dict(zip(names, values, strict=True)), tried, tried[chosen[tried]])
-        for values, tried in ((values, np.array(some)) for values, some in cells.items())
+        Condition(
+            number,
+            dict(zip(names, values, strict=True)),
+            np.array(tried),
+            np.intersect1d(tried, chosen),
+        )
+        for number, (values, tried) in enumerate(cells.items())
     ]
 
 

@@ -68,20 +68,15 @@ def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
 def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:
     """Scores [cell, split, group], beside them what papers report of each: `{metric}_paper`."""
     for cell, some in zip(scores["cell"].to_numpy(), cells, strict=True):
-        for one in some:
-            if one.split in scores["split"]:
-                place = {"cell": cell, "split": one.split, "group": one.group}
-                add_known(scores, one.metric, "paper", one.value, **place)
+        # The task of the smallest presets need not have all of the paper's splits.
+        for one in (one for one in some if one.split in scores["split"]):
+            name, about = f"{one.metric}_paper", scores[one.metric].attrs
+            if name not in scores:
+                scores[name] = xr.full_like(scores[one.metric], np.nan, dtype=float)
+                long_name = f"{about['long_name']}, paper"
+                scores[name].attrs = {"long_name": long_name, "units": about["units"]}
+            scores[name].loc[{"cell": cell, "split": one.split, "group": one.group}] = one.value
     return scores
-
-
-def add_known(scores: xr.Dataset, metric: str, kind: str, value: float, **place: str) -> None:
-    """Put a known value beside a metric, `{metric}_{kind}`, at these labels; NaN elsewhere."""
-    name, about = f"{metric}_{kind}", scores[metric].attrs
-    if name not in scores:
-        scores[name] = xr.full_like(scores[metric], np.nan, dtype=float)
-        scores[name].attrs = {"long_name": f"{about['long_name']}, {kind}", "units": about["units"]}
-    scores[name].loc[place] = value
 
 
 def _has(config: object, path: str, text: str) -> bool:

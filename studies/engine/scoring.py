@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -15,10 +14,12 @@ from torch import nn
 
 import probes
 from studies.engine.fairness import late_gain
-from studies.engine.reported import add_known
 from studies.engine.results import described
 from studies.engine.setup import ALL, Setup
 from tasks import Batch
+
+if TYPE_CHECKING:
+    from studies.engine.cells import Trained
 
 
 @dataclass(frozen=True)
@@ -107,41 +108,50 @@ def _key(split: str, metric: str, group: str) -> str:
     return f"{split}/{metric}" if group == ALL else f"{split}/{metric}/{group}"
 
 
-def scores_dataset(
-    setup: Setup, scored: Mapping[str, Scored], untrained: Mapping[str, Scored]
-) -> xr.Dataset:
-    """Each metric [split, group] with its interval, that of the untrained model, and known values.
+@dataclass(frozen=True)
+class Scores:
+    """The metrics of the setup, by split and group, with intervals and the untrained model's.
 
     Args:
-        setup: names the metrics, and has `references`.
-        scored: of the trained model, by split.
-        untrained: of the untrained one.
+        n_test: examples of each split, at most.
     """
-    first, dims = next(iter(scored.values())), ("split", "group")
-    intervals = np.stack([one.interval(setup) for one in scored.values()], 1)
-    before = [one.interval(setup, resamples=0).estimate for one in untrained.values()]
-    counts = [one.member.sum(0) for one in scored.values()]
-    data: dict[str, Any] = described(dims, {"n_examples": ("number of examples", counts)})
-    for row, (name, metric) in enumerate(setup.metrics.items()):
-        about: Any = {"long_name": metric.long_name, "units": metric.units}
-        data |= probes.interval_variables(
-            name, probes.Interval(*intervals[:, :, row]), dims, **about
-        )
-        data[name][2].update(better=metric.better, percent=int(metric.percent))
-        about["long_name"] += ", untrained"
-        data[f"{name}_untrained"] = (dims, np.stack(before)[:, row], about)
-    over = "clusters" if len(np.unique(first.cluster)) < len(first.cluster) else "examples"
-    scores = xr.Dataset(
-        data,
-        coords={"split": list(scored), "group": list(first.groups)},
-        attrs={"interval": f"percentile bootstrap over {over}, 95%, 1000 resamples"},
-    )
-    for split in scored:
-        for kind, known in setup.references(split).items():
-            for name, group in product(setup.metrics, first.groups):
-                if group in known.get(name, {}):
-                    add_known(scores, name, kind, known[name][group], split=split, group=group)
-    return scores
+
+    n_test: int = 4096
+
+    def __post_init__(self):
+        if self.n_test < 2:
+            raise ValueError(f"n_test must be at least 2, got {self.n_test}")
+
+    def __call__(self, trained: Trained) -> xr.Dataset:
+        """[split, group] of each metric."""
+        splits = list(trained.setup.splits)
+        parts = [self._of_split(trained, split) for split in splits]
+        return cast(xr.Dataset, xr.concat(parts, xr.Variable("split", splits)))
+
+    def _of_split(self, trained: Trained, split: str) -> xr.Dataset:
+        setup: Setup = trained.setup
+        batches = list(trained.batches(split, self.n_test))
+        scored = score(setup, trained.model, batches, split)
+        untrained = score(setup, trained.untrained, batches, split)
+        intervals = np.stack(scored.interval(setup), 1)
+        before = untrained.interval(setup, resamples=0).estimate
+        counts = scored.member.sum(0)
+        data: dict[str, Any] = described("group", {"n_examples": ("number of examples", counts)})
+        for row, (name, metric) in enumerate(setup.metrics.items()):
+            about: Any = {"long_name": metric.long_name, "units": metric.units}
+            interval = probes.Interval(*intervals[row])
+            data |= probes.interval_variables(name, interval, "group", **about)
+            data[name][2].update(better=metric.better, percent=int(metric.percent))
+            others = {"untrained": before[row]}
+            for kind, known in setup.references(split).items():
+                if name in known:
+                    others[kind] = [known[name].get(group, np.nan) for group in scored.groups]
+            for kind, values in others.items():
+                attrs = about | {"long_name": f"{metric.long_name}, {kind}"}
+                data[f"{name}_{kind}"] = ("group", values, attrs)
+        over = "clusters" if len(np.unique(scored.cluster)) < len(scored.cluster) else "examples"
+        says = f"percentile bootstrap over {over}, 95%, 1000 resamples"
+        return xr.Dataset(data, {"group": list(scored.groups)}, {"interval": says})
 
 
 def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:

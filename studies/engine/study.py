@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import xarray as xr
 
 from studies.engine import settings
-from studies.engine.cells import Measure, Scores, model_costs
+from studies.engine.cells import Measure, model_costs
 from studies.engine.claims import Claim
 from studies.engine.examples import first_batch
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import config_hash
 from studies.engine.measures import configured
 from studies.engine.readings import metric
+from studies.engine.scoring import Scores
 from studies.engine.setup import Setup
 from studies.report.table import Row, Table, percent, short
 

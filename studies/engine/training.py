@@ -158,8 +158,7 @@ def train(
         sign: 1 if a higher figure is better, -1 if a lower one is.
         identity: what a checkpoint must have been written with.
         seed: of the dropout masks.
-        description: what the progress bar says.
-        position: the line of the progress bar, where several models are trained side by side.
+        description, position: of the progress bar: its words, and its line.
 
     Raises:
         TrainingError: the loss or a weight is not finite; the last checkpoint stays.
@@ -172,13 +171,11 @@ def train(
     log = checkpoints.load(model, optimizer)
     if config.ends_with(log, select, sign):
         return log
-    _prepare(device, config)
-    # The eager model stays free of compilation: hooks added to it later must be heard.
-    handle = processes.prepare(cast(nn.Module, torch.compile(model)) if config.compile else model)
+    handle = processes.prepare(_prepared(model, config, device))
     last = log[-1] if log else {"step": 0, "seconds": 0.0}
-    clock = time.monotonic() - last["seconds"]
+    start, clock = int(last["step"]), time.monotonic() - last["seconds"]
     total = torch.zeros((), device=device)
-    bar = _bar(config, int(last["step"]), processes, description, position)
+    bar = _bar(range(start, config.n_steps), description, position, shown=processes.first)
     with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for step in bar:
             model.train()
@@ -187,44 +184,46 @@ def train(
             done = step + 1
             ends = done % config.evaluate_every == 0 or done == config.n_steps
             if ends or done in config.keep_at or done % CHECK_EVERY == 0:
-                _check(total, model, step, start=int(last["step"]))
+                _check(total, model, step, start=start)
             if done in config.keep_at:
                 checkpoints.keep(model, done)
             if not ends:
                 continue
-            last = {
+            model.eval()
+            entry = {
                 "step": done,
-                "loss": processes.mean(total) / (done - last["step"]),
+                "loss": processes.mean(total) / (done - start),
                 "learning_rate": config.learning_rate_at(step),
                 "seconds": round(time.monotonic() - clock, 3),
-            } | _evaluated(model, evaluate)
+            }
+            log.append(entry | evaluate(model))
             total.zero_()
-            log.append(last)
-            bar.set_postfix({"loss": last["loss"], select: last[select]})
-            best = max(log, key=lambda entry: sign * entry[select])
-            checkpoints.save(model, optimizer, log, best=best is last)
+            start = done
+            bar.set_postfix({key: log[-1][key] for key in ("loss", select)})
+            is_best = max(log, key=lambda entry: sign * entry[select]) is log[-1]
+            checkpoints.save(model, optimizer, log, best=is_best)
             if config.ends_with(log, select, sign):
                 break
     model.eval()
     return log
 
 
-def _prepare(device: torch.device, config: TrainingConfig) -> None:
+def _prepared(model: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
     if device.type == "cpu":
         keep_freed_memory()
     if config.precision == "tf32":
         torch.set_float32_matmul_precision("high")
+    # The eager model stays free of compilation: hooks added to it later must be heard.
+    return cast(nn.Module, torch.compile(model)) if config.compile else model
 
 
-def _bar(
-    config: TrainingConfig, start: int, processes: Processes, description: str, position: int
-) -> tqdm[int]:
+def _bar(steps: range, description: str, position: int, *, shown: bool) -> tqdm[int]:
     return tqdm(
-        range(start, config.n_steps),
+        steps,
         desc=description,
-        total=config.n_steps,
-        initial=start,
-        disable=None if processes.first else True,
+        total=steps.stop,
+        initial=steps.start,
+        disable=None if shown else True,
         leave=False,
         position=position,
     )
@@ -254,22 +253,11 @@ def _update(
     return loss.detach()
 
 
-def _evaluated(
-    model: nn.Module, evaluate: Callable[[nn.Module], dict[str, float]]
-) -> dict[str, float]:
-    model.eval()
-    with torch.no_grad():
-        return evaluate(model)
-
-
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
+    others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
     return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
+        [{"params": matrices, "weight_decay": config.weight_decay}, others],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
         fused=matrices[0].device.type in ("cpu", "cuda"),
