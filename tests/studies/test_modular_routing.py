@@ -13,13 +13,7 @@ from studies.engine.cells import Trained
 from studies.engine.checkpoints import load_weights
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
-from studies.modular_routing import (
-    STUDY,
-    activation,
-    measure_paths,
-    measure_specialization,
-    specialization,
-)
+from studies.modular_routing import STUDY, measure_paths, measure_specialization, specialization
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
 
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
@@ -363,7 +357,7 @@ def test_a_specialized_network_shows_a_diagonal():
             utilisation=((*dims, "module"), wide[2]),
         ).assign_coords(operation=["add", "subtract", "multiply"], module=range(5))
     )
-    panels = [axis for axis in activation(tree).axes if axis.images]
+    panels = [axis for axis in STUDY.views["activation"](tree).axes if axis.images]
     assert len(panels) >= 3
     for axis in panels[:3]:
         assert np.allclose(axis.images[0].get_array(), np.eye(3, 5))
@@ -384,7 +378,7 @@ def test_modules_without_an_operation_come_last_the_busiest_first():
         )
     )
     tree["specialization"] = xr.DataTree(scores.assign_coords(operation=["add", "sine"]))
-    image = next(axis.images[0] for axis in activation(tree).axes if axis.images)
+    image = next(axis.images[0] for axis in STUDY.views["activation"](tree).axes if axis.images)
     assert image.get_array()[0].tolist() == pytest.approx([0.3, 0.4, 0.2, 0.1])
 
 

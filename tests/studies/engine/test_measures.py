@@ -19,6 +19,14 @@ def counting(trained: Trained, n: int = 20, parts: tuple[int, ...] = (1, 2)):
     return trained, n, parts
 
 
+def bare(trained, n=20):
+    return n
+
+
+def lacking(trained: Trained, n: int, share: float = 0.5):
+    return n, share
+
+
 def plain(trained: Trained):
     """Take no settings."""
     return trained
@@ -37,6 +45,17 @@ def test_what_a_function_takes_beside_a_model_are_settings():
     assert settings.plain(changed) == {"class": "counting", "n": 3, "parts": [5]}
     with pytest.raises(dataclasses.FrozenInstanceError):
         measure.n = 4
+
+
+def test_without_annotations_settings_are_of_the_type_of_their_defaults():
+    assert settings.parse(configured(bare), "n", "3") == (3,)
+    with pytest.raises(ValueError, match="n must be of type int, got 'x'"):
+        settings.parse(configured(bare), "n", "x")
+
+
+def test_a_setting_without_a_default_is_refused():
+    with pytest.raises(TypeError, match="the measure lacking must have defaults of n: what"):
+        configured(lacking)
 
 
 def test_its_code_is_that_of_the_function_and_it_can_be_sent_to_workers():
