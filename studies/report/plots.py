@@ -12,6 +12,7 @@ binds the rest with `functools.partial`. What several have in common:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from studies.report.panels import (
     facets,
     finished,
     grid,
+    has_values,
     over_cells,
     parts,
     shown_conditions,
@@ -40,10 +42,7 @@ from studies.report.panels import (
 )
 
 STYLES = ("-", "--", ":", "-.")
-"""Lines of controls, in turn."""
-
-KNOWN_STYLES = ("--", ":", "-.", "-")
-"""Lines of known values, in turn."""
+"""Lines of controls, in turn; those of known values are not solid."""
 
 
 def lines(
@@ -81,12 +80,12 @@ def lines(
     where: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
     height = 2.7 if columns == CONDITIONS else 3.2
     figure, panels = facets(table, conditions, height=height, **where)
+    # A line looks alike in all panels, whatever else is there.
+    shown, levels = parts(table, lines, conditions), [name for name in known or () if name in table]
     for panel in panels:
         if shaded is not None:
             panel.axis.axvspan(*shaded(result), color="#eeeeee")
-        shown = parts(panel.data, lines, conditions)
         curves = [(part.name, part.of(panel.data), part.shown) for part in shown]
-        levels = [name for name in known or () if name in table]
         for name in levels:
             if along in panel.data[name].dims:
                 curves.append((name, xr.Dataset({"value": panel.data[name]}), None))
@@ -98,23 +97,21 @@ def lines(
                 "ls": "-" if of else STYLES[number % len(STYLES)],
                 "label": name or None,
             }
-            _draw_along(panel.axis, curve, along, seeds, **look)
-        for name, style in zip(levels, KNOWN_STYLES, strict=False):
+            if has_values(curve):
+                _draw_along(panel.axis, curve, along, seeds, **look)
+        for name, style in zip(levels, STYLES[1:], strict=False):
             level = panel.data[name]
             if along not in level.dims and level.notnull().any():
                 panel.axis.axhline(level.mean().item(), color="black", lw=1, ls=style, label=name)
-        if "count" in panel.data:
-            _write_counts(panel.axis, panel.data["count"].sum("cell"))
+        counts = panel.data["count"].sum("cell").to_numpy() if "count" in panel.data else ()
+        for place, number in enumerate(counts):
+            panel.axis.text(place, -0.08, f"{number:.0f}", ha="center", fontsize=6)
         panel.axis.label_outer()
     return finished(figure, ylim=ylim, log=log)
 
 
 def training(
-    result: xr.DataTree,
-    *,
-    metric: str,
-    known: Mapping[str, Data] | None = None,
-    log: str = "",
+    result: xr.DataTree, *, metric: str, known: Mapping[str, Data] | None = None, log: str = ""
 ) -> Figure | None:
     """A metric on the validation examples over training: a panel for each split, a line each seed.
 
@@ -123,11 +120,10 @@ def training(
         metric: of the setup.
     """
     about = result["scores"][metric].attrs
-    data = values("training", metric, group="all")
     whole = about.get("percent", 0) and not log and not (result["training"][metric] < 0).any()
     return lines(
         result,
-        data=data,
+        data=values("training", metric, group="all"),
         along="train_step",
         columns="split",
         lines=CONDITIONS,
@@ -157,11 +153,12 @@ def against(
         setting: the coordinate of the x-axis.
         rows: a coordinate that has a row of panels for each value.
     """
-    by = [name for name in (setting, rows) if name is not None]
-    tables = [{name: one.values.get(name) for name in by} for one in conditions_of(result)]
-    if len({one[setting] for one in tables} - {None}) < 2:
-        return None
-    data = by_settings(values_of(readings), *by)
+    by = (setting,) if rows is None else (setting, rows)
+
+    def data(result: xr.DataTree) -> xr.Dataset:
+        table = by_settings(values_of(readings), *by)(result)
+        return table if table.sizes.get(setting, 0) > 1 else xr.Dataset()
+
     return lines(
         result,
         data=data,
@@ -172,7 +169,7 @@ def against(
         seeds="dots",
         ylabel=ylabel,
         log=log,
-        but=tuple(by),
+        but=by,
     )
 
 
@@ -180,14 +177,16 @@ def by_settings(data: Data, *settings: str) -> Data:
     """Data with a dim for each of some settings, in which a cell has numbers at its own values."""
 
     def take(result: xr.DataTree) -> xr.Dataset:
-        table = data(result)
-        for name in settings if table else ():
-            labels = dict.fromkeys(one.values[name] for one in conditions_of(result))
-            known = [label for label in labels if label is not None]
-            if not any(isinstance(label, str) for label in known):
-                known.sort()
-            own = xr.DataArray(result["scores"][name].to_numpy(), dims="cell")
-            table = table.where(own == xr.DataArray(known, {name: known}))
+        table, coordinates = data(result), result["scores"].coords
+        for name in settings:
+            found = dict.fromkeys(one.values.get(name) for one in conditions_of(result))
+            labels = [label for label in found if label is not None]
+            if not table or not labels:
+                return xr.Dataset()
+            if not isinstance(labels[0], str):
+                labels.sort()
+            own = xr.DataArray(coordinates[name].to_numpy(), dims="cell")
+            table = table.where(own == xr.DataArray(labels, {name: labels}))
         return table
 
     return take
@@ -216,12 +215,12 @@ def points(
     table = _with_known(result, values_of(readings), known)
     rows, n = parts(table, CONDITIONS, shown_conditions(result)), 1 if apart else len(readings)
     labels = [one.name for one in rows]
-    size: Any = {
-        "width": 3.1 if apart else 5.0 + 0.06 * max(map(len, labels), default=0),
-        "height": 0.8 + len(rows) * (0.15 + 0.15 * n),
-    }
-    columns = "reading" if apart else None
-    figure, panels = facets(table, [], columns=columns, share=not apart, **size)
+    room = 0.06 * max(map(len, labels), default=0)
+    by: Any = (
+        {"columns": "reading", "width": 3.1} if apart else {"columns": None, "width": 5 + room}
+    )
+    height = 0.8 + len(rows) * (0.15 + 0.15 * n)
+    figure, panels = facets(table, [], height=height, share=not apart, **by)
     for panel in panels:
         some = parts(panel.data, None if apart else "reading", [])
         for (number, reading), (row, condition) in product(enumerate(some), enumerate(rows)):
@@ -230,7 +229,7 @@ def points(
             one: Any = condition.shown
             strip = row - 0.4 + 0.8 / len(some) * np.array([number, number + 1])
             _draw_cells(panel.axis, cells, strip, one.colour if apart else colour, reading.name)
-            for label, style in zip(known or (), KNOWN_STYLES, strict=False):
+            for label, style in zip(known or (), STYLES[1:], strict=False):
                 if label in cells and cells[label].notnull().any():
                     x = [cells[label].mean().item()] * 2
                     panel.axis.plot(x, strip, style, color="black", label=label)
@@ -256,9 +255,47 @@ def scatter(
         if np.isfinite((first + second)[one.cells]).any():
             look = {"color": one.colour, "marker": one.marker, "label": one.label, "s": 24}
             axes[0, 0].scatter(first[one.cells], second[one.cells], **look)
-    axes[0, 0].set_xlabel(xlabel)
-    axes[0, 0].set_ylabel(ylabel, fontsize=SMALL)
+    axes[0, 0].set(xlabel=xlabel, ylabel=ylabel)
     return finished(figure, log=log)
+
+
+def pictures(
+    result: xr.DataTree,
+    *,
+    data: Data,
+    draw: Callable[[Axes, xr.Dataset], Any],
+    rows: By,
+    mean: str | None = None,
+    share: bool = True,
+    bar: str = "",
+    ylabel: str = "",
+) -> Figure | None:
+    """Pictures by a function that draws one, of `probes`, say: a column for each condition.
+
+    Args:
+        result, data, rows, ylabel: see above.
+        draw: draws what was measured in one condition; the colour of the axes is the condition's.
+        mean: what the mean over cells is called where `data` has a `value`, with its interval
+            `_low` to `_high`; without it, all variables of the first cell are drawn.
+        share: whether panels share their axes.
+        bar: title of a colour bar, from 0 to the greatest colour of all panels.
+    """
+    where: Any = {"rows": rows, "ylabel": ylabel, "share": share}
+    figure, panels = facets(data(result), shown_conditions(result), **where)
+    for panel in panels:
+        panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
+        if mean is None:
+            draw(panel.axis, panel.data.isel(cell=0))
+        else:
+            names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
+            draw(panel.axis, over_cells(panel.data).rename(names))
+    images = [image for panel in panels for image in panel.axis.images]
+    if bar and figure is not None:
+        top = max(image.get_clim()[1] for image in images)
+        for image in images:
+            image.set_clim(0, top)
+        figure.colorbar(images[0], ax=figure.axes, shrink=0.7, label=bar)
+    return finished(figure)
 
 
 def matrices(
@@ -270,66 +307,18 @@ def matrices(
     title: str,
     rows: By = None,
     shares: bool = False,
-    limits: tuple[float, float] | None = (0.0, 1.0),
 ) -> Figure | None:
-    """Numbers over two dims, a column of panels for each condition: the mean of its cells.
+    """Numbers, none of them negative, over two dims, a column of panels for each condition.
 
     Args:
-        result, data, rows: see above.
+        result, data, rows: see above; drawn is the mean of a condition's cells.
         y, x: dims, by their labels.
         title: of the colour bar.
-        shares: whether counts are drawn as shares of their row, summed over cells.
-        limits: of the colours; None: from 0 to the greatest value.
+        shares: whether counts are drawn as shares of their row.
     """
-    table = data(result)
-    look: Any = {"rows": rows, "ylabel": name_of(y), "height": 3.2, "share": False}
-    figure, panels = facets(table, shown_conditions(result), **look)
-    if figure is None:
-        return None
-    low, high = limits or (0.0, float(table["value"].max()))
-    numbers = large_percents if shares else ""
-    for panel in panels:
-        cells = panel.data["value"].transpose("cell", y, x)
-        matrix = cells.sum("cell") if shares else cells.mean("cell")
-        if shares:
-            matrix = matrix / matrix.sum(x).clip(1)
-        if matrix.notnull().any():
-            named = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
-            look = {"limits": (low, high), "style": numbers, "colours": "Blues"}
-            probes.draw_numbers(panel.axis, matrix.assign_coords(named), **look)
-        panel.axis.set_xlabel(name_of(x), fontsize=SMALL)
-    figure.colorbar(figure.axes[0].images[0], ax=figure.axes, shrink=0.7, label=title)
-    return figure
-
-
-def pictures(
-    result: xr.DataTree,
-    *,
-    data: Data,
-    draw: Callable[[Axes, xr.Dataset], Any],
-    rows: By,
-    mean: str | None = None,
-    share: bool = True,
-) -> Figure | None:
-    """Pictures by a function that draws one, of `probes`, say: a column for each condition.
-
-    Args:
-        result, data, rows: see above.
-        draw: draws what was measured in one condition; the colour of the axes is the condition's.
-        mean: what the mean over cells is called where `data` has a `value`, with its interval
-            `_low` to `_high`; without it, all variables of the first cell are drawn.
-        share: whether panels share their axes.
-    """
-    table = data(result)
-    figure, panels = facets(table, shown_conditions(result), rows=rows, share=share)
-    for panel in panels:
-        panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
-        if mean is None:
-            draw(panel.axis, panel.data.isel(cell=0))
-        else:
-            names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
-            draw(panel.axis, over_cells(panel.data).rename(names))
-    return finished(figure)
+    draw = functools.partial(_draw_matrix, y=y, x=x, shares=shares)
+    look: Any = {"rows": rows, "share": False, "ylabel": name_of(y)}
+    return pictures(result, data=data, draw=draw, mean="value", bar=title, **look)
 
 
 def only(
@@ -371,10 +360,10 @@ def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **look: An
     found = over_cells(data).transpose(along)
     mean, low, high = (found[name].to_numpy() for name in ("value", "low", "high"))
     known = np.isfinite(mean)
-    ends = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)[:, known]
-    ends = None if seeds == "dots" else ends
+    ends = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)
     look |= {"ms": 4, "capsize": 2} | ({"ls": "none"} if seeds == "points" else {})
-    axis.errorbar(places[known], mean[known], yerr=ends, **look)
+    yerr = None if seeds == "dots" else ends[:, known]
+    axis.errorbar(places[known], mean[known], yerr=yerr, **look)
     if seeds == "dots":
         cells = data["value"].transpose(along, "cell").to_numpy()
         x = np.broadcast_to(places[:, None], cells.shape)
@@ -393,12 +382,20 @@ def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, l
         axis.plot([value.mean()] * 2, strip, color=colour, lw=1)
 
 
-def _write_counts(axis: Axes, counts: xr.DataArray) -> None:
-    """Numbers under the places of an axis with names."""
-    for place, number in enumerate(counts.to_numpy()):
-        axis.text(place, -0.08, f"{number:.0f}", ha="center", fontsize=6)
-
-
-def large_percents(share: float) -> str:
-    """A share in percent, from a tenth on."""
-    return f"{100 * share:.0f}" if share >= 0.1 else ""
+def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) -> None:
+    """A matrix with the names of its rows and columns; of shares with numbers, from a tenth on."""
+    matrix = data["value"].transpose(y, x)
+    if shares:
+        total = matrix.sum(x)
+        matrix = matrix / total.where(total > 0, 1)
+    axis.set_xlabel(name_of(x), fontsize=SMALL)
+    if matrix.isnull().all():
+        return
+    named = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
+    probes.draw_numbers(
+        axis,
+        matrix.assign_coords(named),
+        limits=(0.0, 1.0 if shares else float(matrix.max())),
+        style=lambda share: f"{100 * share:.0f}" if shares and share >= 0.1 else "",
+        colours="Blues",
+    )

@@ -8,8 +8,10 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine import Reading
-from studies.engine.readings import Condition, conditions_of
-from studies.report.panels import grid, shown_conditions
+from studies.engine.readings import conditions_of
+from studies.report.names import name_of
+from studies.report.panels import grid, shown_conditions, values_of
+from studies.report.plots import by_settings
 
 BASIC = {"affinity": "tanh", "gate": "sigmoid"}
 BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False}
@@ -24,34 +26,28 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
 
     A row for each alignment in which functions vary.
     """
-    values = reading.values(result)
-    aligned: dict[str, list[tuple[Condition, float]]] = {}
-    for one in conditions_of(result):
-        if one.matches({"model": "coda", "doubled": 0}):
-            row = aligned.setdefault(one.values.get("alignment", "heads"), [])
-            row.append((one, values[one.cells].mean()))
-    means = [mean for row in aligned.values() for _, mean in row]
-    maps = {name: [_map(row, y, x) for y, x in MAPS] for name, row in aligned.items()}
+    maps: dict[str, list[xr.DataArray]] = {}
+    for alignment in dict.fromkeys(one.values.get("alignment") for one in conditions_of(result)):
+        for y, x in MAPS:
+            fixed = {name: value for name, value in BASIC.items() if name not in (y, x)}
+            fixed |= {"model": "coda", "alignment": alignment}
+            cells = [one.cells for one in conditions_of(result) if one.matches(fixed)]
+            table = by_settings(values_of({title: reading}), y, x)(result)["value"]
+            table = table.isel(cell=np.concatenate(cells), reading=0).mean("cell")
+            known = table.dropna(y, how="all").dropna(x, how="all")
+            maps.setdefault(alignment or "heads", []).append(known)
     maps = {name: tables for name, tables in maps.items() if tables[0].size > 1}
     if not maps:
         return None
+    numbers = np.concatenate([one.to_numpy().ravel() for some in maps.values() for one in some])
+    limits = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     figure, axes = grid(len(maps), len(MAPS), width=4, height=3, share=False)
     for row, (alignment, tables) in zip(axes, maps.items(), strict=True):
         for axis, table in zip(row, tables, strict=True):
-            probes.draw_numbers(axis, table, limits=(min(means), max(means)), style="{:.3f}")
-            y, x = (str(name).replace("_", " ") for name in table.dims)
-            axis.set(ylabel=y, xlabel=x)
+            probes.draw_numbers(axis, table, limits=limits, style="{:.3f}")
+            axis.set(ylabel=name_of(table.dims[0]), xlabel=name_of(table.dims[1]))
             axis.set_title(f"{alignment}: {title}", fontsize=8)
     return figure
-
-
-def _map(row: list[tuple[Condition, float]], y: str, x: str) -> xr.DataArray:
-    """Means by two settings, of the conditions in which the others are as the paper has them."""
-    fixed = {name: value for name, value in BASIC.items() if name not in (y, x)}
-    means = {(one.values[y], one.values[x]): mean for one, mean in row if one.matches(fixed)}
-    rows, columns = (list(dict.fromkeys(labels)) for labels in zip(*means, strict=True))
-    table = [[means.get((a, b), np.nan) for b in columns] for a in rows]
-    return xr.DataArray(table, {y: rows, x: columns})
 
 
 def matrices(result: xr.DataTree) -> Figure | None:

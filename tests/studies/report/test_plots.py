@@ -120,6 +120,22 @@ def test_the_interval_of_two_seeds_is_both_of_them_and_of_more_students():
     np.testing.assert_allclose(over_cells(one)["high"], rates[0] + 0.2)
 
 
+def test_a_line_looks_alike_in_all_panels():
+    rates = RATES.copy()
+    rates[:2, 0] = np.nan
+    figure = plots.lines(measured(rates), **PROBED, lines="split")
+    first, second = figure.axes
+    colours = {bars.lines[0].get_color() for axis in figure.axes for bars in axis.containers}
+    assert len(colours) == 2
+    assert [bars.get_label() for bars in first.containers] == ["out of distribution"]
+    looks = [
+        (line.get_linestyle(), line.get_marker(), line.get_color())
+        for axis in (first, second)
+        for line in [axis.containers[-1].lines[0]]
+    ]
+    assert looks[0] == looks[1]
+
+
 def test_a_line_for_each_seed_and_no_mean():
     result = measured(RATES, place=[1, 2, 4])
     result["training"] = xr.DataTree(
