@@ -16,21 +16,11 @@ import xarray as xr
 from torch import nn
 
 import probes
+from studies.engine import folders, results
 from studies.engine.checkpoints import load_weights, read_log
 from studies.engine.examples import Examples, Fresh
 from studies.engine.fingerprints import changed_files, code_of, sources_of
-from studies.engine.folders import (
-    RunError,
-    config_hash,
-    git_commits,
-    library_versions,
-    locked,
-    now,
-    read_json,
-    write_atomically,
-    write_json,
-)
-from studies.engine.results import code_in, load_tree
+from studies.engine.folders import RunError
 from studies.engine.scoring import figures, score, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
@@ -134,7 +124,7 @@ class Cell:
     ):
         self.setup, self._device, self._accept = setup, device, accept_code
         self._measures, self._along = dict(measures or {}), along
-        self.identity = config_hash(setup)
+        self.identity = folders.config_hash(setup)
         self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
         self.folder = root / "models" / self.name
 
@@ -176,7 +166,7 @@ class Cell:
             TrainingError: see `train`.
         """
         # Another study may be at the same model, or a worker that was given up for lost.
-        with nullcontext() if shared else locked(self.folder, wait=True):
+        with nullcontext() if shared else folders.locked(self.folder, wait=True):
             if not shared:
                 self._check_code()
             if shared or not self.finished:
@@ -184,11 +174,11 @@ class Cell:
 
     def path_of(self, name: str) -> Path:
         """The file of a measure: its name and its settings' hash."""
-        return self.folder / f"{name}-{config_hash(self._measures[name])}.nc"
+        return self.folder / f"{name}-{folders.config_hash(self._measures[name])}.nc"
 
     def has(self, name: str) -> bool:
         """Whether a measure is on disk, made by the code as it is now."""
-        written = code_in(self.path_of(name))
+        written = results.code_in(self.path_of(name))
         return written is not None and not changed_files(written, self._code_of(name))
 
     def measured(self) -> xr.DataTree:
@@ -198,20 +188,22 @@ class Cell:
         """
         tree = xr.DataTree()
         for name in self._measures:
-            with locked(self.folder, wait=True):
-                groups = load_tree(self.path_of(name)) if self.has(name) else self._measure(name)
+            with folders.locked(self.folder, wait=True):
+                groups = (
+                    results.load_tree(self.path_of(name)) if self.has(name) else self._measure(name)
+                )
             tree.update(groups.children)
         tree["training"] = xr.DataTree(training_dataset(self.setup, read_log(self.folder)))
         return tree
 
     def _codes(self) -> list[dict[str, Any]]:
         """What is written of the code that has trained the model."""
-        return read_json(self.folder / "config.json").get("codes", [])
+        return folders.read_json(self.folder / "config.json").get("codes", [])
 
     def _check_code(self) -> None:
         """Write with which code training begins, or goes on if that is accepted."""
         path, config, codes = self.folder / "config.json", plain(self.setup), self._codes()
-        if codes and read_json(path)["config"] != json.loads(json.dumps(config)):
+        if codes and folders.read_json(path)["config"] != json.loads(json.dumps(config)):
             raise RunError(f"{self.folder} holds a run of another config: see {path}")
         current = self.code()
         changed = changed_files(codes[-1]["files"], current) if codes else []
@@ -224,13 +216,13 @@ class Cell:
         if not codes or (changed and not self.finished):
             code = {
                 "step": int((read_log(self.folder) or [{"step": 0}])[-1]["step"]),
-                "at": now(),
-                "git": git_commits(sources_of(self.setup)),
-                "versions": library_versions(),
+                "at": folders.now(),
+                "git": folders.git_commits(sources_of(self.setup)),
+                "versions": folders.library_versions(),
                 "device": self._device,
                 "files": current,
             }
-            write_json(path, {"config": config, "codes": [*codes, code]})
+            folders.write_json(path, {"config": config, "codes": [*codes, code]})
 
     def _code_of(self, name: str) -> dict[str, str]:
         return code_of(self._measures[name], self.setup, Trained, Examples)
@@ -248,10 +240,13 @@ class Cell:
         for group, data in groups.items():
             if data is not None:
                 tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
-        made = {"at": now(), "git": git_commits(sources_of(setup, self._measures[name]))}
+        made = {
+            "at": folders.now(),
+            "git": folders.git_commits(sources_of(setup, self._measures[name])),
+        }
         tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
         write = functools.partial(tree.to_netcdf, engine="h5netcdf")
-        write_atomically(self.path_of(name), write)
+        folders.write_atomically(self.path_of(name), write)
         return tree
 
     def _looked_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:

@@ -53,7 +53,7 @@ class Checkpoints:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, log: Log, *, best: bool
     ) -> None:
         """Write the whole state, and if they are the `best` the weights."""
-        weights = _weights(model)
+        weights, about = _weights(model), {"log": json.dumps(log)}
         moments = {
             f"{key}/{name}": optimizer.state[parameter][key]
             for name, parameter in model.named_parameters()
@@ -63,19 +63,19 @@ class Checkpoints:
         }
         # The best weights go first: a kill in between repeats the steps, and finds them again.
         if best:
-            self._write("best", weights, log=json.dumps(log))
-        self._write("last", weights | moments, log=json.dumps(log))
+            self._write("best", weights, about)
+        self._write("last", weights | moments, about)
         self._write_log(log)
 
     def keep(self, model: nn.Module, step: int) -> None:
         """Write the weights after a step, for measures along training."""
-        self._write(f"step-{step}", _weights(model))
+        self._write(f"step-{step}", _weights(model), {})
 
-    def _write(self, name: str, tensors: dict[str, Tensor], **about: str) -> None:
+    def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
         if self._writes:
-            metadata = {"identity": self._identity} | about
+            about = {"identity": self._identity} | about
             path = self._folder / f"{name}.safetensors"
-            write_atomically(path, lambda to: save_file(tensors, to, metadata))
+            write_atomically(path, lambda to: save_file(tensors, to, about))
 
     def _write_log(self, log: Log) -> None:
         if self._writes:

@@ -15,34 +15,15 @@ import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
-from studies.engine import settings
+from studies.engine import folders, results, settings
 from studies.engine.cells import Cell, Trained, run_training
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.engine.fingerprints import changed_files, code_of, sources_of
-from studies.engine.folders import (
-    RunError,
-    command_line,
-    config_hash,
-    git_commits,
-    library_versions,
-    locked,
-    now,
-    set_aside,
-    write_atomically,
-    write_json,
-)
+from studies.engine.folders import RunError
 from studies.engine.processes import process_device
 from studies.engine.reported import with_reported
-from studies.engine.results import (
-    cell_coordinates,
-    code_in,
-    join_cells,
-    load_tree,
-    make_result,
-    write_result,
-)
 from studies.engine.study import Plan, Study
 from studies.engine.workers import Workers
 
@@ -164,10 +145,10 @@ class Run:
             raise SystemExit(0)
         if resources.fresh:
             for folder in (self.folder, *(cell.folder for cell in self.cells)):
-                set_aside(folder)
+                folders.set_aside(folder)
         for name, cell in product(resources.anew, self.cells):
             cell.path_of(name).unlink(missing_ok=True)
-        with locked(self.folder):
+        with folders.locked(self.folder):
             left = [cell for cell in self.cells if not cell.complete]
             if left and resources.redraw:
                 names = ", ".join(cell.name for cell in left[:3])
@@ -176,7 +157,7 @@ class Run:
                     f"{len(self.cells)} cells are not complete, such as {names}"
                 )
             if not left and not resources.redraw:
-                self.taken_from_disk = code_in(self.folder / "result.nc") == self.code()
+                self.taken_from_disk = results.code_in(self.folder / "result.nc") == self.code()
             if not self.taken_from_disk:
                 self._make_result(left)
         return self.folder
@@ -189,25 +170,28 @@ class Run:
             "training": code_of(*setups, run_training),
             "measures": {name: code_of(one, *setups, Trained, Examples) for name, one in measures},
             "report": code_of(study.table, *study.claims, *study.views.values(), Run),
-            "claims": config_hash([study.claims, study.trained]),
-            "table": config_hash(study.table),
-            "reported": config_hash([setup.paper() for setup in setups]),
+            "claims": folders.config_hash([study.claims, study.trained]),
+            "table": folders.config_hash(study.table),
+            "reported": folders.config_hash([setup.paper() for setup in setups]),
         }
 
     def assemble(self, measured: Mapping[str, xr.DataTree]) -> xr.DataTree:
         """The result of what was measured in each cell, by its name."""
         plan, study = self.plan, self.plan.study
-        groups = join_cells(measured)
+        groups = results.join_cells(measured)
         with_reported(groups["scores"], [setup.paper() for setup in plan.cells])
         documented = {name: about for name, _, about in settings.describe(plan.setup)}
-        columns = cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
+        columns = results.cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
         for name, path in plan.axes.items():
             columns[name] += ({"long_name": documented.get(path) or path},)
-        groups = {path: _with_coordinates(data, columns) for path, data in groups.items()}
+        for path, data in groups.items():
+            if clash := sorted(set(columns) & set(data.variables)):
+                raise ValueError(f"{path} must not have the names of axes: {', '.join(clash)}")
+            groups[path] = data.assign_coords(columns)
         axes = {
             "coordinates": dict(plan.axes),
-            "pairs": [k for one in ("seed", *study.draws) if (k := plan.coordinate_of(one))],
-            "tuned": [k for one in study.tuned if (k := plan.coordinate_of(one))],
+            "pairs": plan.coordinates_of("seed", *study.draws),
+            "tuned": plan.coordinates_of(*study.tuned),
         }
         chosen = ("cell", chosen_cells(groups, axes), {"long_name": CHOSEN})
         groups = {path: data.assign_coords(chosen=chosen) for path, data in groups.items()}
@@ -219,12 +203,12 @@ class Run:
             "claims": judge(draft, study.claims, fairness),
             "summary": study.table.summary(draft),
         }
-        return make_result(groups, {str(name): value for name, value in draft.attrs.items()})
+        return results.make_result(groups, draft.attrs)
 
     def _make_result(self, left: Sequence[Cell]) -> None:
         """Train and measure what is left, side by side, join it with the rest, and draw."""
         resources, study = self._resources, self.plan.study
-        write_json(self.folder / "config.json", self.plan.config)
+        folders.write_json(self.folder / "config.json", self.plan.config)
         draft = self.folder / ".result.nc"
         scheduler = resources.scheduler if left else None
         with Workers(resources.workers if left else 1, scheduler=scheduler) as workers:
@@ -237,7 +221,7 @@ class Run:
                 one.name: new[one.name] if one.name in new else one.measured() for one in self.cells
             }
             result = self.assemble(measured)
-            write_result(result, draft)
+            results.write_result(result, draft)
             drawing = partial(draw, draft.absolute())
             workers.call([partial(drawing, *one) for one in study.views.items()], list(study.views))
         if study.export is not None:
@@ -256,19 +240,19 @@ class Run:
             "preset": plan.preset,
             "selection": selection.key,
             "selection_protocol": selection.protocol or "",
-            "created_at": now(),
+            "created_at": folders.now(),
             "trained_at": sorted({one.get("at", "") for one in made}),
             "config": plan.config,
-            "config_hash": config_hash(plan.config),
+            "config_hash": folders.config_hash(plan.config),
             "axes": axes,
             "code": self.code(),
             "git_commits_of_training": [json.loads(one) for one in sorted(commits)],
-            "git_commits_of_analysis": git_commits(sources_of(*plan.cells)),
+            "git_commits_of_analysis": folders.git_commits(sources_of(*plan.cells)),
             "accepted_code": {one.name: code for one in self.cells if (code := one.other_code())},
-            "versions": library_versions(),
+            "versions": folders.library_versions(),
             "seeds": sorted({setup.seed for setup in plan.cells}),
             "device": self._device,
-            "command": command_line(),
+            "command": folders.command_line(),
         }
         return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
@@ -332,17 +316,11 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
     figure.set_layout_engine("none")
     for kind in ("png", "pdf"):
         save = partial(figure.savefig, dpi=150, bbox_inches=None if laid_out else "tight")
-        write_atomically(path.with_name(f"{name}.{kind}"), save)
+        folders.write_atomically(path.with_name(f"{name}.{kind}"), save)
     close(figure)
 
 
 @lru_cache(maxsize=1)
 def _result_in(path: Path, _changed: int) -> xr.DataTree:
     """What a file holds, read once for all views that a process draws."""
-    return load_tree(path)
-
-
-def _with_coordinates(data: xr.Dataset, coordinates: Mapping[str, Any]) -> xr.Dataset:
-    if clash := sorted(set(coordinates) & set(data.variables)):
-        raise ValueError(f"variables must not have the names of axes: {', '.join(clash)}")
-    return data.assign_coords(coordinates)
+    return results.load_tree(path)

@@ -137,18 +137,18 @@ class _Module:
             name = "." * node.level + (node.module or "")
             source = importlib.util.resolve_name(name, self._package)
             return {alias.asname or alias.name: (source, alias.name) for alias in node.names}
-        # Without a name of its own, `import a.b` binds a.
-        names = [alias.name if alias.asname else alias.name.split(".")[0] for alias in node.names]
-        return {
-            alias.asname or name: (name, None)
-            for alias, name in zip(node.names, names, strict=True)
-        }
+        bound: dict[str, tuple[str, str | None]] = {}
+        for alias in node.names:
+            # Without a name of its own, `import a.b` binds a.
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            bound[alias.asname or name] = (name, None)
+        return bound
 
 
 @functools.cache
 def _digest(place: Place) -> str:
     """Of a definition's source, whatever its layout and comments; "" if it has none here."""
-    shapes = [_shape(node) for node in _module(place[0]).nodes.get(place[1], [])]
+    shapes = list(map(_shape, _module(place[0]).nodes.get(place[1], [])))
     return _hash(repr(shapes)) if shapes else ""
 
 

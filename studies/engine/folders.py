@@ -54,8 +54,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write `content` as indented JSON, atomically."""
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(path, lambda to: to.write_text(text))
+    write_atomically(path, lambda to: to.write_text(json.dumps(content, indent=2) + "\n"))
 
 
 def read_json(path: Path) -> dict:
@@ -105,14 +104,15 @@ def now() -> str:
 
 def library_versions() -> dict[str, str]:
     """The versions of Python, of modscope (installed, or this checkout) and of its libraries."""
-    versions = {"python": platform.python_version()} | dict.fromkeys(LIBRARIES, "not installed")
-    checkout = Path(__file__).parents[2] / "pyproject.toml"
+    versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
             versions[library] = version(library)
         except PackageNotFoundError:
-            if library == "modscope":
-                versions[library] = tomllib.loads(checkout.read_text())["project"]["version"]
+            versions[library] = "not installed"
+    if versions["modscope"] == "not installed":
+        checkout = Path(__file__).parents[2] / "pyproject.toml"
+        versions["modscope"] = tomllib.loads(checkout.read_text())["project"]["version"]
     return versions
 
 
@@ -121,26 +121,21 @@ def command_line() -> str:
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def git_commit(folder: Path) -> str:
-    """The commit of the checkout that a folder is in, with `+changes` if files differ from it.
-
-    `unknown` outside git.
-    """
-    git = functools.partial(
-        subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
-    )
-    try:
-        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
-        return commit + ("+changes" if git(["git", "status", "--porcelain"]).stdout else "")
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
 def git_commits(folders: Mapping[str, Path]) -> dict[str, str]:
-    """`git_commit` by name; folders of one repository under the first name alone."""
+    """The commits of the checkouts that folders are in, by name, those of one under the first.
+
+    With `+changes` if files differ from it; `unknown` outside git.
+    """
     commits: dict[str, str] = {}
     for name, folder in folders.items():
-        commit = git_commit(folder)
+        git = functools.partial(
+            subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+        )
+        try:
+            commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+            commit += "+changes" if git(["git", "status", "--porcelain"]).stdout else ""
+        except (OSError, subprocess.SubprocessError):
+            commit = "unknown"
         if commit not in commits.values() or commit == "unknown":
             commits[name] = commit
     return commits

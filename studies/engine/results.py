@@ -77,7 +77,7 @@ def described(dims: Any, columns: Mapping[str, tuple[str, Any]]) -> dict[str, tu
     }
 
 
-def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> xr.DataTree:
+def make_result(groups: Mapping[str, xr.Dataset], attrs: Mapping[Any, Any]) -> xr.DataTree:
     """A result of these groups, which are checked.
 
     Raises:

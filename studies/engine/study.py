@@ -183,9 +183,9 @@ class Plan:
             for name, path in self.axes.items()
         }
 
-    def coordinate_of(self, path: str) -> str | None:
-        """The coordinate that a setting is the value of, if it is an axis."""
-        return next((name for name, setting in self.axes.items() if setting == path), None)
+    def coordinates_of(self, *paths: str) -> list[str]:
+        """The coordinates that settings are the values of, those that are axes."""
+        return [name for path in paths for name, one in self.axes.items() if one == path]
 
 
 class _Planning:
