@@ -201,9 +201,7 @@ def points(
     known: Mapping[str, Data] | None = None,
     log: bool = False,
 ) -> Figure | None:
-    """Readings, a row for each condition: dots, with their intervals over examples, of all cells.
-
-    A line through them is their mean.
+    """Readings of each condition: dots of its cells with intervals over examples, and their mean.
 
     Args:
         result, readings: see above.

@@ -117,3 +117,26 @@ def test_a_distribution_has_bins_and_one_dim_of_controls(axis):
     for bad in (scores, scores.isel(head=0, layer=0, bin=[1]), scores.isel(head=0, bin=0)):
         with pytest.raises(ValueError, match="distribution must have the dim bin, of two bins"):
             draw_distribution(axis, bad)
+
+
+def test_numbers_that_are_written_as_nothing_are_left_out_and_colours_can_be_chosen():
+    axis = plt.figure().gca()
+    shares = labelled([[0.05, 0.5]], ["row"], ["short", "a name of many letters"])
+    image = draw_numbers(
+        axis,
+        shares,
+        limits=(0, 1),
+        style=lambda share: f"{share:.0%}" if share >= 0.1 else "",
+        colours="Blues",
+    )
+    assert [text.get_text() for text in axis.texts] == ["50%"]
+    assert image.get_cmap().name == "Blues"
+    assert {label.get_rotation() for label in axis.get_xticklabels()} == {90}
+    assert {label.get_rotation() for label in axis.get_yticklabels()} == {0}
+
+
+def test_names_without_room_are_left_out():
+    axis = plt.figure().gca()
+    draw_numbers(axis, labelled(np.ones((40, 2)), [f"row {n}" for n in range(40)], ["a", "b"]))
+    assert "row 0" not in [label.get_text() for label in axis.get_yticklabels()]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["a", "b"]
