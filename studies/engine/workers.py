@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import cloudpickle
+from tqdm import tqdm
 
 from studies.engine.folders import RunError
 from studies.engine.training import TrainingError
@@ -110,7 +111,7 @@ class _Process:
         """Let it call a job."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, context, initializer=_end_with_parent)
+            self._executor = ProcessPoolExecutor(1, context, initializer=_begin)
         # What pickle itself cannot send: readings and views that are made in place.
         return self._executor.submit(_called, cloudpickle.dumps(job))
 
@@ -136,8 +137,10 @@ def _called(job: bytes) -> Any:
     return cloudpickle.loads(job)()
 
 
-def _end_with_parent() -> None:
-    """Let this process end with the one that started it, also if that is killed."""
+def _begin() -> None:
+    """Prepare this process, which ends with the one that started it, also if that is killed."""
+    # The bars' own lock is the system's, which a process that ends at once would leave there.
+    tqdm.set_lock(threading.RLock())
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
