@@ -41,9 +41,15 @@ def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
     )
     assert len([line for line in block.splitlines() if line]) <= 50
     (tmp_path / "my_study.py").write_text(block)
-    words = ["training.n_steps=20", "training.evaluate_every=10", "n_validation=50"]
+    words = [
+        "--workers",
+        "1",
+        "training.n_steps=20",
+        "training.evaluate_every=10",
+        "n_validation=50",
+    ]
     done = subprocess.run(
-        [sys.executable, "my_study.py", *words],
+        [sys.executable, "my_study.py", *words, "n_validation=50"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(README.parent)},
         capture_output=True,

@@ -162,7 +162,7 @@ def test_every_preset_builds_its_models(preset):
 def test_presets_have_their_sizes():
     plan = STUDY.plan("paper")
     assert len(plan.cells) == 5 * 4 * 3 * 2 * 2 * 3
-    assert [plan.coordinate_of(name) for name in STUDY.tuned] == ["learning_rate", "weight_decay"]
+    assert plan.coordinates_of(*STUDY.tuned) == ["learning_rate", "weight_decay"]
     setup, training = plan.setup, plan.setup.training
     assert (training.n_steps, training.batch_size, training.warmup_steps) == (50_000, 128, 1000)
     assert (setup.n_layers, setup.d_model, setup.n_heads, setup.d_head) == (2, 128, 8, 2)

@@ -13,10 +13,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from studies.engine import Resources, RunError, TrainingError, fingerprints, read_result, run
 from studies.engine.cells import Cell
 from studies.engine.execution import Run
+from tests.studies.command_line import command_line
 from tests.studies.engine.toy import TOY
 
 matplotlib.use("agg")
@@ -286,16 +289,11 @@ def test_a_killed_run_ends_in_the_same_result(folder):
     same_numbers(whole, read_result(path))
 
 
-def test_the_command_line_shows_runs_and_refuses(folder):
-    def command(*words):
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "140"}
-        return subprocess.run(
-            [sys.executable, str(folder.study_file), *words],
-            cwd=folder.path, env=environment, capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
-
-    shown = command("--show")
-    assert shown.returncode == 0, shown.stderr
+def test_the_command_line_shows_runs_and_refuses(folder, monkeypatch):
+    monkeypatch.chdir(folder.path)
+    study = folder.study()
+    status, shown = command_line(study, words=["--show"])
+    assert status == 0
     for word in (
         "training.n_steps",
         "number of updates",
@@ -305,23 +303,22 @@ def test_the_command_line_shows_runs_and_refuses(folder):
         "measure norm: The size of the weights",
         "folder: runs/mine-",
     ):
-        assert word in shown.stdout  # fmt: skip
+        assert word in shown  # fmt: skip
     assert not (folder.path / "runs").exists()
     for words, message in (
         (["sed=0"], "unknown setting 'sed'"),
         (["--preset", "huge"], "preset must be one of laptop, got 'huge'"),
         (["--redraw"], "--redraw needs all models"),
     ):
-        refused = command(*words)
-        assert refused.returncode == 1
-        assert message in " ".join(refused.stdout.split())
-        assert "Traceback" not in refused.stdout + refused.stderr
-    done = command("seed=0", "--workers", "1")
-    assert "accuracy, ood" in done.stdout
-    again = command("seed=0", "--workers", "1")
-    assert "taken from disk: trained 20" in again.stdout
+        status, refused = command_line(study, words=words)
+        assert status == 1
+        assert message in " ".join(refused.split())
+    words = ["seed=0", "--workers", "1"]
+    assert "accuracy, ood" in command_line(study, words=words)[1]
+    _, again = command_line(study, words=words)
+    assert "taken from disk: trained 20" in again
     # Output that no terminal shows has room for tables.
-    assert max(map(len, again.stdout.splitlines())) > 80
+    assert max(map(len, again.splitlines())) > 80
 
 
 def test_a_measure_sees_the_best_checkpoint_and_not_the_last(tmp_path):
@@ -356,3 +353,28 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tm
     (folder,) = (tmp_path / "models").iterdir()
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log] == [10]
+
+
+def test_two_processes_train_the_models_that_one_would_and_one_writes(tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "script.py"
+    script.write_text("from tests.studies.engine.toy import TOY\n"
+                      "from studies.engine import main\n"
+                      "main(TOY)\n")  # fmt: skip
+    changes = ["model=linear", "seed=0", "training.n_steps=10", "training.evaluate_every=10"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script)]
+    words = ["--workers", "1", "--out", str(tmp_path / "two"), *changes]
+    environment = {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launch, *words], capture_output=True, text=True, timeout=200,
+        env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("results and figures") == 1
+    run(TOY, changes=changes, resources=Resources(root=tmp_path / "one"))
+    one, two = (
+        load_file(next((tmp_path / number).glob("models/*/last.safetensors")))
+        for number in ("one", "two")
+    )
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
