@@ -108,7 +108,9 @@ def test_a_number_can_be_exceeded():
 def test_equality_needs_a_difference_within_the_margin():
     same = replace(BETTER, exceeds=None, equals={"model": "b"}, margin=0.05)
     assert verdicts(two_models([0.50, 0.51, 0.52], [0.51, 0.515, 0.52]), same) == ["holds"]
-    assert verdicts(two_models([0.80, 0.81, 0.82], [0.51, 0.52, 0.52]), same) == ["contradicted"]
+    apart = [0.80, 0.81, 0.82], [0.51, 0.52, 0.52]
+    assert verdicts(two_models(*apart), same) == ["contradicted"]
+    assert verdicts(two_models(*reversed(apart)), same) == ["contradicted"]
     assert verdicts(two_models([0.50, 0.60, 0.50], [0.51, 0.50, 0.60]), same) == ["undecided"]
 
 
@@ -162,6 +164,8 @@ def test_conditions_that_were_tuned_unequally_are_not_compared():
     found = judged(result_of(cells, tuned=("rate",)))
     assert found["verdict"].item() == "not comparable"
     assert found["reason"].item() == "tuned unequally: 2 against 1 settings"
+    learning = replace(BETTER, of_learning=True)
+    assert verdicts(result_of(cells, tuned=("rate",)), learning) == ["not comparable"]
 
 
 def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_what_is_claimed():
@@ -175,6 +179,23 @@ def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_what_is_cl
     found = judged(result_of(cells, tuned=("rate",)))
     assert found["effect"].item() == pytest.approx(0.3 - 0.5)
     assert found["verdict"].item() == "contradicted"
+
+
+@pytest.mark.parametrize(("better", "chosen"), [("higher", 0.2), ("lower", 0.1)])
+def test_what_is_chosen_is_best_in_the_mean_over_seeds(better, chosen):
+    """The one seed that is best of all has the other value."""
+    validation = {0.1: (0.1, 0.9, 0.2), 0.2: (0.5, 0.6, 0.55)}
+    if better == "lower":
+        validation = {0.1: (0.5, 0.6, 0.55), 0.2: (0.1, 0.9, 0.9)}
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": 0.5, "validation": v, "ood": rate}
+        for rate, some in validation.items()
+        for s, v in enumerate(some)
+    ]
+    result = result_of(cells, tuned=("rate",), better=better)
+    found = judged(result, replace(BETTER, exceeds=0.0))
+    assert found["effect"].item() == pytest.approx(chosen)
+    assert found["n_pairs"].item() == 3
 
 
 def test_many_claims_ask_for_more_of_each():

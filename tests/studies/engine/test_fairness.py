@@ -51,6 +51,19 @@ def test_trained_can_be_a_share_of_a_reference():
         assert assess(result_of(some), bound).data["trained"].item() == expected
 
 
+def test_costs_and_success_are_those_of_the_models_with_the_chosen_settings():
+    some = [
+        {"model": "a", "rate": rate, "seed": s, "id": right, "ood": 0.5, "parameters": n}
+        for rate, right, n in ((0.1, 0.9, 100), (0.2, 0.1, 300))
+        for s in range(2)
+    ]
+    data = assess(result_of(some, tuned=("rate",)), TrainedIf(reaches=0.8)).data
+    assert data["parameters"].item() == 100
+    assert data["trained"].item() == 1
+    # 100 updates of 8.
+    assert (data["updates"].item(), data["examples"].item()) == (100, 800)
+
+
 @pytest.mark.parametrize(
     ("values", "gain"),
     [

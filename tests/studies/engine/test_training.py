@@ -83,16 +83,20 @@ def same(first, second):
 
 
 def test_agrees_with_a_plain_loop(tmp_path):
-    config = replace(CONFIG, n_steps=12, evaluate_every=12)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    config = replace(CONFIG, n_steps=12, evaluate_every=12, beta2=0.9, clip=0.4)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     copy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     copy.load_state_dict(model.state_dict())
     run(tmp_path / "run", config=config, model=model)
 
     decayed = [p for n, p in copy.named_parameters() if n.endswith("weight")]
     rest = [p for n, p in copy.named_parameters() if n.endswith("bias")]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest}])
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.9))
     optimizer.param_groups[1]["weight_decay"] = 0.0
+    norms = []
     for step in range(12):
         warm = min(1, (step + 1) / 5)
         cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - 5) / 7))
@@ -102,10 +106,11 @@ def test_agrees_with_a_plain_loop(tmp_path):
         loss = nn.functional.cross_entropy(copy(batch.inputs)[:, 0], batch.targets[:, 0])
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(copy.parameters(), 1.0)
+        norms.append(nn.utils.clip_grad_norm_(copy.parameters(), 0.4))
         optimizer.step()
     for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
+    assert min(norms) < 0.4 < max(norms)
 
 
 def test_learns_and_logs(tmp_path):
@@ -117,6 +122,46 @@ def test_learns_and_logs(tmp_path):
     best = max(log, key=lambda entry: entry["id/accuracy"])
     load_weights(model, tmp_path / "run" / "best.safetensors")
     assert evaluate(model.eval())["id/accuracy"] == best["id/accuracy"]
+
+
+def test_the_log_has_the_mean_loss_since_the_evaluation_before(tmp_path):
+    losses, modes = [], []
+
+    def noting(model, batch, step):
+        value = objective(model, batch, step)
+        losses.append(value.item())
+        modes.append(model.training)
+        return value
+
+    def evaluating(model):
+        modes.append(model.training)
+        return evaluate(model)
+
+    config = replace(CONFIG, n_steps=25)
+    _, log = run(tmp_path / "run", config=config, objective=noting, evaluate=evaluating)
+    assert [entry["step"] for entry in log] == [10, 20, 25]
+    for entry, part in zip(log, (losses[:10], losses[10:20], losses[20:]), strict=True):
+        assert entry["loss"] == pytest.approx(sum(part) / len(part), rel=1e-5)
+    # Without dropout where it is evaluated, and with it right after that.
+    assert modes == [*[True] * 10, False, *[True] * 10, False, *[True] * 5, False]
+
+
+def test_every_step_of_every_seed_has_random_numbers_of_its_own(tmp_path):
+    def drawn(seed):
+        numbers = []
+
+        def noting(model, batch, step):
+            numbers.append(torch.rand(()).item())
+            return objective(model, batch, step)
+
+        run(tmp_path / f"{len(found)}", objective=noting, seed=seed)
+        return numbers
+
+    found = []
+    for seed in (0, 0, 1):
+        found.append(drawn(seed))
+    assert found[0] == found[1]
+    assert len({*found[0], *found[2]}) == 2 * CONFIG.n_steps
 
 
 def test_the_mask_takes_targets_out():
@@ -261,10 +306,10 @@ def test_lower_can_be_better(tmp_path):
 
 
 def test_weights_are_kept_where_they_are_asked_for_also_after_an_interruption(tmp_path):
-    config = replace(CONFIG, keep_at=(3, 25, 1000))
+    config = replace(CONFIG, keep_at=(3, 20, 25, 1000))
     run(tmp_path / "whole", config=config)
     kept = {path.name for path in (tmp_path / "whole").glob("step-*")}
-    assert kept == {"step-3.safetensors", "step-25.safetensors"}
+    assert kept == {f"step-{step}.safetensors" for step in (3, 20, 25)}
 
     def interrupted(step, size):
         if step == 27:
@@ -273,8 +318,12 @@ def test_weights_are_kept_where_they_are_asked_for_also_after_an_interruption(tm
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", config=config, sample=interrupted)
+    checkpoint = weights(tmp_path / "parts")
+    assert checkpoint["step/0.weight"] == 20
+    kept = weights(tmp_path / "parts", "step-20")
+    assert same(kept, {k: v for k, v in checkpoint.items() if k.startswith("model/")})
     run(tmp_path / "parts", config=config)
-    for name in ("step-3", "step-25", "last"):
+    for name in ("step-3", "step-20", "step-25", "last"):
         assert same(weights(tmp_path / "whole", name), weights(tmp_path / "parts", name))
     run(tmp_path / "plain")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "plain"))

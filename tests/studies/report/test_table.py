@@ -4,8 +4,11 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from studies.engine import Row, Section, Table, metric
-from tests.studies.engine.synthetic import two_models
+from studies.engine import Claim, Row, Section, Table, TrainedIf, metric
+from studies.engine.claims import judge
+from studies.engine.fairness import assess
+from studies.report.verdicts import render_claims, render_fairness
+from tests.studies.engine.synthetic import result_of, two_models
 
 ID, OOD, CHANCE = (
     metric("accuracy", "id"),
@@ -49,6 +52,66 @@ def test_what_brackets_hold_depends_on_the_number_of_seeds():
     assert ["right", "50.0", "[25-75]", "80.0", "[55-105]"] in three
     one = printed(two_models([0.4], [0.7]), Row("right", OOD))
     assert ["One", "seed;"] in [line[:2] for line in one]
+
+
+def test_brackets_of_one_seed_are_intervals_over_its_own_examples():
+    result = two_models([0.4], [0.7])
+    scores = result["scores"].to_dataset()
+    ends = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
+    result["scores"] = xr.DataTree(scores.assign(ends))
+    one = printed(result, Row("right", OOD))
+    assert ["right", "40.0", "[30-60]", "70.0", "[60-90]"] in one
+
+
+def test_only_models_with_the_chosen_settings_are_shown():
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": 0.9, "ood": 0.5 + rate, "validation": rate}
+        for rate in (0.1, 0.3)
+        for s in range(2)
+    ]
+    lines = printed(result_of(cells, tuned=("rate",)), Row("right", OOD))
+    assert ["right", "80.0", "[80-80]"] in lines
+    assert ["Means", "over", "two", "seeds;"] in [line[:4] for line in lines]
+
+
+def test_claims_are_shown_with_effect_interval_and_what_is_missing():
+    reading = {"reading": OOD, "of": {"model": "a"}}
+    claims = [
+        Claim("a is better", "ours", **reading, exceeds={"model": "b"}),
+        Claim("a is far better", "ours", **reading, exceeds={"model": "b"}, margin=0.28),
+        Claim("a is better than c", "ours", **reading, exceeds={"model": "c"}),
+    ]
+    result = two_models([0.80, 0.82, 0.84], [0.50, 0.55, 0.54])
+    result["claims"] = xr.DataTree(judge(result, claims, assess(result, None)))
+    stream = StringIO()
+    Console(width=120, file=stream).print(render_claims(result))
+    text, words = stream.getvalue(), " ".join(stream.getvalue().split())
+    lines = {line.split("(ours)")[0].strip(): line.split("(ours)")[-1].split()
+             for line in text.splitlines() if "(ours)" in line}  # fmt: skip
+    # Differences .3, .27, .3: their mean .29 has the interval .29 -+ 4.303 * .0173 / sqrt(3).
+    assert lines["a is better"] == [".29", "[.25,", ".33]", "3", "holds"]
+    assert lines["a is far better"][:5] == [".29", "[.25,", ".33]", "3", "undecided:"]
+    assert "seeds would decide" in words
+    assert "a is better than c" not in text
+    assert "1 further claims ask for settings that were not run" in words
+    result["claims"] = result["claims"].isel(claim=[2])
+    assert render_claims(result) is None
+
+
+def test_conditions_that_are_not_trained_or_still_improve_are_named():
+    cells = [
+        {"model": m, "rate": rate, "seed": 0, "id": right, "ood": 0.5, "validation": v}
+        for m, right, best in (("a", 0.9, 0.2), ("b", 0.4, 0.4))
+        for rate, v in ((r, 1 - abs(r - best)) for r in (0.1, 0.2, 0.4))
+    ]
+    gains = [0.0] * 3 + [0.5] * 3
+    result = result_of(cells, tuned=("rate",), late_gain=gains)
+    result["fairness"] = xr.DataTree(assess(result, TrainedIf(reaches=0.5)).data)
+    assert render_fairness(result) == [
+        "not trained: b",
+        "still improving at the end of training: b",
+        "best tuned value at the edge of those tried: b",
+    ]
 
 
 def test_sections_tell_rows_of_one_label_apart():
