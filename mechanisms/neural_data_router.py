@@ -242,7 +242,7 @@ class NeuralDataRouter(HookedRootModule):
             n_steps: how many steps to take; None for the config's.
 
         Raises:
-            ValueError: if n_steps is less than 1.
+            ValueError: if n_steps is less than 1, or, on the CPU, for ids that are none of these.
         """
         return self.forward_with_cost(tokens, n_steps=n_steps)[0]
 

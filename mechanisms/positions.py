@@ -25,7 +25,23 @@ def relative_buckets(
     wider buckets up to `max_distance`. With `bidirectional=False` every key to the right of
     its query falls into bucket 0, as the query's own position does; with `True` half of the
     buckets are kept for the right-hand side.
+
+    Raises:
+        ValueError: there are too few buckets for one distance each and one that is shared,
+            `max_distance` is not beyond those that have a bucket each, or there are more queries
+            than keys.
     """
+    least = 4 if bidirectional else 2
+    if n_buckets < least:
+        raise ValueError(
+            f"n_buckets must be at least {least} with bidirectional={bidirectional}, "
+            f"got {n_buckets}"
+        )
+    if n_query > n_key:
+        raise ValueError(
+            f"n_query must be at most n_key = {n_key}, got {n_query}: queries are at the last of "
+            "the keys' positions"
+        )
     query = torch.arange(n_key - n_query, n_key, device=device)[:, None]
     key = torch.arange(n_key, device=device)[None, :]
     distance = query - key
@@ -36,6 +52,11 @@ def relative_buckets(
         distance = distance.abs()
     distance = distance.clamp(min=0)
     max_exact = n_buckets // 2
+    if max_distance <= max_exact:
+        raise ValueError(
+            f"max_distance must be greater than {max_exact}, up to which distances have a bucket "
+            f"each, got {max_distance}"
+        )
     # float32 and its epsilon, so that distances on a bucket's border fall where T5 puts them.
     ratio = distance.float() / max_exact + torch.finfo(torch.float32).eps
     share = torch.log(ratio) / math.log(max_distance / max_exact)
@@ -53,6 +74,9 @@ class RelativePositionBias(nn.Module):
         n_buckets: distances are told apart by this many numbers, at least 2.
         max_distance: distances from here on share the last bucket, more than n_buckets / 2.
         bidirectional: whether keys to the right have buckets of their own.
+
+    Raises:
+        ValueError: as `relative_buckets`.
     """
 
     def __init__(
@@ -69,6 +93,8 @@ class RelativePositionBias(nn.Module):
         self.bidirectional = bidirectional
         self.table = nn.Parameter(torch.randn(n_heads, n_buckets, generator=generator) * 0.02)
         self._buckets: dict[tuple[int, int, torch.device], Tensor] = {}
+        # Wrong sizes are an error here, not in the first forward pass.
+        self(1, 1)
 
     def forward(self, n_query: int, n_key: int) -> Float[Tensor, "1 head query_pos key_pos"]:
         """The bias for the last `n_query` positions as queries over `n_key` keys."""

@@ -32,12 +32,28 @@ class Batch(Generic[Inputs]):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, examples: slice | Tensor) -> "Batch[Inputs]":
-        """Return a batch of some of the examples, with their latents.
+    def __repr__(self) -> str:
+        """Return the shapes: `Batch(inputs [2, 5] int64, ..., latents: depth [2] int64)`."""
+        inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
+        latents = [f"{name} {_shape(value)}" for name, value in self.latents.items()]
+        parts = {"inputs": " and ".join(map(_shape, inputs)), "targets": _shape(self.targets)}
+        shapes = ", ".join(f"{name} {shape}" for name, shape in parts.items())
+        return f"Batch({shapes}, mask {_shape(self.mask)}, latents: {', '.join(latents) or 'none'})"
+
+    def __getitem__(self, examples: "slice | Tensor") -> "Batch[Inputs]":
+        """Return a batch of some of the examples, with their latents; see `take` for numbers.
 
         Args:
             examples: a slice, their numbers, or a mask [batch] bool.
+
+        Raises:
+            TypeError: for a single number: an example alone would be no batch.
         """
+        if isinstance(examples, int):
+            raise TypeError(
+                f"a batch is indexed by a slice, a list of numbers or a mask, got {examples}: "
+                f"write batch[{examples} : {examples + 1}] for a batch of that example"
+            )
         if isinstance(self.inputs, tuple):
             inputs = tuple(part[examples] for part in self.inputs)
         else:
@@ -48,6 +64,14 @@ class Batch(Generic[Inputs]):
             mask=self.mask[examples],
             latents={name: value[examples] for name, value in self.latents.items()},
         )
+
+    def take(self, examples: "Sequence[int] | Tensor") -> "Batch[Inputs]":
+        """Return a batch of the examples with these numbers, in this order, some perhaps twice.
+
+        Raises:
+            IndexError: there is no example with one of the numbers.
+        """
+        return self[torch.as_tensor(examples, dtype=torch.long, device=self.targets.device)]
 
     def parts(self, size: int) -> "Iterator[Batch[Inputs]]":
         """Return the batch in pieces of `size` examples, the last of what is left."""
@@ -90,3 +114,7 @@ class Batch(Generic[Inputs]):
             mask=self.mask.to(device),
             latents={name: value.to(device) for name, value in self.latents.items()},
         )
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

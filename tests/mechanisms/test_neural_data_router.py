@@ -266,3 +266,22 @@ def test_wrong_settings_are_named():
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             made(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        # Those of the two marks, too: they have embeddings, but are no tokens.
+        ([[0, 8]], "token ids must be less than 8, got 8"),
+        ([[0, 9]], "token ids must be less than 8, got 9"),
+        ([[0, -1, 3]], "padding .* must be at the end of a sequence, got a token after it"),
+    ],
+)
+def test_ids_that_would_be_read_as_something_else_are_refused(tokens, message):
+    config = NeuralDataRouterConfig.named(
+        "ndr", d_input=8, d_output=2, d_model=8, d_mlp=8, n_heads=1, n_steps=1
+    )
+    model = NeuralDataRouter(config)
+    assert model(torch.tensor([[0, 7, -1]])).shape == (1, 1, 2)
+    with pytest.raises(ValueError, match=message):
+        model(torch.tensor(tokens))

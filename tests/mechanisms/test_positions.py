@@ -136,3 +136,25 @@ def test_gradients_flow_after_a_call_in_inference_mode():
 def test_odd_widths_are_not_rotated():
     with pytest.raises(ValueError, match=r"d_head must be even for rotary positions, got 5"):
         rotate(vectors(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_buckets": 1}, "n_buckets must be at least 2 with bidirectional=False, got 1"),
+        ({"n_buckets": 3, "bidirectional": True}, "n_buckets must be at least 4 .*got 3"),
+        ({"max_distance": 4}, "max_distance must be greater than 4, .* got 4"),
+        ({"max_distance": 1}, "max_distance must be greater than 4, .* got 1"),
+    ],
+)
+def test_buckets_that_cannot_be_told_apart_are_refused(changes, message):
+    sizes = {"n_buckets": 8, "max_distance": 16} | changes
+    with pytest.raises(ValueError, match=message):
+        relative_buckets(3, 3, **sizes)
+    with pytest.raises(ValueError, match=message):
+        RelativePositionBias(n_heads=1, **sizes)
+
+
+def test_more_queries_than_keys_are_refused():
+    with pytest.raises(ValueError, match="n_query must be at most n_key = 2, got 3"):
+        relative_buckets(3, 2, n_buckets=8, max_distance=16)
