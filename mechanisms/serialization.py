@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,37 @@ def config_from_json(values: dict[str, Any]) -> Any:
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model that has a `config`; an earlier file is replaced only when all is written.
+    """Write a model that is made of a `config`; an earlier file is replaced when all is written.
+
+    With the weights, in their precision, go the `eps` of its layer norms, which may be others than
+    the model was built with.
 
     Raises:
+        TypeError: the model is not made of a config alone, as a block or an attention module, which
+            has its width from the model around it, is not.
         OSError: the file cannot be written.
+
+    Example:
+        >>> save(model, "model.safetensors")
+        >>> model = load("model.safetensors")
     """
-    path = Path(path)
-    metadata = {"class": type(model).__name__, "config": json.dumps(config_to_json(model.config))}
+    path, kind = Path(path), type(model)
+    further = [
+        name
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is parameter.empty and name != "config"
+    ]
+    if further or not dataclasses.is_dataclass(getattr(model, "config", None)):
+        needed = f", which also needs {', '.join(further)}" if further else ""
+        raise TypeError(
+            f"model must be built from its config alone, got {kind.__name__}{needed}: save the "
+            "model that it is a part of"
+        )
+    metadata = {
+        "class": kind.__name__,
+        "config": json.dumps(config_to_json(model.config)),
+        "eps": json.dumps({name: norm.eps for name, norm in _norms(model).items()}),
+    }
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -77,5 +102,12 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     if metadata.get("class") not in mechanisms.__all__ or "config" not in metadata:
         raise ValueError(f"{path} holds no model of mechanisms: its header is {metadata}")
     model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
-    model.load_state_dict(weights)
+    # Copied into the model's own weights they would take on its precision.
+    model.load_state_dict(weights, assign=True)
+    for name, eps in json.loads(metadata.get("eps", "{}")).items():
+        model.get_submodule(name).eps = eps
     return model.to(device).eval()
+
+
+def _norms(model: nn.Module) -> dict[str, nn.LayerNorm]:
+    return {name: one for name, one in model.named_modules() if isinstance(one, nn.LayerNorm)}

@@ -63,3 +63,26 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     save_file({"w": torch.zeros(1)}, path, foreign)
     with pytest.raises(ValueError, match="no config that mechanisms exports"):
         load(path)
+
+
+def test_precision_and_norms_come_back(tmp_path):
+    model = build(KINDS["plain"]).double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.1
+    inputs = inputs_for(model.config)
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float64}
+    assert all(weight.requires_grad for weight in loaded.parameters())
+    assert torch.equal(loaded(inputs), model(inputs))
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+    attention = build(KINDS["plain"]).blocks[0].attn
+    with pytest.raises(TypeError, match=r"got MultiHeadAttention, which also needs d_model: save"):
+        save(attention, tmp_path / "attention.safetensors")
+    with pytest.raises(TypeError, match="must be built from its config alone, got Linear"):
+        save(torch.nn.Linear(2, 2), tmp_path / "linear.safetensors")
+    assert not list(tmp_path.iterdir())
