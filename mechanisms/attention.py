@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.masks import check_last, check_mask
 from mechanisms.positions import rotate
 
 Normalization = Literal["softmax", "none", "rms_head"]
@@ -171,8 +172,16 @@ class MultiHeadAttention(nn.Module):
         """What the queries receive; `mask` is True where a query may attend.
 
         `hooks` names the activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape, or with `rotary` there are more
+                queries than keys.
+            TypeError: it is not boolean.
         """
         points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
+        if self.config.rotary:
+            check_last(x_query, x_key)
         if x_query is x_key:
             q, k, v = project_heads(
                 x_key, (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)

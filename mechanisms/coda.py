@@ -17,6 +17,7 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.attention import project_heads
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.masks import check_last, check_mask
 from mechanisms.positions import rotate
 from mechanisms.quasi_attention import (
     Part,
@@ -147,12 +148,15 @@ class CodaAttention(nn.Module):
 
         Raises:
             ValueError: centring by `matrix` with a mask that is not the same for all queries, or
-                with `x_query` other than `x_key`.
+                with `x_query` other than `x_key`; a mask of another shape; or more queries than
+                keys with `rotary`.
+            TypeError: the mask is not boolean.
         """
         points = self if hooks is None else hooks
         config = self.config
-        if mask is not None:
-            mask = mask[(None,) * (4 - mask.ndim)]
+        check_mask(mask, x_query, x_key, n_heads=config.n_heads)
+        if config.rotary:
+            check_last(x_query, x_key)
         valid = self._valid(mask, itself=x_query is x_key)
         asking, asking_biases = [self.W_Q], [self.b_Q]
         told, told_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]

@@ -23,6 +23,7 @@ from mechanisms.attention import attention_scores, drop_pairs, normalize_scores,
 from mechanisms.chosen_retrievals import chosen_retrievals, retrievals
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.masks import check_mask
 
 Scorer = Literal["dot", "mlp"]
 Selection = Literal["softmax", "gumbel", "hard", "top_k"]
@@ -203,8 +204,13 @@ class CompositionalAttention(nn.Module):
         """What the queries receive; `mask` is True where a query may attend.
 
         `hooks` names the activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape.
+            TypeError: it is not boolean.
         """
         points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_searches)
         asking, told = (self.W_Q, self.W_value_query), (self.W_K, self.W_V)
         asking_biases, told_biases = (self.b_Q, self.b_value_query), (self.b_K, self.b_V)
         if x_query is x_key:

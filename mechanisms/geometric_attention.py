@@ -16,6 +16,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention import project_heads
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.masks import check_last, check_mask
 
 NORMALIZE_EPSILON = 1e-12
 
@@ -113,8 +114,15 @@ class GeometricAttention(nn.Module):
 
         `mask` is True where a query may attend; `bias` is added to the logits; `hooks` names the
         activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape, or there are more queries than
+                keys.
+            TypeError: it is not boolean.
         """
         points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
+        check_last(x_query, x_key)
         if x_query is x_key:
             q, k, v, direction = project_heads(x_key, (self.W_Q, self.W_K, self.W_V, self.W_dir))
         else:

@@ -14,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention import normalize_scores, project_heads
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.masks import check_last, check_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +112,15 @@ class RelativeAttention(nn.Module):
 
         `mask` is True where a query may attend; `bias` is added to the scores; `hooks` names the
         activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape, or there are more queries than
+                keys.
+            TypeError: it is not boolean.
         """
         points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
+        check_last(x_query, x_key)
         if x_query is x_key:
             q, k, v = project_heads(x_key, (self.W_Q, self.W_K, self.W_V))
         else:

@@ -181,7 +181,10 @@ def test_rotary_attention_depends_on_distances_and_not_on_the_place(variant):
     attention, _, x = small(variant, rotary=True)
     near = torch.ones(6, 6, dtype=torch.bool).tril() & ~torch.ones(6, 6, dtype=torch.bool).tril(-3)
     moved = x.roll(2, dims=1)
-    here, there = attention(x, x, mask=near), attention(moved, moved, mask=near)
+    here, there = (
+        attention(x, x, mask=near[None, None]),
+        attention(moved, moved, mask=near[None, None]),
+    )
     # From the third token on, all that is seen has moved along.
     assert torch.allclose(here[:, 2:4], there[:, 4:], atol=1e-12)
     turned = x[:, [1, 0, 2, 3, 4, 5]]

@@ -148,10 +148,10 @@ def test_every_variant_is_the_literal_formula(variant, masked):
     bias = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(4)).double()
     with torch.no_grad():
         out, pattern = literal(attention, x, mask.tolist(), bias)
-        bare = attention(x, x, bias=bias, mask=mask)
+        bare = attention(x, x, bias=bias, mask=mask[None, None])
         kept = {}
         attention.hook_pattern.add_hook(lambda value, hook: kept.update(pattern=value))
-        heard = attention(x, x, bias=bias, mask=mask)
+        heard = attention(x, x, bias=bias, mask=mask[None, None])
     # What padding receives is not defined where it counts neither as key nor as query.
     real = slice(3) if masked == "padding" else slice(None)
     torch.testing.assert_close(bare[:, real], out[:, real])
@@ -235,7 +235,7 @@ def test_a_row_with_nothing_to_attend_to_yields_zeros():
         attention, x = build(composition=composition), tokens().requires_grad_()
         mask = torch.ones(4, 4, dtype=torch.bool)
         mask[2] = False
-        out = attention(x, x, mask=mask)
+        out = attention(x, x, mask=mask[None, None])
         torch.testing.assert_close(out[:, 2], attention.b_O.expand(2, -1))
         out.sum().backward()
         assert x.grad.isfinite().all()
@@ -256,7 +256,7 @@ def test_what_a_mask_hides_is_not_seen():
         for padded in (x, other):
             torch.testing.assert_close(attention(padded, padded, mask=padding)[:, :3], short)
         if not attention.config.composition.centres_matrix:
-            causal = MASKS["causal"]
+            causal = MASKS["causal"][None, None]
             now, then = attention(x, x, mask=causal), attention(other, other, mask=causal)
             torch.testing.assert_close(now[:, :3], then[:, :3])
 
@@ -266,10 +266,10 @@ def test_a_mean_over_the_matrix_is_refused_where_it_would_leak():
     for name in ("affinity_centring", "gate_centring"):
         attention = build(composition={name: "matrix"})
         with pytest.raises(ValueError, match=r"'matrix' with a mask that differs between queries"):
-            attention(x, x, mask=MASKS["causal"])
+            attention(x, x, mask=MASKS["causal"][None, None])
         with pytest.raises(ValueError, match=r"'matrix' where x_query is not x_key itself"):
             attention(x[:, -2:], x)
-        assert attention(x, x, mask=MASKS["padding"]).isfinite().all()
+        assert attention(x, x, mask=MASKS["padding"][None, None]).isfinite().all()
 
 
 def test_rotary_queries_are_the_last_of_the_keys_positions():
@@ -319,7 +319,7 @@ def test_hooks_show_what_the_pattern_is_made_of():
             lambda value, hook, name=name: kept.__setitem__(name, value.detach().clone())
         )
     mask = MASKS["causal"]
-    attention(x, x, mask=mask)
+    attention(x, x, mask=mask[None, None])
     shown = torch.tanh(kept["hook_affinity"]) * torch.sigmoid(kept["hook_dissimilarity"]) * mask
     torch.testing.assert_close(kept["hook_pattern"], shown)
     torch.testing.assert_close(kept["hook_gate"], torch.sigmoid(kept["hook_dissimilarity"]))

@@ -161,7 +161,7 @@ def test_scan_attention_is_the_authors():
         mask=~padding[:, None, None],
     )
     check(attention, golden, x, x, tag="self_nomask.")
-    check(attention, golden, x, x, tag="self_causal.", mask=~causal)
+    check(attention, golden, x, x, tag="self_causal.", mask=~causal[None, None])
 
 
 def build(d_model=12, **changes):
@@ -254,7 +254,9 @@ def test_every_variant_is_the_literal_formula(changes):
     x = tokens(n_batch=2, n=4).double()
     mask = ~torch.eye(4, dtype=torch.bool)
     with torch.no_grad():
-        torch.testing.assert_close(attention(x, x, mask=mask), literal(attention, x, mask))
+        torch.testing.assert_close(
+            attention(x, x, mask=mask[None, None]), literal(attention, x, mask)
+        )
 
 
 def test_with_scores_of_the_identity_it_is_multi_head_attention():
@@ -264,7 +266,7 @@ def test_with_scores_of_the_identity_it_is_multi_head_attention():
     attention = build(n_retrievals=3)
     attention.load_state_dict(heads.state_dict(), strict=False)
     x, keys = tokens(), tokens(n=8, seed=3)
-    mask = torch.ones(6, 8, dtype=torch.bool).tril()
+    mask = torch.ones(6, 8, dtype=torch.bool).tril()[None, None]
     attention.hook_value_scores.add_hook(lambda scores, hook: torch.eye(3).expand_as(scores))
     torch.testing.assert_close(attention(x, keys, mask=mask), heads(x, keys, mask=mask))
 
@@ -327,10 +329,10 @@ def test_a_query_that_may_attend_to_nothing_retrieves_nothing():
     attention, x = build(), tokens().requires_grad_()
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False
-    kept = seen(attention, x, x, mask=mask, names=["pattern", "retrieval", "z"])
+    kept = seen(attention, x, x, mask=mask[None, None], names=["pattern", "retrieval", "z"])
     assert not kept["retrieval"][:, 2].any()
     assert not kept["z"][:, 2].any()
-    attention(x, x, mask=mask).sum().backward()
+    attention(x, x, mask=mask[None, None]).sum().backward()
     assert x.grad.isfinite().all()
 
 

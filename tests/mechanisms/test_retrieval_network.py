@@ -56,7 +56,7 @@ def test_it_is_encoder_attention_and_read_out():
     model, x = build(), objects()
     others = ~torch.eye(6, dtype=torch.bool)
     encoded = linear(linear(x, model.W_in.T, model.b_in).relu(), model.W_E.T, model.b_E)
-    received = model.blocks[0].attn(encoded, encoded, mask=others)
+    received = model.blocks[0].attn(encoded, encoded, mask=others[None, None])
     expected = linear(received, model.W_hidden.T, model.b_hidden).relu() @ model.W_U + model.b_U
     torch.testing.assert_close(model(x), expected)
 

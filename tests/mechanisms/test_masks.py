@@ -1,0 +1,52 @@
+"""Masks and positions that an attention would misread are refused by every one of them."""
+
+import pytest
+import torch
+
+import mechanisms
+
+CONFIGS = {
+    "multi_head": mechanisms.AttentionConfig(n_heads=2, d_head=4),
+    "coda": mechanisms.CodaAttentionConfig(n_heads=2, d_head=4),
+    "compositional": mechanisms.CompositionalAttentionConfig(
+        n_searches=2, n_retrievals=3, d_head=4
+    ),
+    "geometric": mechanisms.GeometricAttentionConfig(n_heads=2, d_head=4),
+    "relative": mechanisms.RelativeAttentionConfig(n_heads=2, d_head=4),
+}
+PLACED = {
+    "rotary": mechanisms.AttentionConfig(n_heads=2, d_head=4, rotary=True),
+    "rotary coda": mechanisms.CodaAttentionConfig(n_heads=2, d_head=4, rotary=True),
+    "geometric": CONFIGS["geometric"],
+    "relative": CONFIGS["relative"],
+}
+
+
+def tokens(n, seed=0):
+    return torch.randn(3, n, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_mask_has_a_dim_for_batch_heads_queries_and_keys(config):
+    attention, x = config.build(8).eval(), tokens(3)
+    # As many examples as positions: whether it is of keys or of pairs, its shape does not say.
+    keys = torch.tensor([[True, True, False]] * 3)
+    message = r"mask must be \[batch, head, query_pos, key_pos\] = \[3, 2, 3, 3\], .* got "
+    for mask in (keys, keys[None], keys[:, None, None, :2], keys.expand(1, 4, 3, 3)):
+        with pytest.raises(ValueError, match=message):
+            attention(x, x, mask=mask)
+    with pytest.raises(TypeError, match=r"mask must be boolean, .* got torch.int64"):
+        attention(x, x, mask=keys[:, None, None].long())
+    other = x.clone()
+    other[:, 2] += 1.0
+    for mask in (keys[:, None, None], keys[None, None]):
+        seen = (attention(some, some, mask=mask)[:, :2] for some in (x, other))
+        torch.testing.assert_close(*seen)
+
+
+@pytest.mark.parametrize("config", PLACED.values(), ids=PLACED)
+def test_queries_are_at_the_last_of_the_keys_positions(config):
+    attention = config.build(8).eval()
+    assert attention(tokens(2), tokens(4, seed=1)).shape == (3, 2, 8)
+    with pytest.raises(ValueError, match="there must be at most 4, got 5"):
+        attention(tokens(5), tokens(4, seed=1))
