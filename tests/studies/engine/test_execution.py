@@ -16,11 +16,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from studies.engine import Resources, RunError, TrainingError, fingerprints, read_result, run
+from studies.engine import (
+    Resources,
+    RunError,
+    Selection,
+    TrainingError,
+    fingerprints,
+    read_result,
+    run,
+)
 from studies.engine.cells import Cell
+from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
 from tests.studies.command_line import command_line
-from tests.studies.engine.toy import TOY
+from tests.studies.engine.toy import SAMPLERS, TOY, Largest, LargestConfig, ToySetup
 
 matplotlib.use("agg")
 ROOT = Path(__file__).parents[3]
@@ -235,6 +244,32 @@ def test_an_edited_picture_is_drawn_anew_and_nothing_else_is_computed(folder):
     assert all(after[p] == before[p] for p in before if "models" in p.parts)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "group", "name"),
+    [
+        ("margin=0.1", "margin=0.2", "claims", "margin"),
+        (
+            'Row("x", metric("accuracy", "id"))',
+            'Row("x", 1 - metric("accuracy", "id"))',
+            "summary",
+            "mean",
+        ),
+    ],
+)
+def test_an_edited_claim_or_table_is_in_the_next_result(folder, before, after, group, name):
+    folder.edit(folder.study_file, "import Setup,", "import Claim, Row, Setup, Table, metric,")
+    more = """
+    claims=(Claim("c", "ours", metric("accuracy", "id"), of={}, exceeds=0.0, margin=0.1),),
+    table=Table(title="t", rows=(Row("x", metric("accuracy", "id")),)),
+    views="""
+    folder.edit(folder.study_file, "views=", more)
+    first, models = folder.result("seed=0"), stamps(folder.path / "runs" / "models")
+    folder.edit(folder.study_file, before, after)
+    second = folder.result("seed=0")
+    assert not second[group][name].equals(first[group][name])
+    assert stamps(folder.path / "runs" / "models") == models
+
+
 def test_a_measure_can_be_computed_anew_without_training(folder):
     folder.run()
     before = stamps(folder.path / "runs")
@@ -321,22 +356,89 @@ def test_the_command_line_shows_runs_and_refuses(folder, monkeypatch):
     assert max(map(len, again.splitlines())) > 80
 
 
-def test_a_measure_sees_the_best_checkpoint_and_not_the_last(tmp_path):
-    seen = {}
+def trained_alone(setup, folder):
+    """A cell's log and curves, and what a measure receives of it."""
+    seen = []
+    cell = Cell(setup, root=folder, measures={"look": seen.append})
+    cell.train()
+    curves = cell.measured()["training"].to_dataset()
+    return read_log(cell.folder), curves, seen[0], cell.folder
 
-    def look(trained):
-        seen[trained.seed] = (trained.step, [p.clone() for p in trained.model.parameters()])
-        return None
 
-    rate = replace(TOY.setup.training, learning_rate=0.9, keep_at=tuple(range(10, 41, 10)))
-    study = replace(TOY, setup=replace(TOY.setup, training=rate), measures={"look": look},
-                    along_training=())  # fmt: skip
-    result = read_result(run(study, changes=["model=mlp", "seed=0,1,2"],
-                             resources=Resources(root=tmp_path)) / "result.nc")  # fmt: skip
-    curves = result["training"]["accuracy"].sel(split="id", group="all")
-    best = curves["train_step"].to_numpy()[curves.argmax("train_step").to_numpy()]
-    assert [seen[seed][0] for seed in range(3)] == best.tolist()
-    assert (best < 40).any()
+def of_checkpoint(folder, name):
+    tensors = load_file(folder / f"{name}.safetensors")
+    return {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}
+
+
+def same_weights(model, weights):
+    own = model.state_dict()
+    return own.keys() == weights.keys() and all(torch.equal(own[k], weights[k]) for k in own)
+
+
+@pytest.mark.parametrize(
+    ("metric", "best_of", "rate", "final"), [("accuracy", max, 0.9, 0.1), ("loss", min, 3.0, 1.0)]
+)
+def test_a_measure_sees_the_checkpoint_that_is_best_in_distribution(
+    metric, best_of, rate, final, tmp_path
+):
+    class Chosen(ToySetup):
+        selection = Selection("id", metric)
+
+    changes = {"learning_rate": rate, "final_learning_rate": final, "keep_at": (10, 20, 30, 40)}
+    training = replace(TOY.setup.training, **changes)
+    steps = {"id": [], "ood": []}
+    for seed in range(3):
+        setup = Chosen(**vars(TOY.setup) | {"training": training, "seed": seed})
+        log, curves, seen, folder = trained_alone(setup, tmp_path)
+        for split, some in steps.items():
+            some.append(best_of(log, key=lambda entry: entry[f"{split}/{metric}"])["step"])
+        best = steps["id"][-1]
+        assert seen.step == curves["best_step"] == best
+        assert curves["validation"] == best_of(entry[f"id/{metric}"] for entry in log)
+        assert same_weights(seen.model, of_checkpoint(folder, f"step-{best}"))
+        assert not seen.model.training
+    # Neither the last one nor that which is best out of distribution would be the same.
+    assert set(steps["id"]) != {40}
+    assert steps["id"] != steps["ood"]
+
+
+def test_training_begins_with_the_untrained_model_of_the_seed(tmp_path):
+    still = replace(TOY.setup.training, learning_rate=0.0)
+    setup = replace(TOY.setup, training=still, seed=1)
+    _, _, seen, _ = trained_alone(setup, tmp_path)
+    first = setup.build(torch.Generator().manual_seed(1))
+    assert same_weights(seen.untrained, first.state_dict())
+    assert same_weights(seen.model, first.state_dict())
+    assert not seen.untrained.training
+
+
+def test_dropout_is_of_the_seed(tmp_path):
+    """Seeds whose weights and examples are the same differ by dropout, and by nothing else."""
+
+    class Alike(ToySetup):
+        def build(self, generator):
+            return super().build(torch.Generator().manual_seed(7))
+
+    SAMPLERS[LargestConfig(n=5)] = OneSeed(LargestConfig(n=5))
+    for dropout, same in ((0.0, True), (0.5, False)):
+        changes = {"dropout": dropout, "task": LargestConfig(n=5)}
+        setups = [Alike(**vars(TOY.setup) | changes | {"seed": seed}) for seed in (0, 1)]
+        first, second = (trained_alone(setup, tmp_path)[3] for setup in setups)
+        assert same == all(
+            torch.equal(one, other)
+            for one, other in zip(
+                of_checkpoint(first, "last").values(),
+                of_checkpoint(second, "last").values(),
+                strict=True,
+            )
+        )
+
+
+class OneSeed(Largest):
+    """Training examples that all seeds share."""
+
+    def batch(self, split, index, size, device="cpu"):
+        return super().batch(split, index % 2**20, size, device)
 
 
 def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
