@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,8 @@ from studies.coda_composition import (
     BY_NETWORKS,
     MATCHES,
     NEGATIVE,
+    ON_ID,
+    ON_OOD,
     SIGNED_PAIRS,
     SIGNS,
     grid,
@@ -154,6 +157,26 @@ def test_some_preset_has_the_models_of_every_claim(task):
     for claim in STUDIES[task].claims:
         sides = [one for one in (claim.of, claim.other) if not isinstance(one, float)]
         assert any(all(there(models, one) for one in sides) for models in known), claim.statement
+
+
+@pytest.mark.parametrize("task", STUDIES)
+def test_claims_are_about_what_their_statements_say(task):
+    usual = {"affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
+    usual |= {"model": "coda", "gate_centring": "none", "doubled": False}
+    n_functions = n_held_out = 0
+    for claim in STUDIES[task].claims:
+        if claim.statement.startswith("tanh(E) * sigmoid(N) is better than"):
+            affinity, gate = re.findall(r"(\w+)\([EN]\)", claim.statement)[2:]
+            assert claim.of == usual
+            assert claim.exceeds == usual | {"affinity": affinity, "gate": gate}
+            assert claim.reading == ON_ID
+            n_functions += 1
+        if "held-out" in claim.statement:
+            assert claim.of == usual
+            assert claim.exceeds == {"model": claim.statement.split()[-1]}
+            assert claim.reading == ON_OOD
+            n_held_out += 1
+    assert (n_functions, n_held_out) == (7, 3 if task == "mlu" else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 from io import StringIO
 from itertools import product
@@ -204,6 +205,29 @@ def test_a_model_that_knows_nothing_has_the_vocabularys_perplexity(plans):
     loss, words = (part.sum().item() for part in found["perplexity"])
     assert loss == pytest.approx(task.n_tokens("valid") * np.log(task.vocabulary_size), rel=1e-5)
     assert words == pytest.approx(task.n_words("valid") + task.n_lines("valid"), rel=1e-5)
+
+
+def test_chance_is_what_the_questions_of_the_same_split_tell(plans):
+    """The most frequent answer to each kind of question, in training; right in the split."""
+    setup = plans["sort_of_clevr"].cells[0]
+    task, kinds, answers = setup.sampler(), {}, {}
+    for split in ("train", "test"):
+        batch = task.batch(
+            split, 0, task.size(split) if split != "train" else 30 * task.config.n_train
+        )
+        # Six colours twice; then what is asked.
+        kinds[split] = [tuple(row) for row in batch.inputs[1][:, 12:].tolist()]
+        answers[split] = batch.targets[:, 0].tolist()
+    usual = {
+        kind: Counter(
+            a for k, a in zip(kinds["train"], answers["train"], strict=True) if k == kind
+        ).most_common(1)[0][0]
+        for kind in set(kinds["train"])
+    }
+    right = [usual[k] == a for k, a in zip(kinds["test"], answers["test"], strict=True)]
+    chance = setup.references("test")["chance"]["accuracy"]
+    assert chance[ALL] == pytest.approx(np.mean(right))
+    assert chance[ALL] != setup.references("valid")["chance"]["accuracy"][ALL]
 
 
 def test_scan_is_right_if_every_action_is(plans):

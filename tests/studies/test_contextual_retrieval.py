@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -181,6 +183,28 @@ def test_models_that_did_not_learn_are_not_compared_on_held_out_combinations(res
 def test_wrong_settings_get_a_clear_error(setting, message):
     with pytest.raises(ValueError, match=message):
         STUDY.plan("smoke", [setting])
+
+
+def test_the_error_that_is_minimised_is_the_one_that_is_scored():
+    (setup, *_) = STUDY.plan("smoke", ["seed=0", "model=compositional"]).cells
+    model, batch = setup.build(torch.Generator().manual_seed(0)), setup.sampler().batch("id", 0, 50)
+    output = model(batch.inputs)
+    error = (output[..., 0] - batch.targets).abs().mean().item()
+    assert setup.loss(model, batch, 0).item() == pytest.approx(error)
+    part, whole = setup.scores(output, batch, "id")["error"]
+    assert (part.sum() / whole.sum()).item() == pytest.approx(error)
+
+
+def test_networks_differ_in_their_heads_alone():
+    cells = STUDY.plan("paper", ["seed=0", "d_model=64", "task.n_searches=2"]).cells
+    heads = {}
+    for setup in (replace(cells[0], model=model) for model in MODELS):
+        attention = setup.build(torch.Generator()).config.attention
+        assert attention.d_head == 32
+        heads[setup.model] = attention.n_heads
+        if setup.model == "compositional":
+            assert (attention.n_searches, attention.n_retrievals) == (2, 4)
+    assert heads == {"multi_head": 2, "multi_head_pairs": 8, "compositional": 2}
 
 
 @pytest.mark.parametrize("preset", ["laptop", *STUDY.presets])

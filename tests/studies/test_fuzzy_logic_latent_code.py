@@ -1,13 +1,17 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from studies.engine import Resources, Trained, read_result, run
+from studies.engine.claims import judge
 from studies.engine.examples import Examples
+from studies.engine.fairness import assess
 from studies.fuzzy_logic_latent_code import STUDY, code_of_query, codes_of, decode_terms
+from tests.studies.engine.synthetic import result_of
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,32 @@ def test_r2_is_the_share_of_the_variance_that_is_explained():
     whole = setup.metrics["r2"].transform(ratio["r2"])
     assert whole == pytest.approx(1 - (error.mean() / variance.mean()).item(), abs=1e-5)
     assert ratio["r2_of_sequences"] == pytest.approx((1 - error / variance).mean().item(), rel=1e-4)
+
+
+def test_the_squared_error_is_what_is_minimised():
+    setup = cells_of("model=hyla")[0]
+    model, batch = setup.build(torch.Generator().manual_seed(0)), setup.sampler().batch("id", 0, 50)
+    error = (model(batch.inputs)[:, 0, 0] - batch.targets[:, 0]).square().mean().item()
+    assert setup.loss(model, batch, 0).item() == pytest.approx(error)
+
+
+def test_decoders_are_scored_on_other_sequences_and_beside_the_untrained_model(monkeypatch):
+    setup = cells_of("model=hyla")[0]
+    seen = []
+
+    def noting(model, task, batches):
+        seen.append((model, torch.cat([batch.inputs for batch in batches]).flatten(1)))
+        return codes_of(model, task, batches)
+
+    monkeypatch.setattr("studies.fuzzy_logic_latent_code.codes_of", noting)
+    model = setup.build(torch.Generator().manual_seed(9)).eval()
+    fresh = Examples(setup, "cpu").fresh("decoding")
+    trained = Trained(setup, model, 0, "cpu", fresh)
+    decode_terms(trained, n=60)
+    for one in (model, trained.untrained):
+        fit, *tests = sorted((found for by, found in seen if by is one), key=len)[-4:]
+        parts = [{tuple(row) for row in found.tolist()} for found in (fit, *tests)]
+        assert len(set.union(*parts)) == sum(map(len, parts)) == 4 * 60
 
 
 def test_the_code_is_the_last_tokens_attention():
@@ -159,6 +189,29 @@ def test_every_preset_builds_its_models(preset):
         assert torch.isfinite(setup.loss(model, setup.sampler().batch("train", 0, 2), 0))
 
 
+def test_effects_of_claims_are_in_the_direction_of_their_statements():
+    held_out = {"hyla": 0.8, "linear_relu": 0.7, "rms_head_linear": 0.6, "linear": 0.5}
+    rows = [(model, 0.7, 16, value) for model, value in (held_out | {"softmax": 0.4}).items()]
+    # Of HYLA also fewer held-out combinations, and longer sequences.
+    rows += [("hyla", 0.3, 16, 0.9), ("hyla", 0.7, 96, 0.9)]
+    cells = [
+        {"model": model, "held_out": share, "n_points": n, "seed": 0, "id": 0.95, "ood": 0.1}
+        for model, share, n, _ in rows
+    ]
+    tree = result_of(cells, metric="r2")
+    scores = tree["scores"].to_dataset().reindex(split=["id", "test", "ood"])
+    scores["r2"].loc[{"split": "test"}] = [[value] for *_, value in rows]
+    tree["scores"] = xr.DataTree(scores)
+    at = {"kind": ["term", "variable"], "split": ["id", "test", "ood"], "layer": ["all"]}
+    at |= {"metric": ["r2"], "control": ["probe", "untrained"]}
+    decoded = np.broadcast_to([0.8, 0.3], (len(rows), 2, 3, 1, 1, 2))
+    tree["decoding"] = xr.Dataset({"kind_score": (("cell", *at), decoded)}, at)
+    found = judge(tree, STUDY.claims, assess(tree, None))
+    assert set(found["statement"].to_numpy()) == {one.statement for one in STUDY.claims}
+    assert (found["n_pairs"] == 1).all()
+    assert (found["effect"] > 0).all()
+
+
 def test_presets_have_their_sizes():
     plan = STUDY.plan("paper")
     assert len(plan.cells) == 5 * 4 * 3 * 2 * 2 * 3
@@ -167,6 +220,8 @@ def test_presets_have_their_sizes():
     assert (training.n_steps, training.batch_size, training.warmup_steps) == (50_000, 128, 1000)
     assert (setup.n_layers, setup.d_model, setup.n_heads, setup.d_head) == (2, 128, 8, 2)
     assert (setup.n_variables, setup.n_terms, setup.d_mlp) == (4, 2, 256)
+    rates = {(one.training.learning_rate, one.training.weight_decay) for one in plan.cells}
+    assert rates == {(1e-3, 0.1), (1e-3, 0.03), (3e-3, 0.1), (3e-3, 0.03)}
     known = {known.value for one in plan.cells for known in one.paper()}
     assert known == {0.633, 0.599, 0.811, 0.813, 0.845}
     assert len(STUDY.plan("laptop").cells) == 5

@@ -491,6 +491,32 @@ def test_the_temperature_falls_geometrically():
     assert usual.temperature_at(5999) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("step", [0, 100])
+def test_paths_are_sampled_at_the_temperature_of_the_step(step):
+    (cell,) = cells_of("smoke", "model=encoder", "seed=0")
+    changes = {"temperature": 4.0, "final_temperature": 1.0, "training.n_steps": 101}
+    setup = settings.put(cell, changes)
+    batch = setup.sampler().batch("train", 0, 16)
+
+    def gradients(loss):
+        model = setup.build(torch.Generator().manual_seed(0)).train()
+        torch.manual_seed(0)
+        loss(model).backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    def at(temperature):
+        return lambda model: mechanisms.sampled_path_loss(
+            model, batch.inputs, batch.targets, temperature=temperature
+        )
+
+    found = gradients(lambda model: setup.loss(model, batch, step))
+    same = {
+        t: all(map(torch.allclose, found, gradients(at(t))))
+        for t in (setup.temperature, setup.final_temperature)
+    }
+    assert same == {4.0: step == 0, 1.0: step == 100}
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

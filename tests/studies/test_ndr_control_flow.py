@@ -14,7 +14,9 @@ import probes
 import tasks
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.cells import initial_model
+from studies.engine.claims import judge
 from studies.engine.examples import Examples
+from studies.engine.fairness import assess
 from studies.ndr_control_flow import (
     KINDS,
     PRESETS,
@@ -107,6 +109,23 @@ def test_readings_of_the_table_and_of_claims_are_there(result):
     assert len(known) == len(TABLE.readings())
     for claim in STUDY.claims:
         assert claim.reading.values(result).shape == (2,)
+
+
+def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
+    tree = result.copy(deep=True)
+    flows = tree["control_flow"]
+    ndr = flows["cell"][0]
+    score, rate = flows["score"], flows["rate"]
+    score.loc[{"cell": ndr}] = 0.2
+    score.loc[{"cell": ndr, "control": "trained"}] = 0.6
+    score.loc[{"cell": ndr, "control": "trained", "nodes": "change"}] = 0.9
+    rate.loc[{"cell": ndr}] = 0.1
+    for kind in ("node", "edge"):
+        rate.loc[{"cell": ndr, "condition": f"{kind} on the path", "cut": "lasting"}] = 0.8
+    claims = [one for one in STUDY.claims if one.source == "ours" and one.exceeds == 0.0]
+    found = judge(tree, claims, assess(tree, None))
+    assert len(found["effect"]) == len(claims) == 10 + 1 + 4 + 1
+    assert (found["effect"] > 0).all()
 
 
 def test_the_table_renders(result):
@@ -236,6 +255,22 @@ def test_presets_have_the_settings_of_their_source(preset):
     assert ndr.training.evaluate_every == (500 if at_home else 1000)
     # What chooses the checkpoint is not all of `valid`.
     assert ndr.n_validation == {"paper": 1000}.get(preset, 500) < ndr.task.n_valid
+
+
+def test_models_have_the_dropout_and_the_bias_of_their_settings():
+    cell = replace(cells_of("smoke", "task.direction=forward")["ndr"], initial_s_bias=-1.5)
+    cell = replace(cell, dropout=0.3, attention_dropout=0.2, gate_dropout=0.1)
+    for name in ROUTERS:
+        model = replace(cell, model=name).build(torch.Generator().manual_seed(0))
+        config = model.config
+        assert (config.dropout, config.feed_forward.dropout) == (0.3, 0.3)
+        assert config.attention.dropout == 0.2
+        if name in GATED:
+            assert config.gate.dropout == 0.1
+        if name in ("ndr", "geometric"):
+            assert (model.core.attn.s_bias == -1.5).all()
+    for name in RECURRENT:
+        assert replace(cell, model=name).build(torch.Generator()).config.dropout == 0.3
 
 
 def test_the_papers_tasks_are_the_defaults():
@@ -453,6 +488,9 @@ def planted(result):
     for name in views.NODES:
         drawn[name][0, :, 2, 1] = 0.9
         drawn[name][0, :, 4, 2] = 0.9
+    # Gates alone open once more.
+    drawn["gate"][0, :, 3, 2] = 0.9
+    drawn["change"][0, :, 3, 2] = 0.0
     drawn["attention"][0, :, 2, 0, 1, 2] = 0.8
     drawn["attention"][0, :, 4, 0, 2, 1] = 0.7
     tree["drawn"] = xr.DataTree(drawn)
@@ -476,6 +514,7 @@ def test_graphs_are_written_for_other_programs(planted, tmp_path):
             assert len(inputs) == int(data["depth"][example]) + 3
             updates = {tuple(node) for node in graph if node[1] >= 0}
             assert {(1, 2), (2, 4)} <= updates
+            assert ((2, 3) in updates) == (nodes == "gate")
             assert graph.has_edge((2, -1), (1, 2))
             assert graph.has_edge((1, 2), (2, 4))
 

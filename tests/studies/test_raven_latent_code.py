@@ -3,9 +3,12 @@ import json
 import pytest
 import torch
 
-from studies.engine import Resources, read_result, run
+from studies.engine import Resources, Trained, read_result, run
+from studies.engine.claims import judge
+from studies.engine.examples import Examples
+from studies.engine.fairness import assess
 from studies.engine.results import config_of
-from studies.raven_latent_code import STUDY, codes_of
+from studies.raven_latent_code import OTHER_RULE, STUDY, codes_of, decoding
 from tests.studies.command_line import command_line
 
 
@@ -75,7 +78,8 @@ def test_the_paper_preset_is_the_papers():
     assert (setup.d_mlp, setup.task.n_features, setup.attention_dropout) == (256, 4, 0.1)
     training = setup.training
     assert training.n_steps * training.batch_size == 20_000_000
-    assert training.warmup_steps == 1000
+    assert (training.warmup_steps, training.learning_rate) == (1000, 1e-3)
+    assert setup.build(torch.Generator()).config.attention.dropout == 0.1
 
 
 def test_the_result_names_its_settings(result):
@@ -100,6 +104,46 @@ def test_the_latent_code_is_read_where_the_docstring_says():
                 code = data["code"].sel(layer=layer, key=key).isel(feature=feature)
                 expected = pattern[:, :, 16 + feature, 2 * panel + feature]
                 assert torch.allclose(torch.from_numpy(code.to_numpy()), expected)
+
+
+def test_decoders_are_scored_on_other_instances_and_beside_the_untrained_model(monkeypatch):
+    (setup, *_) = STUDY.plan("smoke").cells
+    seen = []
+
+    def noting(model, batches, n_features):
+        batches = list(batches)
+        seen.append((model, torch.cat([batch.inputs for batch in batches]).flatten(1)))
+        return codes_of(model, batches, n_features)
+
+    monkeypatch.setattr("studies.raven_latent_code.codes_of", noting)
+    model = setup.build(torch.Generator().manual_seed(9)).eval()
+    fresh = Examples(setup, "cpu").fresh("decoding")
+    trained = Trained(setup, model, 0, "cpu", fresh)
+    decoding(trained, n=60)
+    for one in (model, trained.untrained):
+        fit, *tests = ({tuple(row) for row in found.tolist()} for by, found in seen if by is one)
+        assert len(tests) == 2
+        assert all(len(fit & test) == 0 < len(test) for test in tests)
+
+
+def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
+    tree = result.copy(deep=True)
+    right = {"hyla": 0.9, "softmax": 0.5, "linear": 0.4}
+    for cell, model in enumerate(tree["scores"]["model"].to_numpy()):
+        accuracy = tree["scores"]["accuracy"]
+        accuracy.loc[{"cell": accuracy["cell"][cell], "split": "ood"}] = right[model]
+        accuracy.loc[{"cell": accuracy["cell"][cell], "split": "id"}] = 0.5
+        # On familiar combinations all is the other way around.
+        for split, sign in (("ood_unpermuted", 1), ("id_unpermuted", -1)):
+            score, rate = tree["decoding"]["score"], tree["interchange"]["rate"]
+            at = {"cell": score["cell"][cell], "split": split}
+            for control, value in (("probe", right[model]), ("untrained", 0.2), ("shuffled", 0.2)):
+                score.loc[at | {"control": control}] = sign * value
+            rate.loc[at] = 0.0
+            rate.loc[at | {"site": "all layers"} | OTHER_RULE] = 0.5 * sign
+    found = judge(tree, STUDY.claims, assess(tree, None))
+    assert len(found["effect"]) > len(STUDY.claims)
+    assert (found["effect"] > 0).all()
 
 
 def test_unknown_models_are_refused(tmp_path):
