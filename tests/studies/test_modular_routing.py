@@ -491,6 +491,16 @@ def test_the_temperature_falls_geometrically():
     assert usual.temperature_at(5999) == pytest.approx(0.5)
 
 
+def test_the_entropy_of_all_paths_counts_by_its_weight():
+    cells = cells_of("smoke", "model=encoder", "objective=all_paths", "entropy=0.5", "seed=0")
+    model = cells[0].build(torch.Generator().manual_seed(0)).eval()
+    batch = cells[0].sampler().batch("train", 0, 16)
+    loss = cells[0].loss(model, batch, 0)
+    given = model, batch.inputs, batch.targets
+    assert torch.allclose(loss, mechanisms.all_paths_loss(*given, entropy=0.5))
+    assert not torch.allclose(loss, mechanisms.all_paths_loss(*given))
+
+
 @pytest.mark.parametrize("step", [0, 100])
 def test_paths_are_sampled_at_the_temperature_of_the_step(step):
     (cell,) = cells_of("smoke", "model=encoder", "seed=0")

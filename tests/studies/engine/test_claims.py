@@ -80,6 +80,12 @@ def test_pairs_are_of_the_same_seed():
     assert found["effect"].item() == pytest.approx(0.075)
 
 
+def test_pairs_of_which_one_has_no_number_are_left_out():
+    found = judged(two_models([0.80, 0.82, np.nan, 0.81], [0.50, 0.53, 0.99, 0.51]))
+    assert found["n_pairs"].item() == 3
+    assert found["verdict"].item() == "holds"
+
+
 def test_draws_of_the_data_pair_too():
     cells = [
         {"model": model, "seed": seed, "draw": draw, "id": 1,
@@ -207,6 +213,13 @@ def test_many_claims_ask_for_more_of_each():
     together = judged(result, BETTER, *others)
     assert together["verdict"].to_numpy()[0] == "undecided"
     assert together["p_holm"].to_numpy()[0] > alone["p"].item()
+
+
+def test_a_claim_beside_others_lacks_more_seeds():
+    result = two_models([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
+    alone = judged(result)["seeds_needed"].item()
+    others = [replace(BETTER, statement=f"claim {k}", exceeds=0.6 + k / 100) for k in range(4)]
+    assert judged(result, BETTER, *others)["seeds_needed"].to_numpy()[0] > alone
 
 
 def test_without_an_effect_claims_are_rarely_decided():

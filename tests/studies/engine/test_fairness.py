@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from studies.engine import TrainedIf
 from studies.engine.fairness import assess, late_gain
+from studies.engine.scoring import training_dataset
 from tests.studies.engine.synthetic import result_of
+from tests.studies.engine.toy import TOY
 
 
 def cells(**columns):
@@ -76,6 +80,17 @@ def test_costs_and_success_are_those_of_the_models_with_the_chosen_settings():
 )
 def test_late_gain_is_the_share_of_the_last_fifth(values, gain):
     np.testing.assert_allclose(late_gain(np.array(values)), gain)
+
+
+def test_training_that_stopped_where_it_may_was_not_cut_off():
+    log = [
+        {"step": 10 * n, "loss": 1.0, "learning_rate": 0.1, "seconds": 1.0, "id/accuracy": n / 4}
+        for n in range(1, 4)
+    ]
+    for stop_at, gain in ((None, 0.5), (0.7, 0.0)):
+        training = replace(TOY.setup.training, stop_at=stop_at)
+        found = training_dataset(replace(TOY.setup, training=training), log)
+        assert found["late_gain"] == pytest.approx(gain)
 
 
 def test_what_still_improves_is_said():
