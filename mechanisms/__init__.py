@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         rotate,
         sinusoidal_embedding,
     )
+    from mechanisms.protocols import AttentionProtocol, ComponentConfig
     from mechanisms.quasi_attention import QuasiAttentionConfig
     from mechanisms.recurrent import Lstm, LstmConfig
     from mechanisms.relation_classifier import RelationClassifier, RelationClassifierConfig
@@ -61,8 +62,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION_VARIANTS",
     "AttentionConfig",
+    "AttentionProtocol",
     "CodaAttention",
     "CodaAttentionConfig",
+    "ComponentConfig",
     "CompositionalAttention",
     "CompositionalAttentionConfig",
     "ConcatenationRouter",
@@ -128,8 +131,10 @@ __all__ = [
 _HOME = {
     "ATTENTION_VARIANTS": "attention",
     "AttentionConfig": "attention",
+    "AttentionProtocol": "protocols",
     "CodaAttention": "coda",
     "CodaAttentionConfig": "coda",
+    "ComponentConfig": "protocols",
     "CompositionalAttention": "compositional",
     "CompositionalAttentionConfig": "compositional",
     "ConcatenationRouter": "routers",

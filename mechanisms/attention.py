@@ -103,6 +103,16 @@ class AttentionConfig:
             rotary=rotary,
         )
 
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return self.rotary
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
         return MultiHeadAttention(self, d_model, generator=generator)

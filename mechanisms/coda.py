@@ -65,6 +65,16 @@ class CodaAttentionConfig:
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head must be even with rotary=True, got {self.d_head}")
 
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return self.rotary
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return self.composition.centres_matrix
+
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
         return CodaAttention(self, d_model, generator=generator)
@@ -148,7 +158,7 @@ class CodaAttention(nn.Module):
 
         Raises:
             ValueError: centring by `matrix` with a mask that is not the same for all queries, or
-                with `x_query` other than `x_key`; a mask of another shape; or more queries than
+                with fewer queries than keys; a mask of another shape; or more queries than
                 keys with `rotary`.
             TypeError: the mask is not boolean.
         """
@@ -157,7 +167,7 @@ class CodaAttention(nn.Module):
         check_mask(mask, x_query, x_key, n_heads=config.n_heads)
         if config.rotary:
             check_last(x_query, x_key)
-        valid = self._valid(mask, itself=x_query is x_key)
+        valid = self._valid(mask, whole=x_query.shape[1] == x_key.shape[1])
         asking, asking_biases = [self.W_Q], [self.b_Q]
         told, told_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
         if not config.shared:
@@ -217,15 +227,15 @@ class CodaAttention(nn.Module):
         return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
     def _valid(
-        self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, itself: bool
+        self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, whole: bool
     ) -> Bool[Tensor, "#batch #head #query_pos key_pos"] | None:
         """The pairs that count where E and N are centred."""
         if not self.config.composition.centres_matrix:
             return mask
-        if not itself:
+        if not whole:
             raise ValueError(
-                "centring must not be 'matrix' where x_query is not x_key itself, all positions "
-                "of one sequence: the mean would depend on which ones ask; use 'row'"
+                "centring must not be 'matrix' with fewer queries than keys: the mean over pairs "
+                "would depend on which ones ask; use 'row'"
             )
         if mask is None:
             return None

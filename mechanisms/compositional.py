@@ -101,6 +101,16 @@ class CompositionalAttentionConfig:
         """The number of searches, which a bias of positions is given to."""
         return self.n_searches
 
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
         return CompositionalAttention(self, d_model, generator=generator)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from mechanisms.attention import AttentionConfig
-from mechanisms.coda import CodaAttentionConfig
-from mechanisms.geometric_attention import GeometricAttentionConfig
-from mechanisms.relative_attention import RelativeAttentionConfig
+from mechanisms.protocols import AttentionProtocol
 
 
-def require_no_distances(name: str, attention: object) -> None:
-    """Refuse the config of an attention that measures how far a key is from its query.
+def require_crossing(name: str, attention: AttentionProtocol) -> None:
+    """Refuse the config of an attention that only a sequence's attention to itself can be.
 
     Raises:
-        ValueError: it does; the message says `name`.
+        ValueError: it measures distances, or needs all queries of a sequence; the message says
+            `name`.
     """
-    if isinstance(attention, GeometricAttentionConfig | RelativeAttentionConfig) or (
-        isinstance(attention, AttentionConfig | CodaAttentionConfig) and attention.rotary
-    ):
+    if attention.measures_distances:
         raise ValueError(
             f"{name} must not measure distances, which two sequences do not have, got {attention}"
+        )
+    if attention.needs_all_queries:
+        raise ValueError(
+            f"{name} must not depend on all queries, which a decoder must not see, got {attention}"
         )

@@ -12,11 +12,11 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention import normalize_scores
-from mechanisms.crossing import require_no_distances
+from mechanisms.crossing import require_crossing
 from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.protocols import AttentionProtocol
 from mechanisms.quasi_attention import QuasiAttentionConfig, l1_distances
-from mechanisms.transformer import ComponentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class DecomposableAttentionConfig:
     d_model: int = 200
     composition: QuasiAttentionConfig | None = None
     shared: bool = True
-    attention: ComponentConfig | None = None
+    attention: AttentionProtocol | None = None
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -55,7 +55,8 @@ class DecomposableAttentionConfig:
             raise ValueError("shared must be True without a composition: softmax has no F_N")
         if self.attention is not None and self.composition is not None:
             raise ValueError("attention must be None with a composition: one of them aligns")
-        require_no_distances("attention", self.attention)
+        if self.attention is not None:
+            require_crossing("attention", self.attention)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 

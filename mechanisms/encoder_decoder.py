@@ -12,11 +12,12 @@ from torch.nn.functional import dropout, linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.crossing import require_no_distances
+from mechanisms.crossing import require_crossing
 from mechanisms.depth import add_steps, stack_blocks
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import sinusoidal_embedding
-from mechanisms.transformer import LAYER_NORM_EPSILON, Block, ComponentConfig, run_blocks
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +50,12 @@ class EncoderDecoderConfig:
     d_output: int
     d_model: int
     n_layers: int
-    attention: ComponentConfig
+    attention: AttentionProtocol
     feed_forward: ComponentConfig
     begin: int
     end: int
     padding: int
-    cross_attention: ComponentConfig | None = None
+    cross_attention: AttentionProtocol | None = None
     shared: bool = True
     dropout: float = 0.0
 
@@ -69,12 +70,12 @@ class EncoderDecoderConfig:
                 )
             if getattr(self, name) == self.padding:
                 raise ValueError(f"padding must not be {name} = {self.padding}")
-        require_no_distances("cross_attention", self.between)
+        require_crossing("cross_attention", self.between)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
     @property
-    def between(self) -> ComponentConfig:
+    def between(self) -> AttentionProtocol:
         """The attention from the target to the source."""
         return self.attention if self.cross_attention is None else self.cross_attention
 

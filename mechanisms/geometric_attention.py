@@ -46,6 +46,16 @@ class GeometricAttentionConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return True
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
         return GeometricAttention(self, d_model, generator=generator)

@@ -20,9 +20,9 @@ from mechanisms.halting import Halting, HaltingConfig, Ponder
 from mechanisms.hooking import hook_tree, observed, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import sinusoidal_embedding
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.relative_attention import RelativeAttentionConfig
 from mechanisms.sequences import enclose
-from mechanisms.transformer import ComponentConfig
 
 RouterVariant = Literal[
     "transformer", "relative", "relative_gate", "abs_rel_gate", "geometric", "ndr"
@@ -58,7 +58,7 @@ class NeuralDataRouterConfig:
     d_output: int
     d_model: int
     n_steps: int
-    attention: ComponentConfig
+    attention: AttentionProtocol
     feed_forward: ComponentConfig
     gate: CopyGateConfig | None = None
     sinusoidal: bool = False

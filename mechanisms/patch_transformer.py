@@ -17,7 +17,8 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.depth import add_steps, stack_blocks
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import sinusoidal_embedding
-from mechanisms.transformer import LAYER_NORM_EPSILON, Block, ComponentConfig, run_blocks
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 
 PatchPositions = Literal["learned", "sinusoidal"]
 
@@ -52,7 +53,7 @@ class PatchTransformerConfig:
     d_output: int | tuple[int, ...]
     d_model: int
     n_layers: int
-    attention: ComponentConfig
+    attention: AttentionProtocol
     feed_forward: ComponentConfig
     d_condition: int | None = None
     positions: PatchPositions = "learned"

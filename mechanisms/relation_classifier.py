@@ -15,7 +15,8 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.depth import stack_blocks
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import sinusoidal_embedding
-from mechanisms.transformer import LAYER_NORM_EPSILON, Block, ComponentConfig, run_blocks
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 
 N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
 VARIANCE_EPSILON = 1e-8
@@ -40,7 +41,7 @@ class RelationClassifierConfig:
     """
 
     d_output: int
-    attention: ComponentConfig
+    attention: AttentionProtocol
     feed_forward: ComponentConfig
     d_model: int = 128
     n_layers: int = 1

@@ -12,7 +12,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.transformer import ComponentConfig
+from mechanisms.protocols import AttentionProtocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class RetrievalNetworkConfig:
     d_output: int
     d_model: int
     d_mlp: int
-    attention: ComponentConfig
+    attention: AttentionProtocol
 
     def __post_init__(self):
         for name in ("d_input", "d_output", "d_model", "d_mlp"):

@@ -16,28 +16,12 @@ from mechanisms.depth import add_steps, stack_blocks
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.positions import RelativePositionBias, sinusoidal_embedding
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
 
 Inputs = Literal["vectors", "tokens"]
 Positions = Literal["relative", "sinusoidal", "none"]
 
 LAYER_NORM_EPSILON = 1e-6
-
-
-class ComponentConfig(Protocol):
-    """A frozen config that builds its module: a feed-forward layer, say."""
-
-    def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The module for a residual stream of width `d_model`."""
-        ...
-
-
-class HeadedConfig(ComponentConfig, Protocol):
-    """A component's config that also says how many heads there are to bias by position."""
-
-    @property
-    def n_heads(self) -> int:
-        """Number of attention heads."""
-        ...
 
 
 class BlockConfig(Protocol):
@@ -49,7 +33,7 @@ class BlockConfig(Protocol):
         ...
 
     @property
-    def attention(self) -> ComponentConfig:
+    def attention(self) -> AttentionProtocol:
         """For example `AttentionConfig`."""
         ...
 
@@ -88,7 +72,7 @@ class TransformerConfig:
     d_output: int
     d_model: int
     n_layers: int
-    attention: HeadedConfig
+    attention: AttentionProtocol
     feed_forward: ComponentConfig
     inputs: Inputs = "vectors"
     positions: Positions = "relative"
@@ -136,6 +120,7 @@ class Block(nn.Module):
         self.dropout = dropout
         self.ln1 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.attn = config.attention.build(config.d_model, generator=generator)
+        self.needs_all_queries = config.attention.needs_all_queries
         self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
         self.relative_bias: RelativePositionBias | None = None
@@ -185,14 +170,16 @@ def run_blocks(
 ) -> Float[Tensor, "batch readout_pos d_model"]:
     """The last `n_readout` positions (None: all) of the stream after `n_steps` blocks.
 
-    The last block computes only these, unless someone listens to one of its hook points: then
-    all positions are there to be seen. `core` and `blocks` are those of `stack_blocks`.
+    The last block computes only these, unless its attention needs all queries, or someone listens
+    to one of its hook points: then all positions are there to be seen. `core` and `blocks` are
+    those of `stack_blocks`.
     """
     for step in range(n_steps):
         points = cast(Block, blocks[step])
         block = points if core is None else core
         last = step == n_steps - 1
-        n_queries = n_readout if last and not observed(block, points) else None
+        seen_whole = block.needs_all_queries or observed(block, points)
+        n_queries = n_readout if last and not seen_whole else None
         x = block(x, mask=mask, n_queries=n_queries, hooks=points)
     return x if n_readout is None else x[:, -n_readout:]
 

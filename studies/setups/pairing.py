@@ -13,7 +13,7 @@ from studies.engine.setup import Scores
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mechanisms.transformer import HeadedConfig
+    from mechanisms.protocols import AttentionProtocol
     from tasks import Batch
 
 MODELS = ("multi_head", "compositional")
@@ -46,7 +46,7 @@ class HeadsSetup(Setup):
 
     @property
     @abstractmethod
-    def attention(self) -> HeadedConfig:
+    def attention(self) -> AttentionProtocol:
         """That of every block."""
 
     @property
@@ -83,7 +83,7 @@ class PairingSetup(HeadsSetup):
         return MODELS
 
     @property
-    def attention(self) -> HeadedConfig:
+    def attention(self) -> AttentionProtocol:
         n_heads, d_head = self.n_heads, self.d_model // self.n_heads
         if self.model == "multi_head":
             return mechanisms.AttentionConfig(n_heads=n_heads, d_head=d_head)

@@ -20,7 +20,7 @@ from studies.setups.pairing import HeadsSetup, PairingSetup
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mechanisms.transformer import HeadedConfig
+    from mechanisms.protocols import AttentionProtocol
     from tasks import Batch
 
 
@@ -131,7 +131,7 @@ class LanguageSetup(TextSetup):
         return self.positions == "relative" and self.model != "transformer_xl"
 
     @property
-    def attention(self) -> HeadedConfig:
+    def attention(self) -> AttentionProtocol:
         """That of every block.
 
         CoDA's gate is centred by row: it would start nearly closed, and is causal that way.

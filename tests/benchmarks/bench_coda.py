@@ -36,7 +36,7 @@ def step_of(kind, length, *, n_heads=8, d_head=16, batch=None, causal=False):
     attention = KINDS[kind](n_heads=n_heads, d_head=d_head).build(n_heads * d_head)
     x = torch.randn(batch or max(1, TOKENS // length), length, n_heads * d_head)
     x.requires_grad_()
-    mask = torch.ones(length, length, dtype=torch.bool).tril() if causal else None
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril() if causal else None
 
     def step():
         attention(x, x, mask=mask).sum().backward()

@@ -11,6 +11,7 @@ from mechanisms import (
     EncoderDecoderConfig,
     FeedForwardConfig,
     GeometricAttentionConfig,
+    QuasiAttentionConfig,
     RelativeAttentionConfig,
     load,
     save,
@@ -286,6 +287,16 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         (
             {"cross_attention": CodaAttentionConfig(n_heads=2, d_head=4, rotary=True)},
             r"cross_attention must not measure distances, .*rotary=True",
+        ),
+        (
+            {
+                "cross_attention": CodaAttentionConfig(
+                    n_heads=2,
+                    d_head=4,
+                    composition=QuasiAttentionConfig(affinity_centring="matrix"),
+                )
+            },
+            r"cross_attention must not depend on all queries, .*affinity_centring='matrix'",
         ),
     ],
 )

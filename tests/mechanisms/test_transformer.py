@@ -7,8 +7,10 @@ import torch
 
 from mechanisms import (
     AttentionConfig,
+    CodaAttentionConfig,
     FeedForwardConfig,
     MixtureOfExpertsConfig,
+    QuasiAttentionConfig,
     Transformer,
     TransformerConfig,
 )
@@ -282,3 +284,14 @@ def test_wrong_settings_are_refused(settings, message):
 def test_an_unknown_setting_is_refused():
     with pytest.raises(TypeError, match="width"):
         TransformerConfig(width=3)  # pyright: ignore
+
+
+def test_an_attention_that_needs_all_queries_gets_them_whoever_listens():
+    composition = QuasiAttentionConfig(gate_centring="matrix")
+    attention = CodaAttentionConfig(n_heads=2, d_head=4, composition=composition)
+    model = build(replace(SMALL, attention=attention, n_readout=1)).eval()
+    inputs = inputs_for(model.config)
+    unheard = model(inputs)
+    heard, cache = model.run_with_cache(inputs)
+    torch.testing.assert_close(unheard, heard)
+    assert cache["blocks.1.attn.hook_pattern"].shape[2] > 1
