@@ -385,6 +385,14 @@ def test_examples_are_left_to_score_where_others_choose(preset):
         assert setup.n_validation <= size(setup.task) / 2, name
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_models_have_the_dropout_of_their_settings(name, plans):
+    config = replace(plans[name].cells[0], dropout=0.3).build(torch.Generator()).config
+    assert config.feed_forward.dropout == 0.3
+    # Of what a part of a block adds too, but for ESBN's tasks and text.
+    assert getattr(config, "dropout", 0.0) == (0.0 if name in ("esbn", "text") else 0.3)
+
+
 def test_the_grid_of_esbn_has_the_pairs_that_there_are():
     cells = STUDIES["esbn"].plan("paper", ["seed=0"]).cells
     pairs = {(one.task.rule, one.task.n_withheld) for one in cells}
