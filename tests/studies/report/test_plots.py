@@ -228,6 +228,13 @@ def test_conditions_that_no_table_names_have_different_colours():
     assert a.marker != b.marker
 
 
+def test_mechanisms_have_their_own_colours_whatever_their_order():
+    cells = [{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in ("hyla", "softmax")]
+    for some in (cells, cells[::-1]):
+        found = {one.label: one.colour for one in shown_conditions(result_of(some))}
+        assert found == {"HYLA": "#cc3311", "softmax attention": "#4477aa"}
+
+
 def test_figures_need_not_be_closed():
     before = plt.get_fignums()
     plots.scatter(two_models([0.5], [0.6]), x=ID, y=OOD, xlabel="id", ylabel="ood")
