@@ -33,7 +33,7 @@ def config_from_json(values: dict[str, Any]) -> Any:
         TypeError: for a setting that the class does not have.
     """
     name = values.get("class")
-    if name not in mechanisms.__all__ or not dataclasses.is_dataclass(getattr(mechanisms, name)):
+    if name not in dir(mechanisms) or not dataclasses.is_dataclass(getattr(mechanisms, name)):
         raise ValueError(f"{name!r} is no config that mechanisms exports")
     arguments = {}
     for key, value in values.items():
@@ -99,7 +99,7 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
-    if metadata.get("class") not in mechanisms.__all__ or "config" not in metadata:
+    if metadata.get("class") not in dir(mechanisms) or "config" not in metadata:
         raise ValueError(f"{path} holds no model of mechanisms: its header is {metadata}")
     model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
     # Copied into the model's own weights they would take on its precision.
