@@ -49,7 +49,7 @@ def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
         "n_validation=50",
     ]
     done = subprocess.run(
-        [sys.executable, "my_study.py", *words, "n_validation=50"],
+        [sys.executable, "my_study.py", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(README.parent)},
         capture_output=True,

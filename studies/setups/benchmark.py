@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -212,22 +212,6 @@ def benchmark(
         )
         for label, reading in readings.items()
     ]
-    table = engine.Table(
-        title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
-        # Where settings of the task vary too, there are too many conditions for columns.
-        conditions="rows" if any("task." in axis for axis in grids[0]) else "columns",
-        rows=(
-            *(Row(label, one, shown) for label, one in (readings | dict(further or {})).items()),
-            *(
-                Row(f"{label}, {kind}", one, shown, spread=False)
-                for kind, some in known.items()
-                for label, one in some.items()
-            ),
-            Row("weights", PARAMETERS, engine.count, spread=False),
-            Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
-        ),
-        caption=CAPTION,
-    )
     # Of an encoder and a decoder attention has other names.
     looked_into = not isinstance(setup, ScanSetup)
     return engine.Study(
@@ -239,7 +223,7 @@ def benchmark(
         measures={"value_scores": value_scores} if looked_into else {},
         trained=trained,
         claims=(*better, AS_MANY_PARAMETERS, *claims),
-        table=table,
+        table=_table(name, grids, shown, readings | dict(further or {}), known),
         views={
             "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
             "loss": partial(
@@ -257,4 +241,31 @@ def benchmark(
             **(VALUE_SCORE_VIEWS if looked_into else {}),
             **(views or {}),
         },
+    )
+
+
+def _table(
+    name: str,
+    grids: tuple[Grid, ...],
+    shown: Callable[[float], str],
+    readings: Mapping[str, Reading],
+    known: Mapping[str, Mapping[str, Reading]],
+) -> engine.Table:
+    """What was measured, what of it is known (by kind and label), and what it costs."""
+    of_known = [
+        Row(f"{label}, {kind}", one, shown, spread=False)
+        for kind, some in known.items()
+        for label, one in some.items()
+    ]
+    return engine.Table(
+        title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
+        # Where settings of the task vary too, there are too many conditions for columns.
+        conditions="rows" if any("task." in axis for axis in grids[0]) else "columns",
+        rows=(
+            *(Row(label, one, shown) for label, one in readings.items()),
+            *of_known,
+            Row("weights", PARAMETERS, engine.count, spread=False),
+            Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
+        ),
+        caption=CAPTION,
     )
