@@ -53,16 +53,21 @@ def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
         FileNotFoundError: there is no such paper.
         ValueError: there is no such experiment in it.
     """
-    with (PAPERS / f"{paper}.csv").open(newline="") as file:
-        lines: list[dict[str, Any]] = [
-            row | {"value": float(row["value"])} for row in csv.DictReader(file)
-        ]
-    rows = [Reported(**line) for line in lines]
+    rows = _rows(paper)
     found = tuple(row for row in rows if row.experiment == experiment)
     if not found:
         known = ", ".join(dict.fromkeys(row.experiment for row in rows))
         raise ValueError(f"experiment must be one of {known}, got {experiment!r}")
     return found
+
+
+@functools.cache
+def _rows(paper: str) -> list[Reported]:
+    with (PAPERS / f"{paper}.csv").open(newline="") as file:
+        lines: list[dict[str, Any]] = [
+            row | {"value": float(row["value"])} for row in csv.DictReader(file)
+        ]
+    return [Reported(**line) for line in lines]
 
 
 def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:

@@ -88,7 +88,7 @@ def parse(config: object, path: str, text: str) -> tuple[Any, ...]:
         names = ", ".join(name for name, *_ in describe(value, f"{path}."))
         raise ValueError(f"{path} is a group of settings: {names}")
     parent, _, name = path.rpartition(".")
-    hint = get_type_hints(type(get(config, parent) if parent else config))[name]
+    hint = _hints(type(get(config, parent) if parent else config))[name]
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if any(get_origin(kind) is tuple for kind in kinds):
         return (_parse(text, kinds, path),)
@@ -152,6 +152,10 @@ def _values(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+# Annotations are text that is evaluated, and what papers report asks for them thousands of times.
+_hints = functools.cache(get_type_hints)
 
 
 @functools.cache
