@@ -94,8 +94,9 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.randn(n_heads, n_buckets, generator=generator) * 0.02)
         self._buckets: dict[tuple[int, int, torch.device], Tensor] = {}
         # Wrong sizes are an error here, not in the first forward pass.
-        sizes = {"n_buckets": n_buckets, "max_distance": max_distance}
-        relative_buckets(1, 1, **sizes, bidirectional=bidirectional)
+        relative_buckets(
+            1, 1, n_buckets=n_buckets, max_distance=max_distance, bidirectional=bidirectional
+        )
 
     def forward(self, n_query: int, n_key: int) -> Float[Tensor, "1 head query_pos key_pos"]:
         """The bias for the last `n_query` positions as queries over `n_key` keys."""
