@@ -1,7 +1,8 @@
 """Claims, and the one rule by which they are decided: from intervals over seeds.
 
 Differences are paired by seed (and by draw of the data); their mean has Student's t interval, and
-p-values are corrected by Holm's method over all comparisons of a study. One seed decides nothing.
+p-values are corrected by Holm's method over all comparisons of a study. One seed decides nothing,
+nor do two: that they agree says little of how far a third would be.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 
 LEVEL = 0.05
 """Of all comparisons of a study together."""
+FEWEST_PAIRS = 3
+"""That decide anything."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Comparison:
             return NOT_COMPARABLE
         if len(self.differences) == 0:
             return NOT_RUN
-        if not p < LEVEL:
+        if not p < LEVEL or len(self.differences) < FEWEST_PAIRS:
             return UNDECIDED
         mean, margin = self.differences.mean(), self.claim.margin
         holds = mean > margin if self.claim.equals is None else abs(mean) < margin
@@ -112,7 +115,8 @@ class Comparison:
         """See `probes.pairs_needed`."""
         claim = self.claim
         equal = claim.equals is not None
-        return probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
+        needed = probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
+        return max(needed, FEWEST_PAIRS)
 
 
 def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> xr.Dataset:

@@ -217,7 +217,7 @@ def points(
     by: Any = (
         {"columns": "reading", "width": 3.1} if apart else {"columns": None, "width": 5 + room}
     )
-    height = 0.8 + len(rows) * (0.15 + 0.15 * n)
+    height = 0.8 + len(rows) * (0.15 + 0.15 * n) * (1 if len(rows) <= 12 else 0.6)
     figure, panels = facets(table, [], height=height, share=not apart, **by)
     for panel in panels:
         some = parts(panel.data, None if apart else "reading", [])

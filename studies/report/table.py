@@ -142,9 +142,10 @@ class Table:
         words = f"Means over {most} seeds; brackets: their 95% intervals (Student's t)."
         caption = f"{self.caption} {BRACKETS[most][0] if most in BRACKETS else words}".strip()
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
-        headings = ["\n".join(one.words(shown)) for one in conditions_of(result)]
-        fill = self._fill_columns if self.conditions == "columns" else self._fill_rows
-        fill(table, summary, headings)
+        fill, between = self._fill_columns, "\n"
+        if self.conditions == "rows":
+            fill, between = self._fill_rows, ", "
+        fill(table, summary, [between.join(one.words(shown)) for one in conditions_of(result)])
         return table
 
     def _named_rows(self) -> Iterator[tuple[str, Row | Section]]:

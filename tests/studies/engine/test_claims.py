@@ -41,6 +41,13 @@ def test_one_seed_never_decides():
     assert found["effect"].item() == pytest.approx(0.98)
 
 
+def test_two_seeds_never_decide_however_much_they_agree():
+    found = judged(two_models([0.99, 0.99], [0.01, 0.01]))
+    assert found["verdict"].item() == "undecided"
+    assert found["p"].item() == 0
+    assert found["seeds_needed"].item() == 3
+
+
 def test_a_difference_within_the_spread_is_undecided_and_says_how_many_seeds_it_lacks():
     a, b = [0.60, 0.70, 0.62], [0.59, 0.63, 0.64]
     found = judged(two_models(a, b))
