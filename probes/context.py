@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from probes.hooking import HookedModel, Inputs, call, evaluating
-from probes.intervals import bootstrap_ratio, interval_variables
+from probes.capturing.hooking import HookedModel, Inputs, call, evaluating
+from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 
 class Windows(Protocol):

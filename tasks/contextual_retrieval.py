@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
 
 _MAX_OBJECTS = 1000
 _MAX_SEARCHES = 6  # `baseline` goes through their 203 partitions

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
 
 ESBN_CHARACTERS = (
     "7AWwͲζϘϛϝϠϡϢЂЖЗЛЮюњԲԼՀՋՎխղփლრტჯჴჵჷჹ↰↱↳↶↷↸↻⇐⇜⇥⇭⇲∂∑∛"

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks._common import Key
 from tasks.batch import Batch, Inputs
+from tasks.common import Key
 
 _KEPT_EPOCHS = 2  # a batch may begin in one epoch and end in the next
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch, Inputs
+from tasks.common import Key, require_choice, require_int
 from tasks.finite import ExampleSet, Stream
 
 

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks._common import Key, require_choice, require_int
 from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
 
 _MAX_VARIABLES = 8
 _MAX_COMBINATIONS = 10**6

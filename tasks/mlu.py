@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tasks._answers import score_sequence
-from tasks._common import Key, require_choice, require_int
+from tasks.answers import score_sequence
 from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
 
 MLU_CHARACTERS = ("<pad>", "<bos>", "<eos>", *"0123456789-+*=,xy")
 """The characters and marks, of lines as of answers; an id is an index."""

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks._answers import score_class
-from tasks._common import Key, require_choice, require_int
+from tasks.answers import score_class
 from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
 
 _MAX_COMBINATIONS = 10**6
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tasks._common import Key, require_int
 from tasks.batch import Batch
+from tasks.common import Key, require_int
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
 

@@ -36,7 +36,7 @@ Place = tuple[str, str]
 
 
 def code_of(*roots: object) -> dict[str, str]:
-    """The digests of the source that `roots` run, by file: `{"mechanisms/attention.py": ...}`.
+    """The digests of the source that `roots` run, by file: `{"tasks/mlu.py": ...}`.
 
     Roots are functions, classes and instances; of an instance its class and those of its values.
     """

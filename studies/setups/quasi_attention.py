@@ -11,7 +11,7 @@ import xarray as xr
 
 import mechanisms
 import probes
-from mechanisms.quasi_attention import Centring, Composition
+from mechanisms.attention.quasi import Centring, Composition
 from studies import engine
 from studies.engine.setup import Scores
 from tasks import Batch

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mechanisms import AttentionConfig, CodaAttentionConfig
-from mechanisms.quasi_attention import l1_distances
+from mechanisms.attention.quasi import l1_distances
 from studies.engine.training import keep_freed_memory
 from tests.benchmarks.timing import in_turns
 

@@ -10,7 +10,7 @@ import torch
 import tasks
 from mechanisms import AttentionConfig, CompositionalAttentionConfig, FeedForwardConfig
 from mechanisms.hooking import observed
-from mechanisms.transformer import Block, TransformerConfig
+from mechanisms.models.transformer import Block, TransformerConfig
 from studies.engine.training import keep_freed_memory
 from tests.benchmarks.timing import in_turns, seconds
 

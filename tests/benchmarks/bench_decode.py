@@ -17,8 +17,8 @@ from joblib import Parallel, delayed
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from threadpoolctl import threadpool_limits
 
-from probes._cells import one_thread
-from probes._logistic import fit_logistic_cv
+from probes.decoding.cells import one_thread
+from probes.decoding.logistic import fit_logistic_cv
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 FOLDS = 5

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mechanisms.attention import AttentionConfig
-from mechanisms.copy_gate import CopyGateConfig
-from mechanisms.feed_forward import FeedForwardConfig
-from mechanisms.geometric_attention import GeometricAttentionConfig
-from mechanisms.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
-from mechanisms.relative_attention import RelativeAttentionConfig
+from mechanisms.attention.geometric import GeometricAttentionConfig
+from mechanisms.attention.multi_head import AttentionConfig
+from mechanisms.attention.relative import RelativeAttentionConfig
+from mechanisms.layers.copy_gate import CopyGateConfig
+from mechanisms.layers.feed_forward import FeedForwardConfig
+from mechanisms.models.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}

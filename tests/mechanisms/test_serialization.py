@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from mechanisms import Transformer, load, save
 from tests.mechanisms.ndr_golden import VARIANTS, router
-from tests.mechanisms.test_transformer import KINDS, build, inputs_for
+from tests.mechanisms.models.test_transformer import KINDS, build, inputs_for
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mechanisms.transformer import LAYER_NORM_EPSILON
+from mechanisms.models.transformer import LAYER_NORM_EPSILON
 
 
 def encoder_layer(block):

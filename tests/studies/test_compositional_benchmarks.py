@@ -56,7 +56,7 @@ def changes(tmp_path_factory):
     text = [f"task.path={folder / 'book.txt'}", "task.vocabulary_size=270", "task.length=16"]
     with pytest.MonkeyPatch.context() as patch:
         # Nothing is left in the user's cache.
-        patch.setattr("tasks.text.save_arrays", lambda *_: None)
+        patch.setattr("tasks.stored.text.save_arrays", lambda *_: None)
         yield {
             "images": [*images, "task.image_size=16"],
             "text": [*text, "n_validation=4"],

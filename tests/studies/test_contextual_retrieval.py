@@ -19,7 +19,7 @@ from studies.setups.retrieval import MODELS
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    return run(STUDY, "smoke", ["seed=0,3"], resources=Resources(root=root, workers=1))
+    return run(STUDY, "smoke", ["seed=0,3,4"], resources=Resources(root=root, workers=1))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def result(folder):
 def test_all_is_there_for_each_model_that_it_applies_to(result, folder):
     cells = result["scores"]["cell"]
     assert cells["model"].to_numpy().tolist() == [model for model in MODELS for _ in range(2)]
-    assert cells["seed"].to_numpy().tolist() == [0, 3] * 3
+    assert cells["seed"].to_numpy().tolist() == [0, 3, 4] * 3
     pairs = np.isfinite(result["pairing"]["entropy"]).any(("group", "model_search"))
     assert pairs.to_numpy().tolist() == [False] * 4 + [True] * 2
     assert STUDY.table.render(result).row_count == 3
@@ -40,7 +40,7 @@ def test_all_is_there_for_each_model_that_it_applies_to(result, folder):
 
 def test_every_seed_has_weights_of_its_own_which_the_constants_error_follows(result):
     constant = result["scores"]["error_constant"].sel(group="all", split="id").to_numpy()
-    for cell, setup in enumerate(STUDY.plan("smoke", ["seed=0,3"]).cells):
+    for cell, setup in enumerate(STUDY.plan("smoke", ["seed=0,3,4"]).cells):
         assert setup.sampler().config.seed == setup.seed
         # The mean size of the targets.
         size = setup.sampler().batch("id", 0, 20_000).targets.abs().mean()
@@ -124,7 +124,7 @@ GOOD = {
 
 
 def verdicts(result, **changes):
-    """Of figures that are planted, the same for both seeds."""
+    """Of figures that are planted, the same for all seeds."""
     tree = result.copy(deep=True)
     for cell, model in enumerate(tree["scores"]["model"].to_numpy()):
         planted = GOOD[model] | (changes if model == "compositional" else {})

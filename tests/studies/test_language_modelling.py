@@ -38,7 +38,7 @@ def settings(tmp_path_factory):
     path.write_text("\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         # Nothing is left in the user's cache.
-        patch.setattr("tasks.text.save_arrays", lambda *_: None)
+        patch.setattr("tasks.stored.text.save_arrays", lambda *_: None)
         yield [f"task.path={path}", "task.vocabulary_size=280", "task.length=16"]
 
 

@@ -31,7 +31,7 @@ from studies.setups import expressions
 from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS, examples_of_all_depths
 from studies.views import ndr as views
 from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
-from tasks.table_lookup import look_up
+from tasks.expressions.table_lookup import look_up
 
 SMOKE = ["task.direction=forward", "model=ndr,lstm"]
 

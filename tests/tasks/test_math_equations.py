@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mechanisms.module_pools import OperationPoolConfig
+from mechanisms.modular.module_pools import OperationPoolConfig
 from tasks.math_equations import (
     MATH_OPERATIONS,
     MathEquations,

@@ -168,10 +168,10 @@ def test_libraries_do_not_count():
 def test_a_mechanism_counts_for_the_models_that_have_it_and_no_others():
     setup = importlib.import_module("studies.raven_latent_code").STUDY.setup
     names = code_of(setup)
-    assert "mechanisms/attention.py" in names
-    assert "mechanisms/dnc.py" not in names
-    assert "tasks/raven.py" in names
-    assert "tasks/listops.py" not in names
+    assert "mechanisms/attention/multi_head.py" in names
+    assert "mechanisms/models/dnc.py" not in names
+    assert "tasks/raven/task.py" in names
+    assert "tasks/expressions/listops.py" not in names
 
 
 def test_digests_are_those_of_another_process():

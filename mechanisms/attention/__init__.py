@@ -1,0 +1,1 @@
+"""Attention mechanisms, their masks, and the positions they know."""

@@ -1,0 +1,361 @@
+"""Compositional attention: searches and retrievals are separate, and chosen pair by pair.
+
+Mittal et al. 2021, "Compositional Attention: Disentangling Search and Retrieval". A head of
+standard attention always retrieves the same values with what it searches for. Here every search
+may use every retrieval, and the query's token decides which, by a second, soft attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import gumbel_softmax, linear, one_hot
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.attention.chosen_retrievals import chosen_retrievals, retrievals
+from mechanisms.attention.masks import check_mask
+from mechanisms.attention.multi_head import (
+    attention_scores,
+    drop_pairs,
+    normalize_scores,
+    project_heads,
+)
+from mechanisms.hooking import observed
+from mechanisms.initialization import lecun_normal, zeros
+
+Scorer = Literal["dot", "mlp"]
+Selection = Literal["softmax", "gumbel", "hard", "top_k"]
+Biases = Literal["all", "selection", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompositionalAttentionConfig:
+    """How many searches and retrievals there are and how they are paired.
+
+    Args:
+        n_searches: S, the attention patterns; `n_heads` is another name of it.
+        n_retrievals: R, the value matrices, which all searches share.
+        d_head: width of a search's queries and keys.
+        d_value: width of a retrieval; None for `d_head`.
+        d_selection: width of the value queries and value keys; None for `d_head`.
+        scorer: `dot`, value query · value key / sqrt(d_selection); or `mlp`, a linear map of
+            [value query; retrieval]. Of the latter's two terms the query's is the same for all
+            retrievals, so that it moves the value scores only through hooks.
+        separate_value_keys: whether each retrieval has a value-key matrix of its own.
+        selection: `softmax`; `gumbel`, a soft sample in training (temperature 1, Jang et al.
+            2017) and the maximum afterwards; `hard`, the maximum, with the gradient of the
+            softmax; `top_k`, a softmax over the `n_selected` highest logits.
+        n_selected: of `top_k`; else None.
+        own_value: whether the output also sees a value of the query's own token (`concat`).
+        nonlinear: whether a relu and another linear map follow the output.
+        biases: which projections have one: `all`; `selection`, value queries and keys alone; or
+            `none`.
+        dropout: as in `AttentionConfig`, of the searches' patterns.
+
+    Raises:
+        ValueError: for a value outside of these ranges.
+    """
+
+    n_searches: int
+    n_retrievals: int
+    d_head: int
+    d_value: int | None = None
+    d_selection: int | None = None
+    scorer: Scorer = "dot"
+    separate_value_keys: bool = False
+    selection: Selection = "softmax"
+    n_selected: int | None = None
+    own_value: bool = False
+    nonlinear: bool = False
+    biases: Biases = "all"
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("n_searches", "n_retrievals", "d_head", "d_value", "d_selection"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name, kinds in (("scorer", Scorer), ("selection", Selection), ("biases", Biases)):
+            if getattr(self, name) not in get_args(kinds):
+                allowed = ", ".join(get_args(kinds))
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if self.scorer == "mlp" and self.separate_value_keys:
+            raise ValueError("separate_value_keys must be False with scorer='mlp': it has no keys")
+        if self.selection == "top_k":
+            if self.n_selected is None or not 1 <= self.n_selected <= self.n_retrievals:
+                raise ValueError(
+                    f"n_selected must be from 1 to n_retrievals={self.n_retrievals} with "
+                    f"selection='top_k', got {self.n_selected}"
+                )
+        elif self.n_selected is not None:
+            raise ValueError(
+                f"n_selected must be None with selection={self.selection!r}, got {self.n_selected}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def n_heads(self) -> int:
+        """The number of searches, which a bias of positions is given to."""
+        return self.n_searches
+
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
+    def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
+        """The attention module for a residual stream of width `d_model`."""
+        return CompositionalAttention(self, d_model, generator=generator)
+
+
+class CompositionalAttention(nn.Module):
+    """S searches, each of which chooses among R retrievals, once for each query.
+
+    Mittal et al. 2021, section 3. With search i and retrieval j:
+
+    - pattern_i = softmax(q_i · k_i / sqrt(d_head)), as in multi-head attention;
+    - retrieval_ij = pattern_i v_j;
+    - score_ij = softmax over j of (value query_i · (retrieval_ij W_value_key)) / sqrt(d_selection),
+      the value query being a linear map of the query's token;
+    - z_i = sum_j score_ij retrieval_ij, and out = sum_i z_i W_O[i] + b_O.
+
+    With S = R and score_ij = 1 for i = j, else 0, it is multi-head attention.
+
+    For N positions the patterns cost S N^2 d_head and the retrievals S R N^2 d_value
+    multiplications, S (1 + R) N^2 in all for each unit of width, against 2 S N^2; there are
+    2 S + R matrices of d_model x d_head (queries, keys, values), against 3 S, and S more of
+    d_model x d_selection for the value queries.
+
+    Where nobody listens between the patterns and z, value keys are not made (their matrix goes to
+    the value queries, which are fewer by a factor of R), and the retrievals, S R N d_value numbers
+    for each example, are made for some examples at a time, and again for the gradient. That needs
+    `selection="softmax"` and one value-key matrix for all retrievals; elsewhere they are kept.
+
+    Parameters beside those of `MultiHeadAttention` (`W_Q`, `W_K`, `W_O` with S heads, `W_V` with
+    R): `W_value_query` [search, d_model, d_selection] and `b_value_query`; `W_value_key`
+    [d_value, d_selection], or [retrieval, d_value, d_selection], and `b_value_key`; or `W_score`
+    [d_selection + d_value] and `b_score`; `W_own` [d_model, d_value] and `b_own`, and an (S+1)th
+    matrix in `W_O` for it; `W_O2` [d_model, d_model] and `b_O2`.
+
+    Hook points: `hook_q`, `hook_k` [batch, pos, search, d_head]; `hook_v` [batch, pos, retrieval,
+    d_value]; `hook_attn_scores`, `hook_pattern` and, after it, the same under the paper's name,
+    `hook_search` [batch, search, query_pos, key_pos]; `hook_value_query` [batch, pos, search,
+    d_selection]; `hook_retrieval` [batch, pos, search, retrieval, d_value]; `hook_value_key`
+    [batch, pos, search, retrieval, d_selection] (scorer `dot`); `hook_value_logits` and
+    `hook_value_scores` [batch, pos, search, retrieval]; `hook_z` [batch, pos, search, d_value].
+    """
+
+    def __init__(
+        self,
+        config: CompositionalAttentionConfig,
+        d_model: int,
+        *,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        n_searches, n_retrievals, d_head = config.n_searches, config.n_retrievals, config.d_head
+        d_value = d_head if config.d_value is None else config.d_value
+        d_selection = d_head if config.d_selection is None else config.d_selection
+
+        def weight(*shape: int, fan_in: int) -> nn.Parameter:
+            return lecun_normal(*shape, fan_in=fan_in, generator=generator)
+
+        def bias(*shape: int, selection: bool = False) -> nn.Parameter | None:
+            wanted = ("all", "selection") if selection else ("all",)
+            return zeros(*shape) if config.biases in wanted else None
+
+        self.W_Q = weight(n_searches, d_model, d_head, fan_in=d_model)
+        self.W_K = weight(n_searches, d_model, d_head, fan_in=d_model)
+        self.W_V = weight(n_retrievals, d_model, d_value, fan_in=d_model)
+        self.b_Q, self.b_K = bias(n_searches, d_head), bias(n_searches, d_head)
+        self.b_V = bias(n_retrievals, d_value)
+        self.W_value_query = weight(n_searches, d_model, d_selection, fan_in=d_model)
+        self.b_value_query = bias(n_searches, d_selection, selection=True)
+        if config.scorer == "dot":
+            keys = (n_retrievals,) if config.separate_value_keys else ()
+            self.W_value_key = weight(*keys, d_value, d_selection, fan_in=d_value)
+            self.b_value_key = bias(*keys, d_selection, selection=True)
+            self.hook_value_key = HookPoint()
+        else:
+            self.W_score = weight(d_selection + d_value, fan_in=d_selection + d_value)
+            self.b_score = bias(1, selection=True)
+        n_values = n_searches + config.own_value
+        if config.own_value:
+            self.W_own, self.b_own = weight(d_model, d_value, fan_in=d_model), bias(d_value)
+        self.W_O = weight(n_values, d_value, d_model, fan_in=n_values * d_value)
+        self.b_O = bias(d_model)
+        if config.nonlinear:
+            self.W_O2, self.b_O2 = weight(d_model, d_model, fan_in=d_model), bias(d_model)
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_search = HookPoint()
+        self.hook_value_query, self.hook_retrieval = HookPoint(), HookPoint()
+        self.hook_value_logits, self.hook_value_scores = HookPoint(), HookPoint()
+        self.hook_z = HookPoint()
+
+    def forward(
+        self,
+        x_query: Float[Tensor, "batch query_pos d_model"],
+        x_key: Float[Tensor, "batch key_pos d_model"],
+        *,
+        bias: Float[Tensor, "#batch #search query_pos key_pos"] | None = None,
+        mask: Bool[Tensor, "#batch #search #query_pos key_pos"] | None = None,
+        hooks: CompositionalAttention | None = None,
+    ) -> Float[Tensor, "batch query_pos d_model"]:
+        """What the queries receive; `mask` is True where a query may attend.
+
+        `hooks` names the activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape.
+            TypeError: it is not boolean.
+        """
+        points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_searches)
+        asking, told = (self.W_Q, self.W_value_query), (self.W_K, self.W_V)
+        asking_biases, told_biases = (self.b_Q, self.b_value_query), (self.b_K, self.b_V)
+        if x_query is x_key:
+            q, value_query, k, v = _project(x_key, (*asking, *told), (*asking_biases, *told_biases))
+        else:
+            q, value_query = _project(x_query, asking, asking_biases)
+            k, v = _project(x_key, told, told_biases)
+        q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
+        value_query = points.hook_value_query(value_query)
+
+        scores = attention_scores(q, k, bias)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        pattern = normalize_scores(points.hook_attn_scores(scores), "softmax", mask)
+        if self.training:
+            pattern = drop_pairs(pattern, self.config.dropout)
+        pattern = points.hook_search(points.hook_pattern(pattern))
+
+        z = self._choose(pattern.transpose(1, 2), v, value_query, points)
+        z = points.hook_z(z)
+        if self.config.own_value:
+            own = linear(x_query, self.W_own.T, self.b_own)
+            z = torch.cat([z, own[:, :, None]], dim=2)
+        out = linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        if self.config.nonlinear:
+            out = linear(out.relu(), self.W_O2.T, self.b_O2)
+        return out
+
+    def _choose(
+        self,
+        pattern: Float[Tensor, "batch query_pos search key_pos"],
+        v: Float[Tensor, "batch key_pos retrieval d_value"],
+        value_query: Float[Tensor, "batch query_pos search d_selection"],
+        points: CompositionalAttention,
+    ) -> Float[Tensor, "batch query_pos search d_value"]:
+        """Each search's retrievals, mixed by its value scores."""
+        config = self.config
+        between = [points.hook_retrieval, points.hook_value_logits, points.hook_value_scores]
+        if config.scorer == "dot":
+            between.append(points.hook_value_key)
+        direction, offset = self._folded(value_query)
+        if config.selection == "softmax" and direction.ndim == 4 and not observed(*between):
+            return chosen_retrievals(pattern, v, direction, offset)
+
+        retrieval = points.hook_retrieval(retrievals(pattern, v))
+        if config.scorer == "dot" and observed(points.hook_value_key):
+            keys = self._value_keys(retrieval)
+            logits = (points.hook_value_key(keys) * self._scaled(value_query)[..., None, :]).sum(-1)
+        else:
+            along = direction if direction.ndim == 5 else direction[..., None, :]
+            logits = (retrieval * along).sum(-1) + offset
+        scores = self._select(points.hook_value_logits(logits))
+        return (retrieval * points.hook_value_scores(scores)[..., None]).sum(-2)
+
+    def _folded(
+        self, value_query: Float[Tensor, "batch query_pos search d_selection"]
+    ) -> tuple[Tensor, Float[Tensor, "batch query_pos search #retrieval"]]:
+        """What a retrieval is multiplied with, and what is added, to give its logit.
+
+        The first is [batch, query_pos, search, d_value], or with value keys of their own
+        [batch, query_pos, search, retrieval, d_value].
+        """
+        if self.config.scorer == "mlp":
+            of_query, of_retrieval = self.W_score.split(
+                [value_query.shape[-1], len(self.W_score) - value_query.shape[-1]]
+            )
+            offset = (value_query @ of_query)[..., None]
+            if self.b_score is not None:
+                offset = offset + self.b_score
+            return of_retrieval.expand(*value_query.shape[:3], -1), offset
+        scaled = self._scaled(value_query)
+        if self.config.separate_value_keys:
+            direction = einsum(
+                scaled,
+                self.W_value_key,
+                "b pos s d_selection, r d_value d_selection -> b pos s r d_value",
+            )
+        else:
+            direction = scaled @ self.W_value_key.T
+        if self.b_value_key is None:
+            return direction, scaled.new_zeros(*scaled.shape[:3], 1)
+        return direction, scaled @ self.b_value_key.reshape(-1, scaled.shape[-1]).T
+
+    def _scaled(
+        self, value_query: Float[Tensor, "batch query_pos search d_selection"]
+    ) -> Float[Tensor, "batch query_pos search d_selection"]:
+        return value_query * value_query.shape[-1] ** -0.5
+
+    def _value_keys(
+        self, retrieval: Float[Tensor, "batch query_pos search retrieval d_value"]
+    ) -> Float[Tensor, "batch query_pos search retrieval d_selection"]:
+        if self.config.separate_value_keys:
+            keys = einsum(
+                retrieval,
+                self.W_value_key,
+                "b pos s r d_value, r d_value d_selection -> b pos s r d_selection",
+            )
+        else:
+            keys = retrieval @ self.W_value_key
+        return keys if self.b_value_key is None else keys + self.b_value_key
+
+    def _select(
+        self, logits: Float[Tensor, "batch query_pos search retrieval"]
+    ) -> Float[Tensor, "batch query_pos search retrieval"]:
+        """The value scores: a sum of 1 over the retrievals."""
+        selection = self.config.selection
+        if selection == "softmax":
+            return logits.softmax(-1)
+        if selection == "top_k":
+            assert self.config.n_selected is not None
+            chosen = logits.topk(self.config.n_selected, dim=-1).indices
+            kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
+            return logits.masked_fill(~kept, -math.inf).softmax(-1)
+        if selection == "gumbel" and self.training:
+            return gumbel_softmax(logits)
+        highest = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
+        soft = logits.softmax(-1)
+        return highest + (soft - soft.detach())
+
+
+def _project(
+    x: Float[Tensor, "batch pos d_model"],
+    weights: Sequence[Float[Tensor, "head d_model width"]],
+    biases: Sequence[Float[Tensor, "head width"] | None],
+) -> list[Float[Tensor, "batch pos head width"]]:
+    """Several projections of every token, some of them without a bias."""
+    if all(bias is None for bias in biases):
+        return project_heads(x, weights)
+    filled = [
+        weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    return project_heads(x, weights, filled)

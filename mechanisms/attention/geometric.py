@@ -1,0 +1,238 @@
+"""Geometric attention: the nearest key that matches takes it all (the Neural Data Router)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.attention.masks import check_last, check_mask
+from mechanisms.attention.multi_head import project_heads
+from mechanisms.initialization import lecun_normal, zeros
+
+NORMALIZE_EPSILON = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricAttentionConfig:
+    """Geometric attention with `n_heads` heads of width `d_head`.
+
+    Args:
+        normalize: divide a query's weights by their sum; off in the paper's runs.
+        dropout: probability with which a key is hidden in training, in each example and head,
+            from all queries: they then look beyond it.
+
+    Raises:
+        ValueError: for a width less than 1, or a dropout outside of [0, 1).
+    """
+
+    n_heads: int
+    d_head: int
+    normalize: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("n_heads", "d_head"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def measures_distances(self) -> bool:
+        """See `AttentionProtocol`."""
+        return True
+
+    @property
+    def needs_all_queries(self) -> bool:
+        """See `AttentionProtocol`."""
+        return False
+
+    def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
+        """The attention module for a residual stream of width `d_model`."""
+        return GeometricAttention(self, d_model, generator=generator)
+
+
+class GeometricAttention(nn.Module):
+    """Attention that goes through the keys by distance and stops at those that match.
+
+    Csordás, Irie and Schmidhuber 2021, "The Neural Data Router", section 3.2. For each head
+
+    - logit[i, j] = scale (q_i + content_bias).k_j + scale_pos dir_i + s_bias, where dir_i is one
+      of two numbers W_dir x_i + b_dir: `back` for keys to the left of i, `front` to its right;
+    - p = sigmoid(logit), the probability that key j matches, 0 on the diagonal and where masked;
+    - A[i, j] = p[i, j] prod (1 - p[i, k]) over all keys k that are nearer to i than j. Of two keys
+      at the same distance the right one is the nearer.
+
+    The weights of a query sum to at most 1; `normalize` divides them by max(sum, 1e-12).
+
+    The learned scalars start at 1 / sqrt(d_head), 1 and 0. All projections, that of the
+    direction too, start from N(0, 1 / d_model), biases at 0. (The authors' code means to
+    initialise the direction projection specially, but sets a matrix that is not used.)
+
+    Hook points: `hook_q`, `hook_k`, `hook_v`, `hook_z` [batch, pos, head, d_head];
+    `hook_direction` [batch, pos, head, 2], back and front; `hook_attn_scores` (the logits) and
+    `hook_pattern` (A) [batch, head, query_pos, key_pos].
+    """
+
+    def __init__(
+        self,
+        config: GeometricAttentionConfig,
+        d_model: int,
+        *,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        n_heads, d_head = config.n_heads, config.d_head
+        shape = (n_heads, d_model, d_head)
+        self.W_Q = lecun_normal(*shape, fan_in=d_model, generator=generator)
+        self.W_K = lecun_normal(*shape, fan_in=d_model, generator=generator)
+        self.W_V = lecun_normal(*shape, fan_in=d_model, generator=generator)
+        self.W_O = lecun_normal(
+            n_heads, d_head, d_model, fan_in=n_heads * d_head, generator=generator
+        )
+        self.W_dir = lecun_normal(n_heads, d_model, 2, fan_in=d_model, generator=generator)
+        self.b_dir = zeros(n_heads, 2)
+        self.content_bias = zeros(n_heads, d_head)
+        self.scale = nn.Parameter(torch.tensor([d_head**-0.5]))
+        self.scale_pos = nn.Parameter(torch.ones(1))
+        self.s_bias = zeros(1)
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        self.hook_direction = HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_z = HookPoint()
+
+    def forward(
+        self,
+        x_query: Float[Tensor, "batch query_pos d_model"],
+        x_key: Float[Tensor, "batch key_pos d_model"],
+        *,
+        bias: Float[Tensor, "#batch #head query_pos key_pos"] | None = None,
+        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None = None,
+        hooks: GeometricAttention | None = None,
+    ) -> Float[Tensor, "batch query_pos d_model"]:
+        """What the queries, which stand at the last of the keys' positions, receive.
+
+        `mask` is True where a query may attend; `bias` is added to the logits; `hooks` names the
+        activations of one step where the weights are shared over depth.
+
+        Raises:
+            ValueError: the mask has another shape, or there are more queries than
+                keys.
+            TypeError: it is not boolean.
+        """
+        points = self if hooks is None else hooks
+        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
+        check_last(x_query, x_key)
+        if x_query is x_key:
+            q, k, v, direction = project_heads(x_key, (self.W_Q, self.W_K, self.W_V, self.W_dir))
+        else:
+            q, direction = project_heads(x_query, (self.W_Q, self.W_dir))
+            k, v = project_heads(x_key, (self.W_K, self.W_V))
+        q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
+        direction = points.hook_direction(direction + self.b_dir)
+
+        n_query, n_key = q.shape[1], k.shape[1]
+        q = (q + self.content_bias) * self.scale
+        scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
+        back, front = (direction * self.scale_pos + self.s_bias).transpose(1, 2).split(1, dim=-1)
+        places = _places(n_query, n_key, scores.device)
+        scores = scores + torch.where(places.front, front, back)
+        if bias is not None:
+            scores = scores + bias
+        hidden = places.itself if mask is None else places.itself | ~mask
+        if self.training and self.config.dropout:
+            shape = (scores.shape[0], scores.shape[1], 1, n_key)
+            hidden = hidden | (torch.rand(shape, device=scores.device) < self.config.dropout)
+        scores = points.hook_attn_scores(scores.masked_fill(hidden, -math.inf))
+        pattern = geometric_weights(scores)
+        if self.config.normalize:
+            pattern = pattern / pattern.sum(-1, keepdim=True).clamp(min=NORMALIZE_EPSILON)
+        pattern = points.hook_pattern(pattern)
+
+        z = points.hook_z((pattern @ v.transpose(1, 2)).transpose(1, 2))
+        return linear(z.flatten(2), self.W_O.flatten(0, 1).T)
+
+
+def geometric_weights(
+    logits: Float[Tensor, "*batch query_pos key_pos"],
+) -> Float[Tensor, "*batch query_pos key_pos"]:
+    """p[i, j] times the product of 1 - p[i, k] over all keys k nearer to i than j; p = sigmoid.
+
+    Queries stand at the last `query_pos` of the keys' positions. A logit of -inf takes its key out.
+
+    The keys are put into the order of their distance, where this is a running product of
+    sigmoid(-logit): no factor is a difference of near numbers, so that its relative error stays at
+    `key_pos` roundings for logits of any size, without logarithms. With w = A dL/dA the gradient
+    is w - p times the sum of w over the key itself and all keys behind it: nothing is divided by
+    a product that vanished.
+    """
+    # Half precision has too few digits for a product of many factors.
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return _GeometricWeights.apply(wide).to(logits.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class _GeometricWeights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        places = _places(*logits.shape[-2:], logits.device)
+        ordered = _take(logits, places.by_distance)
+        p = ordered.sigmoid()
+        passed = ordered.neg_().sigmoid_().cumprod(-1)
+        weights = p.clone()
+        weights[..., 1:] *= passed[..., :-1]
+        ctx.save_for_backward(p, weights)
+        return _take(weights, places.by_position)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        p, weights = ctx.saved_tensors
+        places = _places(*gradient.shape[-2:], gradient.device)
+        w = _take(gradient, places.by_distance).mul_(weights)
+        from_here_on = w.flip(-1).cumsum(-1).flip(-1)
+        return _take(w.addcmul_(p, from_here_on, value=-1), places.by_position)
+
+
+class _Places:
+    """Where keys lie, seen from each query.
+
+    Attributes:
+        front: [query_pos, key_pos], whether the key is to the right of the query.
+        itself: [query_pos, key_pos], whether it is the query's own position.
+        by_distance: flat indices that bring each row of [query_pos, key_pos] into the order of
+            distance, the query's own position last.
+        by_position: the indices that undo this.
+    """
+
+    def __init__(self, n_query: int, n_key: int, device: torch.device):
+        query = torch.arange(n_key - n_query, n_key, device=device)[:, None]
+        key = torch.arange(n_key, device=device)
+        offset = key - query
+        self.front = offset > 0
+        self.itself = offset == 0
+        rank = 2 * offset.abs() - self.front.int()
+        order = rank.masked_fill(self.itself, 2 * n_key).argsort(1)
+        row = n_key * torch.arange(n_query, device=device)[:, None]
+        self.by_distance: Int[Tensor, " flat"] = (row + order).flatten()
+        self.by_position: Int[Tensor, " flat"] = (row + order.argsort(1)).flatten()
+
+
+@lru_cache(maxsize=64)
+def _places(n_query: int, n_key: int, device: torch.device) -> _Places:
+    return _Places(n_query, n_key, device)
+
+
+def _take(x: Float[Tensor, "*batch row column"], flat: Int[Tensor, " flat"]) -> Tensor:
+    """`x` with the entries of each matrix rearranged: a copy."""
+    rows = x.flatten(-2).flatten(0, -2) if x.ndim > 2 else x.reshape(1, -1)
+    return rows.index_select(1, flat).view(x.shape)

@@ -1,0 +1,1 @@
+"""What models have besides attention: feed-forward layers, gates, halting, depth."""

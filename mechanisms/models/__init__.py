@@ -1,0 +1,1 @@
+"""Whole models, each built from its config alone."""

@@ -1,0 +1,234 @@
+"""Decomposable attention: two sequences are aligned, compared token by token, and summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.attention.crossing import require_crossing
+from mechanisms.attention.multi_head import normalize_scores
+from mechanisms.attention.quasi import QuasiAttentionConfig, l1_distances
+from mechanisms.hooking import hook_tree, remove_hook_points
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.protocols import AttentionProtocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecomposableAttentionConfig:
+    """What a `DecomposableAttention` is made of.
+
+    Args:
+        d_input: number of token ids.
+        d_output: number of classes, or 1 for a score to rank by.
+        d_model: width of all layers.
+        composition: how CoDA aligns the tokens; None for softmax attention.
+        shared: whether CoDA's F_E and F_N are the same network.
+        attention: how each sequence asks the other one instead, with several heads: for example
+            `AttentionConfig`. One that measures distances between positions is refused.
+        padding: what fills up shorter sequences; any number, also one that is no id, such as -1.
+        dropout: on the input of every layer, in training.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    d_input: int
+    d_output: int
+    padding: int
+    d_model: int = 200
+    composition: QuasiAttentionConfig | None = None
+    shared: bool = True
+    attention: AttentionProtocol | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("d_input", "d_output", "d_model"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.composition is None and not self.shared:
+            raise ValueError("shared must be True without a composition: softmax has no F_N")
+        if self.attention is not None and self.composition is not None:
+            raise ValueError("attention must be None with a composition: one of them aligns")
+        if self.attention is not None:
+            require_crossing("attention", self.attention)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+
+class TwoLayers(nn.Module):
+    """relu(relu(x W_in + b_in) W_out + b_out), Parikh et al. 2016's F, G and H.
+
+    `W_in` [d_in, d_model], `W_out` [d_model, d_model]; they start from N(0, 2 / fan in), which
+    keeps the second moment through a relu (He et al. 2015).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_model: int,
+        *,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.dropout = dropout
+        self.W_in = _he_normal(d_in, d_model, generator)
+        self.W_out = _he_normal(d_model, d_model, generator)
+        self.b_in, self.b_out = zeros(d_model), zeros(d_model)
+
+    def forward(self, x: Float[Tensor, "*rest d_in"]) -> Float[Tensor, "*rest d_model"]:
+        """The features of each row."""
+        x = linear(dropout(x, self.dropout, self.training), self.W_in.T, self.b_in).relu()
+        return linear(dropout(x, self.dropout, self.training), self.W_out.T, self.b_out).relu()
+
+
+class DecomposableAttention(HookedRootModule):
+    """Attend, compare, aggregate: a class for each pair of sequences a, b.
+
+    Parikh et al. 2016, "A Decomposable Attention Model for Natural Language Inference"; with a
+    `composition`, as Tay et al. 2019, "Compositional De-Attention Networks", equations 1 to 10.
+
+    - attend: E_ij = alpha F_E(a_i) · F_E(b_j), N_ij = -beta ||F_N(a_i) - F_N(b_j)||_1,
+      M = tanh(E) * sigmoid(N), a' = M b and b' = M^T a. Or with softmax, of E = F_E(a) · F_E(b):
+      a' = softmax_j(E) b and b' = softmax_i(E)^T a. Or with an `attention`, of one module that both
+      ask the other one with: a' = attention(a, b), b' = attention(b, a);
+    - compare: G([a_i; a'_i]) and G([b_j; b'_j]), for each token;
+    - aggregate: their sums over a and over b, then H of both, and a linear map.
+
+    A sequence without any token has a sum of 0. The order of tokens is not seen.
+
+    Hook points [batch, pos, d_model]: `hook_embed_a`, `hook_embed_b`, `hook_aligned_a` (a'),
+    `hook_aligned_b`, `hook_compared_a`, `hook_compared_b`; `hook_aggregated` [batch, 1, 2 d_model];
+    [batch, head, query_pos, key_pos] with one head, the tokens of a as queries, those of b as
+    keys: `hook_attn_scores` (E) and `hook_pattern`. With a composition these also are
+    `hook_affinity` and `hook_dissimilarity` (E and N, centred), `hook_gate` (sigmoid(N)), and M is
+    the pattern of both sides; with softmax b' has a `hook_pattern_b`, in which b asks a. With an
+    `attention` its own, `align_a.*` where a asks b and `align_b.*` where b asks a, are instead.
+
+    Parameters: `W_E` [d_input, d_model]; `attend`, `attend_apart` (F_N, with `shared=False`),
+    `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`; with an
+    `attention` those of `align`, and no `attend`.
+
+    Args:
+        config: what it is made of.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(
+        self, config: DecomposableAttentionConfig, *, generator: torch.Generator | None = None
+    ):
+        super().__init__()
+        self.config = config
+        d_model = config.d_model
+
+        def layers(d_in: int) -> TwoLayers:
+            return TwoLayers(d_in, d_model, dropout=config.dropout, generator=generator)
+
+        self.W_E = lecun_normal(config.d_input, d_model, fan_in=d_model, generator=generator)
+        if config.attention is not None:
+            self.align = config.attention.build(d_model, generator=generator)
+            self.align_a, self.align_b = hook_tree(self.align), hook_tree(self.align)
+            remove_hook_points(self.align)
+        else:
+            self.attend = layers(d_model)
+            if not config.shared:
+                self.attend_apart = layers(d_model)
+            self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+            if config.composition is None:
+                self.hook_pattern_b = HookPoint()
+            else:
+                self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
+                self.hook_gate = HookPoint()
+        self.compare, self.aggregate = layers(2 * d_model), layers(2 * d_model)
+        self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
+        self.b_U = zeros(config.d_output)
+        self.hook_embed_a, self.hook_embed_b = HookPoint(), HookPoint()
+        self.hook_aligned_a, self.hook_aligned_b = HookPoint(), HookPoint()
+        self.hook_compared_a, self.hook_compared_b = HookPoint(), HookPoint()
+        self.hook_aggregated = HookPoint()
+        self.setup()
+
+    def forward(
+        self, a: Int[Tensor, "batch a_pos"], b: Int[Tensor, "batch b_pos"]
+    ) -> Float[Tensor, "batch 1 d_output"]:
+        """The logits of each pair; a and b hold ids in [0, d_input), and padding."""
+        real_a, real_b = a != self.config.padding, b != self.config.padding
+        x_a = self.hook_embed_a(self._embed(a, real_a))
+        x_b = self.hook_embed_b(self._embed(b, real_b))
+        aligned_a, aligned_b = self._align(x_a, x_b, real_a, real_b)
+        aligned_a, aligned_b = self.hook_aligned_a(aligned_a), self.hook_aligned_b(aligned_b)
+        compared_a = self.hook_compared_a(self.compare(torch.cat([x_a, aligned_a], -1)))
+        compared_b = self.hook_compared_b(self.compare(torch.cat([x_b, aligned_b], -1)))
+        sums = [
+            compared.masked_fill(~real[..., None], 0.0).sum(1)
+            for compared, real in ((compared_a, real_a), (compared_b, real_b))
+        ]
+        aggregated = self.hook_aggregated(torch.cat(sums, -1)[:, None])
+        return linear(self.aggregate(aggregated), self.W_U.T, self.b_U)
+
+    def _align(
+        self,
+        x_a: Float[Tensor, "batch a_pos d_model"],
+        x_b: Float[Tensor, "batch b_pos d_model"],
+        real_a: Bool[Tensor, "batch a_pos"],
+        real_b: Bool[Tensor, "batch b_pos"],
+    ) -> tuple[Float[Tensor, "batch a_pos d_model"], Float[Tensor, "batch b_pos d_model"]]:
+        """What each token of a receives from b, and each of b from a."""
+        if self.config.attention is None:
+            of_a, of_b = self._patterns(x_a, x_b, real_a, real_b)
+            return of_a @ x_b, of_b @ x_a
+        return (
+            self.align(x_a, x_b, mask=real_b[:, None, None], hooks=self.align_a),
+            self.align(x_b, x_a, mask=real_a[:, None, None], hooks=self.align_b),
+        )
+
+    def _patterns(
+        self,
+        x_a: Float[Tensor, "batch a_pos d_model"],
+        x_b: Float[Tensor, "batch b_pos d_model"],
+        real_a: Bool[Tensor, "batch a_pos"],
+        real_b: Bool[Tensor, "batch b_pos"],
+    ) -> tuple[Float[Tensor, "batch a_pos b_pos"], Float[Tensor, "batch b_pos a_pos"]]:
+        """What b's tokens are multiplied with for each of a, and a's for each of b."""
+        composition = self.config.composition
+        asked, told = self.attend(x_a), self.attend(x_b)
+        affinity = (asked @ told.mT)[:, None]
+        valid = (real_a[:, :, None] & real_b[:, None])[:, None]
+        if composition is None:
+            scores = self.hook_attn_scores(affinity)
+            pattern = self.hook_pattern(_softmax(scores, valid))
+            pattern_b = self.hook_pattern_b(_softmax(scores.mT, valid.mT))
+            return pattern[:, 0], pattern_b[:, 0]
+        if not self.config.shared:
+            asked, told = self.attend_apart(x_a), self.attend_apart(x_b)
+        affinity = self.hook_attn_scores(composition.alpha * affinity)
+        affinity = self.hook_affinity(composition.centred_affinity(affinity, valid))
+        distances = l1_distances(asked[:, None], told[:, None])
+        dissimilarity = composition.centred_dissimilarity(-composition.beta * distances, valid)
+        dissimilarity = self.hook_dissimilarity(dissimilarity)
+        gate = self.hook_gate(composition.gated(dissimilarity))
+        pattern = self.hook_pattern(composition.composed(affinity, gate, valid))[:, 0]
+        return pattern, pattern.mT
+
+    def _embed(
+        self, tokens: Int[Tensor, "batch pos"], real: Bool[Tensor, "batch pos"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        # Padding need not be an id of the table; nobody sees what stands in its place.
+        return self.W_E[tokens.masked_fill(~real, 0)]
+
+
+def _softmax(scores: Tensor, valid: Tensor) -> Tensor:
+    return normalize_scores(scores.masked_fill(~valid, -torch.inf), "softmax", valid)
+
+
+def _he_normal(d_in: int, d_out: int, generator: torch.Generator | None) -> nn.Parameter:
+    weight = lecun_normal(d_in, d_out, fan_in=d_in, generator=generator)
+    with torch.no_grad():
+        weight.mul_(2**0.5)
+    return weight

@@ -1,0 +1,389 @@
+"""The differentiable neural computer: an LSTM that writes to and reads from a memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear, softplus
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.models.lstm import LstmHooks, lstm_step
+from mechanisms.sequences import enclose
+
+NORM_EPSILON = 1e-6
+"""Added to squared norms: an empty row of the memory has similarity 0 to every key."""
+
+USAGE_EPSILON = 1e-6
+"""Usage is moved from [0, 1] to [this, 1], so that products of usages can be differentiated."""
+
+LINK_EPSILON = 1e-6
+"""Where no row is linked more than this, a direction is not scaled up to a distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DncConfig:
+    """What a `Dnc` is made of.
+
+    Args:
+        d_input: number of token ids.
+        d_output: number of logits.
+        d_embed: width of the token embeddings.
+        d_hidden: width of the controller, an LSTM of one layer.
+        n_cells: number of rows of the memory.
+        d_cell: width of a row.
+        n_read_heads: number of places that are read in each step; one is written.
+        dropout: probability with which in training a number is dropped from the embeddings
+            and before the read-out; never from one step to the next.
+
+    Raises:
+        ValueError: for a value outside of these ranges.
+    """
+
+    d_input: int
+    d_output: int
+    d_embed: int
+    d_hidden: int
+    n_cells: int
+    d_cell: int
+    n_read_heads: int = 1
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in (
+            "d_input",
+            "d_output",
+            "d_embed",
+            "d_hidden",
+            "n_cells",
+            "d_cell",
+            "n_read_heads",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+
+def content_weights(
+    memory: Float[Tensor, "batch cell d_cell"],
+    keys: Float[Tensor, "batch head d_cell"],
+    masks: Float[Tensor, "batch head d_cell"],
+    strengths: Float[Tensor, "batch head"],
+) -> Float[Tensor, "batch head cell"]:
+    """Softmax over rows i of strength cos(key * mask, memory[i] * mask).
+
+    Graves et al. 2016, "Content-based addressing", with the masks of Csordás & Schmidhuber 2019:
+    a head says which part of a row it looks for, and the rest does not count as a difference.
+    Keys may be any real numbers; masks are in [0, 1], strengths at least 1.
+    """
+    squares = masks**2
+    products = (keys * squares) @ memory.mT
+    # The masked norm of every row for every head, without a masked memory for each head.
+    row_norms = (squares @ (memory**2).mT + NORM_EPSILON).rsqrt()
+    key_norms = ((keys**2 * squares).sum(-1) + NORM_EPSILON).rsqrt()
+    return (products * row_norms * (strengths * key_norms)[..., None]).softmax(-1)
+
+
+def allocation_weights(usage: Float[Tensor, "batch cell"]) -> Float[Tensor, "batch cell"]:
+    """Where there is room: (1 - usage[i]) times the usages of all rows that are freer than i.
+
+    Graves et al. 2016, "Dynamic memory allocation". Of equally free rows the first comes first.
+    The weights are in [0, 1] and sum to 1 less the product of all usages.
+    """
+    usage = USAGE_EPSILON + (1 - USAGE_EPSILON) * usage
+    ascending, order = usage.sort(dim=-1, stable=True)
+    freer = ascending.cumprod(-1) / ascending
+    return torch.zeros_like(usage).scatter(-1, order, (1 - ascending) * freer)
+
+
+def updated_links(
+    links: Float[Tensor, "batch cell cell"],
+    precedence: Float[Tensor, "batch cell"],
+    write_weights: Float[Tensor, "batch cell"],
+) -> Float[Tensor, "batch cell cell"]:
+    """(1 - w[i] - w[j]) links[i, j] + w[i] precedence[j], and 0 for i = j.
+
+    Graves et al. 2016, "Temporal memory linkage": links[i, j] is how far row i was written
+    directly after row j. Rows and columns each sum to at most 1.
+    """
+    to, origin = write_weights[:, :, None], write_weights[:, None, :]
+    others = 1 - torch.eye(links.shape[-1], dtype=links.dtype, device=links.device)
+    return ((1 - to - origin) * links + to * precedence[:, None, :]) * others
+
+
+def sharpened(
+    weights: Float[Tensor, "*batch cell"], sharpness: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch cell"]:
+    """weights[i]^s / sum_j weights[j]^s, or nearly 0 where all weights are nearly 0.
+
+    Csordás & Schmidhuber 2019, the link distributions' sharpness. While nothing is linked there
+    is no distribution to sharpen: below a largest weight of `LINK_EPSILON` the result falls to 0
+    with it. The powers of weights in [0, 1] are wanted, and what rounding (or an intervention)
+    has made negative counts as 0.
+    """
+    weights = weights.clamp(min=0)
+    # With the largest weight scaled to 1 the powers do not vanish. The scale cancels out, or is
+    # constant, so it needs no gradient.
+    scale = weights.detach().amax(-1, keepdim=True).clamp(min=LINK_EPSILON)
+    powers = (weights / scale) ** sharpness[..., None]
+    return powers / powers.sum(-1, keepdim=True).clamp(min=1)
+
+
+class DncHooks(LstmHooks):
+    """The hook points of one step.
+
+    Of the controller `hook_cell`, `hook_hidden` [batch, d_hidden]; of what it decides
+    `hook_free_gates` [batch, head], `hook_allocation_gate`, `hook_write_gate` [batch] in [0, 1]
+    and `hook_read_modes` [batch, head, 3], probabilities of backward, content, forward; of the
+    memory `hook_usage` [batch, cell], `hook_write_weights` [batch, cell],
+    `hook_memory` [batch, cell, d_cell] (after writing), `hook_links` [batch, cell, cell],
+    `hook_read_weights` [batch, read_head, cell] and `hook_read_vectors`
+    [batch, read_head, d_cell].
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hook_free_gates, self.hook_allocation_gate = HookPoint(), HookPoint()
+        self.hook_write_gate, self.hook_read_modes = HookPoint(), HookPoint()
+        self.hook_usage, self.hook_write_weights = HookPoint(), HookPoint()
+        self.hook_memory, self.hook_links = HookPoint(), HookPoint()
+        self.hook_read_weights, self.hook_read_vectors = HookPoint(), HookPoint()
+
+
+class DncState(NamedTuple):
+    """What one step leaves to the next; all zeros before the first.
+
+    Attributes:
+        hidden, cell: [batch, d_hidden], of the controller.
+        memory: [batch, cell, d_cell].
+        usage: [batch, cell], in [0, 1].
+        links: [batch, cell, cell], how far a row was written directly after another.
+        precedence: [batch, cell], how far a row was the last one written.
+        write_weights: [batch, cell].
+        read_weights: [batch, read_head, cell].
+        read_vectors: [batch, read_head, d_cell].
+    """
+
+    hidden: Float[Tensor, "batch d_hidden"]
+    cell: Float[Tensor, "batch d_hidden"]
+    memory: Float[Tensor, "batch cell d_cell"]
+    usage: Float[Tensor, "batch cell"]
+    links: Float[Tensor, "batch cell cell"]
+    precedence: Float[Tensor, "batch cell"]
+    write_weights: Float[Tensor, "batch cell"]
+    read_weights: Float[Tensor, "batch read_head cell"]
+    read_vectors: Float[Tensor, "batch read_head d_cell"]
+
+
+class DncCell(nn.Module):
+    """One step of a DNC: the controller, then writing, then reading.
+
+    Graves et al. 2016, "Methods", with what Csordás & Schmidhuber 2019 changed. sigma is the
+    logistic function and oneplus(x) = 1 + softplus(x). The controller, an LSTM, reads the token
+    and what was read from the memory in the step before: its gates are x W_x +
+    [read vectors; h] W_h + b. A linear map (`W_interface`, `b_interface`) of its hidden state
+    gives, in this order of columns, the heads side by side within each,
+
+    - the read heads' keys k, masks m = sigma(.) and strengths b = oneplus(.), then the write
+      head's own three;
+    - the erase vector e = sigma(.) and the write vector v;
+    - the read heads' free gates f = sigma(.), then the allocation gate ga and the write gate
+      gw = sigma(.);
+    - the read heads' modes (pi_backward, pi_content, pi_forward) = softmax(.) and sharpnesses
+      (s_backward, s_forward) = oneplus(.).
+
+    With w the write and r_h the read weights, M the memory, and ' for the step before:
+
+    - retention        psi = prod_h (1 - f_h r_h')
+    - usage            u = (u' + w' - u' w') psi
+    - writing          w = gw (ga allocation_weights(u) + (1 - ga) content_weights(M', k, m, b))
+    - memory           M = M' * psi 1^T * (1 - w e^T) + w v^T
+    - links            L = updated_links(L', p', w), then p = (1 - sum_i w_i) p' + w
+    - reading          r_h = pi_backward sharpened(L^T r_h', s_backward)
+      + pi_content content_weights(M, k_h, m_h, b_h) + pi_forward sharpened(L r_h', s_forward)
+    - read vectors     M^T r_h
+
+    Of these m, psi in the memory (a row that is freed is emptied, no longer only overwritten) and
+    the sharpening are Csordás & Schmidhuber's.
+    """
+
+    def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.n_cells, self.d_cell = config.n_cells, config.d_cell
+        self.n_heads, self.d_hidden = config.n_read_heads, config.d_hidden
+        heads, width = config.n_read_heads, config.d_cell
+        read_head, write_head = [heads * width, heads * width, heads], [width, width, 1]
+        gates_and_modes = [heads, 1, 1, 3 * heads, 2 * heads]
+        self.splits = [*read_head, *write_head, width, width, *gates_and_modes]
+
+        def uniform(*shape: int) -> nn.Parameter:
+            bound = config.d_hidden**-0.5
+            weight = torch.empty(*shape).uniform_(-bound, bound, generator=generator)
+            return nn.Parameter(weight)
+
+        self.W_x = uniform(config.d_embed, 4 * config.d_hidden)
+        self.W_h = uniform(heads * width + config.d_hidden, 4 * config.d_hidden)
+        self.b = zeros(4 * config.d_hidden)
+        # The state is kept until something is learned that forgets it, as in `Lstm`.
+        nn.init.ones_(self.b[config.d_hidden : 2 * config.d_hidden])
+        n_interface = sum(self.splits)
+        self.W_interface = lecun_normal(
+            config.d_hidden, n_interface, fan_in=config.d_hidden, generator=generator
+        )
+        self.b_interface = zeros(n_interface)
+
+    def initial_state(self, batch: int) -> DncState:
+        """Zeros, of the weights' type and on their device."""
+
+        def empty(*shape: int) -> Tensor:
+            return self.b.new_zeros(batch, *shape)
+
+        return DncState(
+            hidden=empty(self.d_hidden),
+            cell=empty(self.d_hidden),
+            memory=empty(self.n_cells, self.d_cell),
+            usage=empty(self.n_cells),
+            links=empty(self.n_cells, self.n_cells),
+            precedence=empty(self.n_cells),
+            write_weights=empty(self.n_cells),
+            read_weights=empty(self.n_heads, self.n_cells),
+            read_vectors=empty(self.n_heads, self.d_cell),
+        )
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "batch four_d_hidden"],
+        state: DncState,
+        *,
+        hooks: DncHooks,
+    ) -> DncState:
+        """The state after a step; `inputs` is the token's share of the gates, x W_x + b."""
+        batch, heads, width = len(inputs), self.n_heads, self.d_cell
+        seen = torch.cat((state.read_vectors.flatten(1), state.hidden), -1)
+        hidden, cell = lstm_step(inputs + linear(seen, self.W_h.T), state.cell, hooks=hooks)
+
+        parts = linear(hidden, self.W_interface.T, self.b_interface).split(self.splits, -1)
+        keys, masks, strengths, write_key, write_mask, write_strength = parts[:6]
+        erase, write_vector, free, allocation_gate, write_gate, modes, sharpness = parts[6:]
+        free_gates = hooks.hook_free_gates(free.sigmoid())
+        allocation_gate = hooks.hook_allocation_gate(allocation_gate[:, 0].sigmoid())
+        write_gate = hooks.hook_write_gate(write_gate[:, 0].sigmoid())
+        read_modes = hooks.hook_read_modes(modes.view(batch, heads, 3).softmax(-1))
+
+        retention = (1 - free_gates[..., None] * state.read_weights).prod(1)
+        usage = state.usage + state.write_weights - state.usage * state.write_weights
+        usage = hooks.hook_usage(usage * retention)
+        found = content_weights(
+            state.memory,
+            write_key[:, None],
+            write_mask[:, None].sigmoid(),
+            1 + softplus(write_strength),
+        )[:, 0]
+        allocated = allocation_gate[:, None] * allocation_weights(usage)
+        chosen = allocated + (1 - allocation_gate[:, None]) * found
+        write_weights = hooks.hook_write_weights(write_gate[:, None] * chosen)
+
+        # The docstring's equation with the products by w taken together: fewer passes over it.
+        memory = state.memory * retention[..., None]
+        change = torch.addcmul(write_vector[:, None], memory, erase.sigmoid()[:, None], value=-1)
+        memory = hooks.hook_memory(torch.addcmul(memory, write_weights[..., None], change))
+        links = hooks.hook_links(updated_links(state.links, state.precedence, write_weights))
+        written = write_weights.sum(-1, keepdim=True)
+        precedence = (1 - written) * state.precedence + write_weights
+
+        neighbours = torch.stack((state.read_weights @ links, state.read_weights @ links.mT), 2)
+        neighbours = sharpened(neighbours, 1 + softplus(sharpness.view(batch, heads, 2)))
+        found = content_weights(
+            memory,
+            keys.view(batch, heads, width),
+            masks.view(batch, heads, width).sigmoid(),
+            1 + softplus(strengths),
+        )
+        backward, forward = neighbours.unbind(2)
+        candidates = torch.stack((backward, found, forward), 2)
+        read_weights = hooks.hook_read_weights((read_modes[..., None] * candidates).sum(2))
+        read_vectors = hooks.hook_read_vectors(read_weights @ memory)
+        return DncState(
+            hidden=hidden,
+            cell=cell,
+            memory=memory,
+            usage=usage,
+            links=links,
+            precedence=precedence,
+            write_weights=write_weights,
+            read_weights=read_weights,
+            read_vectors=read_vectors,
+        )
+
+
+class Dnc(HookedRootModule):
+    """A DNC that reads a token sequence and answers once: a baseline of Csordás et al. 2021.
+
+    Graves et al. 2016 with the masked content addressing, the de-allocation and the link
+    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. Sequences stand
+    between two marks (BOS, EOS). The answer is a linear map (`W_U`, `b_U`) of the controller's
+    hidden state and of the read vectors at EOS.
+
+    Hook points, with pos counting the marks: `hook_embed` [batch, pos, d_embed], and
+    `steps.{pos}.*`, the `DncHooks` of the step that reads position pos: what is changed there
+    reaches the rest of that step and all that follow. Steps have names once `set_positions` or
+    a forward pass has come to their position (before torch.compile, call `set_positions`). A
+    sequence shorter than its batch is read on through its padding; what is seen there has no
+    meaning and no effect.
+
+    Args:
+        config: what it is made of. Embeddings (`W_E`, with two rows for the marks) start as unit
+            normals cut off at two standard deviations, the controller as in `lstm_kernel`.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.W_E = lecun_normal(config.d_input + 2, config.d_embed, fan_in=1, generator=generator)
+        self.hook_embed = HookPoint()
+        self.core = DncCell(config, generator=generator)
+        self.steps = nn.ModuleList()
+        d_final = config.d_hidden + config.n_read_heads * config.d_cell
+        self.W_U = lecun_normal(d_final, config.d_output, fan_in=d_final, generator=generator)
+        self.b_U = zeros(config.d_output)
+        self.setup()
+
+    def set_positions(self, n_positions: int) -> None:
+        """Give the steps of sequences of up to `n_positions` tokens hook points.
+
+        The marks come on top: steps 0 to n_positions + 1 have names afterwards.
+
+        Raises:
+            ValueError: if n_positions is negative.
+        """
+        if n_positions < 0:
+            raise ValueError(f"n_positions must be at least 0, got {n_positions}")
+        if n_positions + 2 > len(self.steps):
+            self.steps.extend(DncHooks() for _ in range(len(self.steps), n_positions + 2))
+            self.setup()
+
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_output"]:
+        """The logits of the answer.
+
+        Args:
+            tokens: ids in [0, d_input); what is negative is padding, all of it at the end.
+        """
+        self.set_positions(tokens.shape[1])
+        ids, _, end = enclose(tokens, self.config.d_input)
+        x = dropout(self.hook_embed(self.W_E[ids]), self.config.dropout, self.training)
+        inputs = linear(x, self.core.W_x.T, self.core.b).unbind(1)
+        state = self.core.initial_state(len(ids))
+        outputs = []
+        for position, token_inputs in enumerate(inputs):
+            state = self.core(token_inputs, state, hooks=self.steps[position])
+            outputs.append(torch.cat((state.hidden, state.read_vectors.flatten(1)), -1))
+        final = torch.stack(outputs, 1)[torch.arange(len(end), device=end.device), end]
+        final = dropout(final, self.config.dropout, self.training)
+        return linear(final, self.W_U.T, self.b_U)[:, None]

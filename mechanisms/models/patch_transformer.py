@@ -1,0 +1,214 @@
+"""A transformer that reads an image patch by patch and answers at a class token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.attention.positions import sinusoidal_embedding
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.layers.depth import add_steps, stack_blocks
+from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
+
+PatchPositions = Literal["learned", "sinusoidal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchTransformerConfig:
+    """What a `PatchTransformer` is made of.
+
+    Args:
+        image_size: height and width of the images, in pixels.
+        patch_size: height and width of a patch; it divides `image_size`.
+        n_channels: of the images.
+        d_output: number of classes; for several tasks a tuple, one number for each: the model is
+            then also given the number of the task.
+        d_model: width of the residual stream.
+        n_layers: number of blocks, or of steps through the shared block.
+        attention: for example `AttentionConfig`.
+        feed_forward: for example `FeedForwardConfig`.
+        d_condition: width of a vector, such as a question, that the model is given with the image;
+            None for none.
+        positions: added to the patches, `learned` or `sinusoidal`, row by row.
+        shared: whether all blocks have the same weights.
+        dropout: on the embedding and on what each half of a block adds to the stream, in training.
+
+    Raises:
+        ValueError: for a value that is not allowed, or both a condition and several tasks.
+    """
+
+    image_size: int
+    patch_size: int
+    n_channels: int
+    d_output: int | tuple[int, ...]
+    d_model: int
+    n_layers: int
+    attention: AttentionProtocol
+    feed_forward: ComponentConfig
+    d_condition: int | None = None
+    positions: PatchPositions = "learned"
+    shared: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("image_size", "patch_size", "n_channels", "d_model", "n_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"patch_size must divide image_size = {self.image_size}, got {self.patch_size}"
+            )
+        if not self.n_classes or min(self.n_classes) < 1:
+            raise ValueError(f"d_output must be at least 1 for every task, got {self.d_output}")
+        if self.d_condition is not None and self.d_condition < 1:
+            raise ValueError(f"d_condition must be None or at least 1, got {self.d_condition}")
+        if self.d_condition is not None and isinstance(self.d_output, tuple):
+            raise ValueError(
+                f"d_condition must be None with several tasks, d_output = {self.d_output}, "
+                f"got {self.d_condition}"
+            )
+        if self.positions not in get_args(PatchPositions):
+            allowed = ", ".join(get_args(PatchPositions))
+            raise ValueError(f"positions must be one of {allowed}, got {self.positions!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def n_patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def n_classes(self) -> tuple[int, ...]:
+        """Number of classes of each task."""
+        return self.d_output if isinstance(self.d_output, tuple) else (self.d_output,)
+
+
+class PatchTransformer(HookedRootModule):
+    """A pre-LN transformer over the patches of an image, read out at a class token.
+
+    Dosovitskiy et al. 2021 (ViT), as Mittal et al. 2021 use it with weights shared over depth. The
+    positions are the patches, row by row; the condition, if any; and last the class token, of
+    whose final state a linear map gives the logits. (It is last so that the last block computes
+    it alone, unless someone listens to one of its hook points.)
+
+    `hook_embed` and `blocks.{i}.*` are its hook points; with shared weights the weights live in
+    `core`. All that is embedded starts at unit scale, the learned positions too.
+
+    Args:
+        config: what it is made of.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(self, config: PatchTransformerConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        d_model, d_patch = config.d_model, config.n_channels * config.patch_size**2
+        self.W_E = lecun_normal(d_patch, d_model, fan_in=d_patch, generator=generator)
+        self.b_E = zeros(d_model)
+        self.W_pos = None
+        if config.positions == "learned":
+            self.W_pos = lecun_normal(config.n_patches, d_model, fan_in=1, generator=generator)
+        self.W_condition, self.b_condition = None, None
+        if config.d_condition is not None:
+            self.W_condition = lecun_normal(
+                config.d_condition, d_model, fan_in=config.d_condition, generator=generator
+            )
+            self.b_condition = zeros(d_model)
+        self.cls = lecun_normal(d_model, fan_in=1, generator=generator)
+        self.hook_embed = HookPoint()
+        self.core, self.blocks = stack_blocks(
+            lambda: Block(config, dropout=config.dropout, generator=generator),
+            config.n_layers,
+            shared=config.shared,
+        )
+        self.ln_final = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
+        n_tasks, most = len(config.n_classes), max(config.n_classes)
+        self.W_U = lecun_normal(n_tasks, d_model, most, fan_in=d_model, generator=generator)
+        self.b_U = zeros(n_tasks, most)
+        absent = torch.arange(most) >= torch.tensor(config.n_classes)[:, None]
+        self.register_buffer("absent", absent, persistent=False)
+        self.setup()
+
+    def set_steps(self, n_steps: int) -> None:
+        """Give steps beyond those trained with hook points too, so that hooks can name them.
+
+        Raises:
+            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
+                their number of layers.
+        """
+        config = self.config
+        if add_steps(self.blocks, n_steps, n_layers=config.n_layers, shared=config.shared):
+            self.setup()
+
+    def forward(
+        self,
+        image: Float[Tensor, "batch channel height width"],
+        condition: Float[Tensor, "batch d_condition"] | Int[Tensor, " batch"] | None = None,
+        *,
+        n_steps: int | None = None,
+    ) -> Float[Tensor, "batch 1 d_output"]:
+        """The logits of each image; -inf for the classes that its task lacks.
+
+        Args:
+            image: with the config's number of channels, and of its size.
+            condition: with `d_condition` such a vector; with several tasks their numbers; else
+                None.
+            n_steps: with shared weights, how many steps to take; None for `n_layers`.
+
+        Raises:
+            ValueError: for an image of another size, or a condition that is missing or not asked
+                for.
+        """
+        config = self.config
+        n_steps = config.n_layers if n_steps is None else n_steps
+        if n_steps != config.n_layers:
+            self.set_steps(n_steps)
+        expected = (config.n_channels, config.image_size, config.image_size)
+        if image.shape[1:] != expected:
+            raise ValueError(f"image must be [batch, *{expected}], got {list(image.shape)}")
+        conditioned = config.d_condition is not None or isinstance(config.d_output, tuple)
+        if conditioned != (condition is not None):
+            raise ValueError(
+                f"condition must be {'given' if conditioned else 'None'} with d_condition = "
+                f"{config.d_condition} and d_output = {config.d_output}"
+            )
+        x = dropout(self._embed(image, condition), config.dropout, self.training)
+        x = self.hook_embed(x)
+        x = run_blocks(x, self.core, self.blocks, n_steps, n_readout=1)
+        heads = einsum(
+            self.ln_final(x[:, 0]), self.W_U, "batch d, task d logit -> batch task logit"
+        )
+        if not isinstance(config.d_output, tuple):
+            return heads + self.b_U
+        assert condition is not None
+        logits = (heads + self.b_U).take_along_dim(condition[:, None, None], 1)
+        return logits.masked_fill(self.get_buffer("absent")[condition][:, None], -math.inf)
+
+    def _embed(
+        self,
+        image: Float[Tensor, "batch channel height width"],
+        condition: Float[Tensor, "batch d_condition"] | Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        size = self.config.patch_size
+        pattern = "batch channel (row y) (column x) -> batch (row column) (channel y x)"
+        patches = linear(rearrange(image, pattern, y=size, x=size), self.W_E.T, self.b_E)
+        positions = self.W_pos
+        if positions is None:
+            positions = sinusoidal_embedding(*patches.shape[1:]).to(patches)
+        tokens = [patches + positions, repeat(self.cls, "d -> batch 1 d", batch=len(image))]
+        if self.W_condition is not None:
+            assert condition is not None
+            asked = linear(condition, self.W_condition.T, self.b_condition)
+            tokens.insert(1, asked[:, None])
+        return torch.cat(tokens, 1)

@@ -1,0 +1,175 @@
+"""A transformer over several images: how do they relate to one another?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from mechanisms.attention.positions import sinusoidal_embedding
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.layers.depth import stack_blocks
+from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
+from mechanisms.protocols import AttentionProtocol, ComponentConfig
+
+N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
+VARIANCE_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelationClassifierConfig:
+    """What a `RelationClassifier` is made of.
+
+    Args:
+        d_output: number of answers.
+        attention: for example `AttentionConfig`.
+        feed_forward: for example `FeedForwardConfig`.
+        d_model: width of an encoded image and of the residual stream.
+        n_layers: number of blocks, each with weights of its own.
+        image_size: height and width of the images, in pixels; a multiple of 8.
+        windows: numbers of successive images that are normalised together, (3, 6) for a row of
+            three and what follows it; None for all images together.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    d_output: int
+    attention: AttentionProtocol
+    feed_forward: ComponentConfig
+    d_model: int = 128
+    n_layers: int = 1
+    image_size: int = 32
+    windows: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        for name in ("d_output", "d_model", "n_layers", "image_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.image_size % 2**N_CONVOLUTIONS:
+            raise ValueError(
+                f"image_size must be a multiple of {2**N_CONVOLUTIONS}, got {self.image_size}"
+            )
+        if self.windows is not None and (not self.windows or min(self.windows) < 1):
+            raise ValueError(f"windows must be None or numbers of at least 1, got {self.windows}")
+
+
+class ImageEncoder(nn.Module):
+    """Three convolutions that each halve the image, and two linear maps, relus between them.
+
+    Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in External Memory".
+    `W_conv.{i}` [filter, channel, y, x], `W_in` [features, 256], `W_out` [256, d_model]. Weights
+    before a relu start from N(0, 2 / fan in), biases at 0.
+    """
+
+    def __init__(self, image_size: int, d_model: int, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.W_conv, self.b_conv = nn.ParameterList(), nn.ParameterList()
+        n_channels = 1
+        for _ in range(N_CONVOLUTIONS):
+            shape = (N_FILTERS, n_channels, KERNEL, KERNEL)
+            # Half of the fan-in: a relu halves the second moment (He et al. 2015).
+            halved = n_channels * KERNEL**2 // 2
+            self.W_conv.append(lecun_normal(*shape, fan_in=halved, generator=generator))
+            self.b_conv.append(zeros(N_FILTERS))
+            n_channels = N_FILTERS
+        d_flat = N_FILTERS * (image_size // 2**N_CONVOLUTIONS) ** 2
+        self.W_in = lecun_normal(d_flat, D_HIDDEN, fan_in=d_flat // 2, generator=generator)
+        self.b_in = zeros(D_HIDDEN)
+        self.W_out = lecun_normal(D_HIDDEN, d_model, fan_in=D_HIDDEN, generator=generator)
+        self.b_out = zeros(d_model)
+
+    def forward(self, images: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n d_model"]:
+        """The code of each image."""
+        x = images
+        for weight, bias in zip(self.W_conv, self.b_conv, strict=True):
+            x = conv2d(x, weight, bias, stride=2, padding=1).relu()
+        hidden = linear(x.flatten(1), self.W_in.T, self.b_in).relu()
+        return linear(hidden, self.W_out.T, self.b_out)
+
+
+class ContextNormalization(nn.Module):
+    """(z - mean) / sqrt(variance + 1e-8) * gain + shift, for each feature over the images.
+
+    Temporal context normalisation (Webb et al. 2020, "Learning Representations that Support
+    Extrapolation"): what is left of an image is how it differs from those beside
+    it. `gain` and `shift` [d_model] start at 1 and 0.
+    """
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.ones(d_model)), zeros(d_model)
+
+    def forward(
+        self, z: Float[Tensor, "batch image d_model"]
+    ) -> Float[Tensor, "batch image d_model"]:
+        """The normalised codes of images that are each other's context."""
+        variance, mean = torch.var_mean(z, 1, correction=0, keepdim=True)
+        return (z - mean) * (variance + VARIANCE_EPSILON).rsqrt() * self.gain + self.shift
+
+
+class RelationClassifier(HookedRootModule):
+    """Images, encoded one by one, normalised over their context, and compared by a transformer.
+
+    The transformer of Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in External
+    Memory" (as in Mittal et al. 2021): convolutional encoder, temporal context normalisation,
+    sinusoidal positions, pre-LN blocks. The answer is read from the mean over the images.
+
+    Hook points: `hook_encoded`, `hook_normalized`, `hook_embed` (with positions)
+    [batch, image, d_model], and `blocks.{i}.*`, where images are the positions.
+
+    Args:
+        config: what it is made of.
+        generator: source of the initial weights; None for torch's own.
+    """
+
+    def __init__(
+        self, config: RelationClassifierConfig, *, generator: torch.Generator | None = None
+    ):
+        super().__init__()
+        self.config = config
+        self.encoder = ImageEncoder(config.image_size, config.d_model, generator=generator)
+        self.normalization = ContextNormalization(config.d_model)
+        self.hook_encoded, self.hook_normalized = HookPoint(), HookPoint()
+        self.hook_embed = HookPoint()
+        self.core, self.blocks = stack_blocks(
+            lambda: Block(config, generator=generator), config.n_layers, shared=False
+        )
+        self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.W_U = lecun_normal(
+            config.d_model, config.d_output, fan_in=config.d_model, generator=generator
+        )
+        self.b_U = zeros(config.d_output)
+        self.setup()
+
+    def forward(
+        self, images: Float[Tensor, "batch image 1 height width"]
+    ) -> Float[Tensor, "batch 1 d_output"]:
+        """The logits of each sequence of images.
+
+        Raises:
+            ValueError: for images of another size, or of another number than the windows hold.
+        """
+        size, windows = self.config.image_size, self.config.windows
+        batch, n_images = images.shape[:2]
+        if images.shape[2:] != (1, size, size):
+            raise ValueError(
+                f"images must be [batch, image, 1, {size}, {size}], got {list(images.shape)}"
+            )
+        if windows is not None and sum(windows) != n_images:
+            raise ValueError(
+                f"images must be {sum(windows)}, as windows = {windows}; got {n_images}"
+            )
+        z = self.encoder(rearrange(images, "batch image ... -> (batch image) ..."))
+        z = self.hook_encoded(rearrange(z, "(batch image) d -> batch image d", batch=batch))
+        parts = z.split(n_images if windows is None else list(windows), dim=1)
+        x = self.hook_normalized(torch.cat([self.normalization(part) for part in parts], 1))
+        x = self.hook_embed(x + sinusoidal_embedding(n_images, self.config.d_model).to(x))
+        x = run_blocks(x, self.core, self.blocks, self.config.n_layers)
+        return linear(self.ln_final(x).mean(1, keepdim=True), self.W_U.T, self.b_U)

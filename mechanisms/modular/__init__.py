@@ -1,0 +1,1 @@
+"""Modular networks: routers, pools of modules, and what they are trained on."""

@@ -1,0 +1,231 @@
+"""Pools of modules: many small functions of the same operands, computed together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.layers.perceptrons import perceptrons
+
+OPERATIONS = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "square_first": lambda x, y: x * x,
+    "square_second": lambda x, y: y * y,
+    "add_multiply": lambda x, y: (x + y) * x,
+    "minimum": lambda x, y: torch.minimum(x, y),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "add_subtract": lambda x, y: (x + y) - x,
+    "add_double": lambda x, y: x + 2 * y,
+    "sin_first": lambda x, y: x.sin(),
+    "sin_second": lambda x, y: y.sin(),
+    "cos_first": lambda x, y: x.cos(),
+    "cos_second": lambda x, y: y.cos(),
+    "cos_sum": lambda x, y: (x + y).cos(),
+}
+"""Operations of two numbers, in the order of Ostapenko et al. 2022."""
+
+
+class ModulePool(Protocol):
+    """Modules that each map operands to a number."""
+
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        ...
+
+    def __call__(
+        self, operands: Float[Tensor, "*batch #module operand"]
+    ) -> Float[Tensor, "*batch module"]:
+        """What each module makes of its operands; a single module entry is for all of them."""
+        ...
+
+    def one(
+        self,
+        operands: Float[Tensor, "batch one_or_module operand"],
+        index: Int[Tensor, " batch"],
+    ) -> Float[Tensor, " batch"]:
+        """What the module `index` makes of its operands."""
+        ...
+
+
+class PoolConfig(Protocol):
+    """A frozen config that builds a pool of modules."""
+
+    def build(
+        self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
+    ) -> ModulePool:
+        """The pool of so many modules of `d_operands` operands."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpPoolConfig:
+    """Multi-layer perceptrons with ReLU.
+
+    Args:
+        d_mlp: width of each.
+        depth: number of linear maps, at least 2. With the default of 2 a pool of 30 modules of
+            width 300 has the hidden units of one network of width 9,000, to which
+            Ostapenko et al. 2022 compare it.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    d_mlp: int = 300
+    depth: int = 2
+
+    def __post_init__(self):
+        for name, least in (("d_mlp", 1), ("depth", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    def build(
+        self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
+    ) -> ModulePool:
+        """The pool for these sizes."""
+        return MlpPool(self, n_modules, d_operands, generator=generator)
+
+
+class MlpPool(nn.Module):
+    """`n_modules` perceptrons with stacked parameters, each giving one number.
+
+    Parameters: `W_in` [module, operand, d_mlp], depth - 2 times `W_hidden` [module, d_mlp, d_mlp],
+    `W_out` [module, d_mlp] and their biases.
+    """
+
+    def __init__(
+        self,
+        config: MlpPoolConfig,
+        n_modules: int,
+        d_operands: int,
+        *,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        d_mlp, hidden = config.d_mlp, config.depth - 2
+        # With few operands, kinks must not all lie at zero: biases are drawn like weights.
+        self.W_in = lecun_normal(
+            n_modules, d_operands, d_mlp, fan_in=d_operands, generator=generator
+        )
+        self.b_in = lecun_normal(n_modules, d_mlp, fan_in=d_operands, generator=generator)
+        self.W_hidden = nn.ParameterList(
+            lecun_normal(n_modules, d_mlp, d_mlp, fan_in=d_mlp, generator=generator)
+            for _ in range(hidden)
+        )
+        self.b_hidden = nn.ParameterList(zeros(n_modules, d_mlp) for _ in range(hidden))
+        self.W_out = lecun_normal(n_modules, d_mlp, fan_in=d_mlp, generator=generator)
+        self.b_out = zeros(n_modules)
+
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        if shared and not len(self.W_hidden):
+            return self.W_out.element_size()
+        return 3 * self.W_out.shape[1] * self.W_out.element_size()
+
+    def forward(
+        self, operands: Float[Tensor, "*batch #module operand"]
+    ) -> Float[Tensor, "*batch module"]:
+        """What each module makes of its operands; a single module entry is for all of them."""
+        if operands.shape[-2] == 1 and not len(self.W_hidden):
+            rows = operands.flatten(0, -2)
+            out = perceptrons(rows, self.W_in, self.b_in, self.W_out) + self.b_out
+            return out.unflatten(0, operands.shape[:-2])
+        operands = operands.expand(*operands.shape[:-2], len(self.b_out), -1)
+        x = einsum(operands, self.W_in, "... module operand, module operand mlp -> ... module mlp")
+        x = relu(x + self.b_in)
+        for weight, bias in zip(self.W_hidden, self.b_hidden, strict=True):
+            x = einsum(x, weight, "... module mlp, module mlp out -> ... module out") + bias
+            x = relu(x)
+        return einsum(x, self.W_out, "... module mlp, module mlp -> ... module") + self.b_out
+
+    def one(
+        self,
+        operands: Float[Tensor, "batch one_or_module operand"],
+        index: Int[Tensor, " batch"],
+    ) -> Float[Tensor, " batch"]:
+        """What the module `index` makes of its operands.
+
+        The others are not computed, unless gathering hidden weights would cost more than they do.
+        """
+        if len(self.W_hidden):
+            return self(operands).gather(-1, index[:, None])[:, 0]
+        rows = torch.arange(len(index), device=index.device)
+        chosen = operands[rows, index] if operands.shape[1] > 1 else operands[:, 0]
+        x = einsum(chosen, self.W_in[index], "batch operand, batch operand mlp -> batch mlp")
+        x = relu(x + self.b_in[index])
+        return (x * self.W_out[index]).sum(-1) + self.b_out[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationPoolConfig:
+    """Modules that are true operations: with them only the routing is learned.
+
+    Args:
+        names: of `OPERATIONS`, in the order of the modules.
+
+    Raises:
+        ValueError: for an unknown operation, or none.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self):
+        unknown = [name for name in self.names if name not in OPERATIONS]
+        if unknown or not self.names:
+            raise ValueError(f"names must be among {', '.join(OPERATIONS)}, got {self.names}")
+
+    def build(
+        self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
+    ) -> ModulePool:
+        """The pool.
+
+        Raises:
+            ValueError: unless there are as many modules as names, of two operands.
+        """
+        if n_modules != len(self.names):
+            raise ValueError(f"n_modules must be {len(self.names)}, got {n_modules}")
+        if d_operands != 2:
+            raise ValueError(f"operations need 2 operands, got {d_operands}")
+        return OperationPool(self, generator=generator)
+
+
+class OperationPool(nn.Module):
+    """The operations of a config as modules, without parameters; `generator` is not used."""
+
+    def __init__(self, config: OperationPoolConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.names = config.names
+
+    def bytes_per_result(self, *, shared: bool) -> int:
+        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        return 4
+
+    def forward(
+        self, operands: Float[Tensor, "*batch #module operand"]
+    ) -> Float[Tensor, "*batch module"]:
+        """What each operation makes of its operands."""
+        operands = operands.expand(*operands.shape[:-2], len(self.names), 2)
+        return torch.stack(
+            [
+                OPERATIONS[name](operands[..., place, 0], operands[..., place, 1])
+                for place, name in enumerate(self.names)
+            ],
+            dim=-1,
+        )
+
+    def one(
+        self,
+        operands: Float[Tensor, "batch one_or_module operand"],
+        index: Int[Tensor, " batch"],
+    ) -> Float[Tensor, " batch"]:
+        """What the operation `index` makes of its operands."""
+        return self(operands).gather(-1, index[:, None])[:, 0]

@@ -1,0 +1,1 @@
+"""Run a model on a task and keep what its hooks show."""

@@ -1,0 +1,326 @@
+"""Do the control-flow graphs follow the true computation? Scores with their chance level."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from transformer_lens.utilities.statistics import derive_generator
+
+from probes.control_flow.graphs import collapse_columns, column_numbers, group_numbers, ordered
+from probes.control_flow.metrics import (
+    METRICS,
+    Flow,
+    Truth,
+    counts_per_level,
+    counts_per_step,
+    last_updates,
+    score_examples,
+)
+from probes.decoding.cells import ALL
+from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
+
+
+def score_control_flow(
+    graphs: xr.Dataset,
+    truth: xr.Dataset,
+    *,
+    untrained: xr.Dataset | None = None,
+    by: Sequence[str] = (),
+    routes: int | None = None,
+    permutations: int = 5,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Score extracted graphs against the task's dataflow, with chance level and controls.
+
+    The metrics, each per example; "true" edges are those of `truth`, and all look at the graph
+    collapsed to columns (`collapse_columns`: reads of other columns, copies left out):
+
+    - `precision`: the share of the edges *between columns that hold a value* that are true. NaN
+      where there is none. `stray` is the share of all edges that are not between two such columns
+      and so do not count here (reads of and by brackets, BOS, EOS). To score the way from the root
+      to the readout column too, add that edge and give the readout column a level.
+    - `recall`: the share of the used true edges that are found. NaN where there is none.
+    - `f1`: their harmonic mean; 0 where nothing that was to be found was, NaN where neither is
+      defined.
+    - `order`: the share of the used true edges u -> v whose v updates for the last time strictly
+      later than u does. Literals that never update are done before the first step; an operation
+      that never updates is not done, and no edge from or to it is in order.
+    - `tau`: Kendall's tau-b between first update step (-1 for never) and level, over the columns
+      that hold a value; NaN where one of them is constant.
+    - `parallelism`: the overlap, in 0..1, of two series of counts: operations (level >= 1) that
+      update for the last time in the first, second, ... step in which any does, and operations at
+      level 1, 2, ...; sum of the smaller ones / number of operations. 1 if as many are done at
+      once as could be, 1 / operations if all are done in one step against a chain.
+    - `readout_step`, `root_step`: last update step of these columns; NaN where it never updates.
+
+    With `routes`, edges have no direction and may lead through other columns: u and v are linked
+    if a path of reads, each taken in either direction, joins them with at most `routes` columns
+    between, none of which holds a value. Precision counts the pairs that are so linked: a column
+    that reads everything links everything. For operations whose arguments read *them* (ListOps).
+
+    Groups, if `truth` has them, are merged before anything is scored: an edge to or from any
+    column of a group is the group's, its level is the highest in it, its first and last updates
+    are those of all its columns together.
+
+    Controls:
+
+    - "shuffled": the same graphs with the valid columns of each example renamed by one random
+      permutation; the shape of the graph and the steps stay, what column did it does not. The
+      mean over `permutations`; where a permutation gives NaN, over the others.
+    - "untrained": graphs of a model with random weights, when passed.
+
+    Args:
+        graphs: of `extract_control_flow`.
+        truth: positions are columns of the graphs. `edges` [example, edge, 2] int, source and
+            target, padded with -1; `level` [example, pos] int, depth of the value that a column
+            holds (0: a literal, -1: none). Optional: `used` [example, edge] bool; `group`
+            [example, pos] int, -1 for none; `readout`, `root` [example] int; and the variables
+            of `by`.
+        untrained: graphs of the same examples.
+        by: names of variables [example] of `truth` (depth, correct) by whose values the scores
+            are also given apart.
+        routes: None scores directed reads; a number from 0 scores routes.
+        permutations: of "shuffled".
+        resamples: of the bootstrap.
+        seed: of permutations and bootstrap.
+
+    Returns:
+        Coordinates `control` ("trained", "shuffled", "untrained"), a dim per name in `by`
+        (strings, last "all"), `metric`.
+
+        - `score, score_low, score_high` [control, *by, metric]: mean over the examples where it is
+          defined, and its percentile bootstrap 95% interval over examples (NaN for one example).
+        - `above_chance, above_chance_low, above_chance_high` [*by, metric]: trained minus
+          shuffled, resampled together, over the examples where both are defined.
+        - `examples` [control, *by, metric]: how many are behind a score.
+        - `example_score` [control, metric, example].
+        - `updates_per_step` and `done_per_step` [control, example, step]: update nodes of
+          operations, and operations that update for the last time; `operations_per_level`
+          [example, level], from level 1. The two series that `parallelism` compares.
+        - `done` [control, step, *by] and `operations` [level, *by]: their means over examples.
+        - the variables of `by` [example], as `example_{name}`.
+
+    Raises:
+        KeyError: `truth` lacks a variable.
+        TypeError, ValueError: variables of other kinds, dims or sizes, columns that are out of
+            range or not valid, numbers out of range.
+    """
+    if permutations < 1 or resamples < 1:
+        raise ValueError(
+            f"permutations and resamples must be at least 1, got {permutations} and {resamples}"
+        )
+    if routes is not None and routes < 0:
+        raise ValueError(f"routes must be None or at least 0, got {routes}")
+    valid = graphs["valid"].to_numpy()
+    known = _read_truth(truth, valid)
+    first = _first_of_group(truth, valid.shape)
+    merged = known.merged(first)
+    flow = _flow(graphs)
+    sources = {"trained": [flow], "shuffled": _shuffled(flow, valid, permutations, seed)}
+    if untrained is not None:
+        if dict(untrained.sizes) | {"edge": 0} != dict(graphs.sizes) | {"edge": 0}:
+            raise ValueError(
+                f"untrained must have the sizes of graphs {dict(graphs.sizes)}, "
+                f"got {dict(untrained.sizes)}"
+            )
+        sources["untrained"] = [_flow(untrained)]
+
+    scores, updates, done = [], [], []
+    for flows in sources.values():
+        grouped = [flow.merged(first) for flow in flows]
+        scores.append(_mean([score_examples(flow, merged, routes=routes) for flow in grouped]))
+        operation = (merged.level >= 1)[:, None]
+        updates.append(np.mean([(flow.update & operation).sum(axis=2) for flow in grouped], axis=0))
+        steps = flow.update.shape[1]
+        done.append(
+            np.mean(
+                [counts_per_step(last_updates(x.update), merged.level, steps) for x in grouped],
+                axis=0,
+            )
+        )
+
+    result = xr.Dataset(
+        coords={"control": list(sources), "metric": list(METRICS), "step": graphs["step"]},
+        attrs={
+            "long_name": "control flow against the true dataflow",
+            "routes": "directed reads" if routes is None else routes,
+            "permutations": permutations,
+            "seed": seed,
+            "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",
+            **{name: str(about) for name, about in METRICS.items()},
+        },
+    )
+    result["metric"].attrs["long_name"] = "what is scored, see the attributes"
+    result["control"].attrs["long_name"] = "whose graphs"
+    result["example_score"] = (
+        ("control", "metric", "example"),
+        np.stack(scores),
+        {"long_name": "score of one example"},
+    )
+    series = ("control", "example", "step")
+    result["updates_per_step"] = (series, np.stack(updates), {"long_name": "updates of operations"})
+    about = "operations that update for the last time"
+    result["done_per_step"] = (series, np.stack(done), {"long_name": about})
+    levels = max(int(merged.level.max(initial=0)), 1)
+    result["operations_per_level"] = (
+        ("example", "level"),
+        counts_per_level(merged.level, levels),
+        {"long_name": "operations whose value has the level"},
+    )
+    result = result.assign_coords(
+        level=("level", np.arange(1, levels + 1), {"long_name": "true depth of a value"})
+    )
+    return _summarise(result, truth, by, resamples=resamples, seed=seed)
+
+
+def _flow(graphs: xr.Dataset) -> Flow:
+    return Flow(collapse_columns(graphs).to_numpy() > 0, graphs["update"].to_numpy())
+
+
+def _shuffled(
+    flow: Flow, valid: Bool[np.ndarray, "example pos"], permutations: int, seed: int
+) -> list[Flow]:
+    generator = np.random.default_rng(derive_generator(seed, "columns").initial_seed())
+    places = np.argsort(~valid, axis=1, kind="stable")  # valid columns first
+    flows = []
+    for _ in range(permutations):
+        keys = np.where(valid, generator.random(valid.shape), np.inf)
+        order = np.empty(valid.shape, dtype=np.int64)
+        # Both list the valid columns first and the others in their own order, which keep theirs.
+        np.put_along_axis(order, places, np.argsort(keys, axis=1, kind="stable"), axis=1)
+        flows.append(flow.relabelled(order))
+    return flows
+
+
+def _mean(scores: list[np.ndarray]) -> np.ndarray:
+    """The mean of those that are defined."""
+    stacked = np.stack(scores)
+    count = np.isfinite(stacked).sum(axis=0)
+    total = np.nansum(stacked, axis=0)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+
+def _read_truth(truth: xr.Dataset, valid: Bool[np.ndarray, "example pos"]) -> Truth:
+    missing = [name for name in ("edges", "level") if name not in truth]
+    if missing:
+        raise KeyError(f"truth has no variable {missing}, only {sorted(map(str, truth))}")
+    examples, width = valid.shape
+    edges = truth["edges"].to_numpy()
+    if edges.ndim != 3 or edges.shape[::2] != (examples, 2):
+        raise ValueError(f"edges must have the shape ({examples}, edge, 2), got {edges.shape}")
+    used = np.ones(edges.shape[:2], dtype=bool)
+    if "used" in truth:
+        used = truth["used"].to_numpy()
+        if used.dtype != bool or used.shape != edges.shape[:2]:
+            raise ValueError(
+                f"used must be boolean of shape {edges.shape[:2]}, got {used.dtype} {used.shape}"
+            )
+    level = ordered("level", truth["level"], ("example", "pos"))
+    if level.shape != valid.shape:
+        raise ValueError(f"level must have the shape {valid.shape}, got {level.shape}")
+    if ((level >= 0) & ~valid).any():
+        raise ValueError("level must be -1 at columns that are not valid, it is not")
+    real = (edges >= 0).all(axis=2)
+    if ((edges >= 0).any(axis=2) & ~real).any() or edges.max(initial=-1) >= width:
+        raise ValueError(f"edges must hold pairs of columns in 0..{width - 1}, or -1 twice")
+    example, edge = np.nonzero(real)
+    source, target = edges[example, edge].T
+    if (level[example, source] < 0).any() or (level[example, target] < 0).any():
+        raise ValueError("edges must join columns that hold a value (level at least 0)")
+    matrix = np.zeros((examples, width, width), dtype=bool)
+    matrix[example, target, source] = True
+    kept = used[example, edge]
+    wanted = np.zeros_like(matrix)
+    wanted[example[kept], target[kept], source[kept]] = True
+    return Truth(
+        matrix,
+        wanted,
+        level.astype(np.int64),
+        *(
+            column_numbers(name, truth[name], valid) if name in truth else np.full(examples, -1)
+            for name in ("readout", "root")
+        ),
+    )
+
+
+def _first_of_group(truth: xr.Dataset, shape: tuple[int, int]) -> Int[np.ndarray, "example pos"]:
+    """The first column of each column's group; a column without a group is one by itself."""
+    own = np.broadcast_to(np.arange(shape[1]), shape)
+    if "group" not in truth:
+        return own
+    group = group_numbers(truth["group"], shape)
+    together = (group[:, :, None] == group[:, None, :]) & (group >= 0)[:, :, None]
+    return np.where(group >= 0, together.argmax(axis=2), own)
+
+
+def _summarise(
+    result: xr.Dataset, truth: xr.Dataset, by: Sequence[str], *, resamples: int, seed: int
+) -> xr.Dataset:
+    """Means with intervals, over all examples and by the values of the variables in `by`."""
+    scores = result["example_score"].to_numpy()
+    examples = scores.shape[2]
+    labels: dict[str, np.ndarray] = {}
+    for name in by:
+        if name not in truth:
+            raise KeyError(f"truth has no variable {name!r}, only {sorted(map(str, truth))}")
+        if name in result.dims:
+            raise ValueError(
+                f"by must not name the result's dims {list(result.dims)}, got {name!r}"
+            )
+        labels[name] = ordered(name, truth[name], ("example",))
+        if len(labels[name]) != examples:
+            raise ValueError(f"{name!r} must have {examples} examples, got {len(labels[name])}")
+    values = {name: np.unique(column) for name, column in labels.items()}
+    sizes = [len(known) + 1 for known in values.values()]
+    shape = (len(scores), *sizes, scores.shape[1])
+    score = np.full((3, *shape), np.nan)
+    above = np.full((3, *shape[1:]), np.nan)
+    count = np.zeros(shape, dtype=np.int64)
+    done, operations = result["done_per_step"], result["operations_per_level"]
+    mean_done = np.full((done.sizes["control"], done.sizes["step"], *sizes), np.nan)
+    mean_operations = np.full((operations.sizes["level"], *sizes), np.nan)
+    for place in product(*map(range, sizes)):
+        chosen = np.ones(examples, dtype=bool)
+        for at, name in zip(place, values, strict=True):
+            if at < len(values[name]):
+                chosen &= labels[name] == values[name][at]
+        if not chosen.any():
+            continue
+        inside = scores[:, :, chosen]
+        count[:, *place] = np.isfinite(inside).sum(axis=-1)
+        score[:, :, *place] = _interval(inside, resamples, seed)
+        above[:, *place] = _interval(inside[0] - inside[1], resamples, seed)
+        mean_done[:, :, *place] = done.to_numpy()[:, chosen].mean(axis=1)
+        mean_operations[:, *place] = operations.to_numpy()[chosen].mean(axis=0)
+    grid = tuple(by)
+    result = result.assign_coords({name: [*map(str, known), ALL] for name, known in values.items()})
+    for name in by:
+        result[name].attrs["long_name"] = f"{name} of the example"
+        result[f"example_{name}"] = truth[name].assign_attrs(long_name=f"{name} of the example")
+    dims = (*grid, "metric")
+    about = "mean score minus that of shuffled columns"
+    result.update(
+        interval_variables("score", Interval(*score), ("control", *dims), long_name="mean score")
+        | interval_variables("above_chance", Interval(*above), dims, long_name=about)
+    )
+    result["examples"] = (
+        ("control", *grid, "metric"),
+        count,
+        {"long_name": "examples for which the score is defined"},
+    )
+    result["done"] = (("control", "step", *grid), mean_done, done.attrs)
+    result["operations"] = (("level", *grid), mean_operations, operations.attrs)
+    return result
+
+
+def _interval(
+    values: Float[np.ndarray, "... example"], resamples: int, seed: int
+) -> Float[np.ndarray, "part ..."]:
+    """The mean over defined values, and its interval."""
+    of_examples = np.moveaxis(values, -1, 0)
+    defined = np.isfinite(of_examples)
+    filled = np.where(defined, of_examples, 0.0)
+    return np.stack(bootstrap_ratio(filled, defined, resamples=resamples, seed=seed))

@@ -1,0 +1,1 @@
+"""Linear decoding of latents from codes, and codes in the plane."""

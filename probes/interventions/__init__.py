@@ -1,0 +1,1 @@
+"""Patch a code from another example, and see what is answered."""

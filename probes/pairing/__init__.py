@@ -1,0 +1,1 @@
+"""Which retrieval serves which search, in compositional attention."""

@@ -1,0 +1,1 @@
+"""Are tokens added, subtracted or deleted? The signs of attention weights."""

@@ -1,0 +1,1 @@
+"""Does a module serve one operation? Specialization and collapse."""

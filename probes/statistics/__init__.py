@@ -1,0 +1,1 @@
+"""Intervals, tests of paired differences, and means by label."""

@@ -1,0 +1,1 @@
+"""Symbolic Raven matrices, what interventions on them need, and their ideal observer."""

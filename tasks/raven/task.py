@@ -1,0 +1,390 @@
+"""Symbolic Raven matrices (SRAVEN): Schug et al. 2024, "Attention as a Hypernetwork", SRAVEN.
+
+A 3x3 grid of panels, each with K features in [0, F). Along its rows, every feature follows one of
+eight rules. In every column of panels the features may be listed in another order, so the solver
+must first find out which feature corresponds to which. The last panel is to be filled in.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, permutations
+from math import comb, factorial
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tasks.batch import Batch
+from tasks.common import Key, require_choice, require_int
+
+RAVEN_RULES = (
+    "constant",
+    "progression +1",
+    "progression +2",
+    "progression -1",
+    "progression -2",
+    "sum",
+    "difference",
+    "distribute three",
+)
+"""The rules' names; a rule's id is its index."""
+
+STEPS = (0, 1, 2, -1, -2)
+"""By how much each of the rules 0 to 4 changes a value from one panel to the next."""
+
+SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
+
+_MAX_FEATURES = 8  # tables of all K! orders are kept
+_MAX_VALUES = 64  # and one of all F^3 triples
+_SPLIT_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class RavenConfig:
+    """Which Raven task it is.
+
+    Attributes:
+        n_features: K, features per panel, 1 to 8.
+        n_values: F, values of a feature, 3 to 64.
+        ood_fraction: share of the C(K+7, K) rule combinations that is held out, rounded to a whole
+            number of them, which leaves neither side empty.
+        seed: chooses the held-out combinations and every batch, 0 to 2^32 - 1.
+        cover_rules: every rule occurs on both sides of the split.
+        rule_order: how the rules of a combination are given to the features: "random", or
+            "sorted" by rule id as in the authors' data. Sorted, a feature's index tells much about
+            its rule: with K=4, the last one follows "distribute three" in 36% of the combinations.
+
+    Raises:
+        ValueError: an argument is out of its range, or no split can cover the rules.
+    """
+
+    n_features: int = 4
+    n_values: int = 8
+    ood_fraction: float = 0.25
+    seed: int = 0
+    cover_rules: bool = True
+    rule_order: Literal["random", "sorted"] = "random"
+
+    def __post_init__(self) -> None:
+        require_int("n_features", self.n_features, 1, _MAX_FEATURES)
+        require_int("n_values", self.n_values, 3, _MAX_VALUES)
+        require_int("seed", self.seed, 0, 2**32 - 1)
+        if not isinstance(self.cover_rules, bool):
+            raise ValueError(f"cover_rules={self.cover_rules!r}: allowed are True and False")
+        if self.rule_order not in ("random", "sorted"):
+            raise ValueError(f"rule_order={self.rule_order!r}: allowed are 'random' and 'sorted'")
+        if not 0 < self.ood_fraction < 1 or not 0 < self.n_ood < self.n_combinations:
+            raise ValueError(
+                f"ood_fraction={self.ood_fraction!r} leaves a side of the split empty: allowed is "
+                f"what holds out 1 to {self.n_combinations - 1} of the {self.n_combinations} rule "
+                f"combinations of n_features={self.n_features}"
+            )
+        smaller_side = min(self.n_ood, self.n_combinations - self.n_ood)
+        if self.cover_rules and smaller_side * self.n_features < len(RAVEN_RULES):
+            raise ValueError(self._cannot_cover(f"{smaller_side} combinations are too few for it"))
+
+    @property
+    def n_combinations(self) -> int:
+        """Number of rule combinations (multisets of K rules): C(K+7, K)."""
+        return comb(self.n_features + len(RAVEN_RULES) - 1, self.n_features)
+
+    @property
+    def n_ood(self) -> int:
+        """Number of combinations that are held out."""
+        return round(self.ood_fraction * self.n_combinations)
+
+    def _cannot_cover(self, why: str) -> str:
+        return (
+            f"cover_rules=True: not every one of the {len(RAVEN_RULES)} rules can occur on both "
+            f"sides of the split with n_features={self.n_features} and "
+            f"ood_fraction={self.ood_fraction} ({why}); take more features, a fraction nearer to "
+            f"0.5, or cover_rules=False"
+        )
+
+
+class Raven:
+    """The sampler of the Raven task.
+
+    Splits: `train` and `id` draw from the same rule combinations, `ood` from the held-out ones;
+    `id_unpermuted` and `ood_unpermuted` list the features in the same order in all columns.
+    """
+
+    SPLITS: ClassVar = ("train", "id", "ood", "id_unpermuted", "ood_unpermuted")
+
+    def __init__(self, config: RavenConfig) -> None:
+        self.config = config
+        multisets = combinations_with_replacement(range(len(RAVEN_RULES)), config.n_features)
+        self._all_combinations = torch.tensor(list(multisets))
+        self._sides = _choose_sides(config, self._all_combinations)
+        self._key = Key(config)
+        self._tables: dict[torch.device, _Tables] = {}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return self.SPLITS
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing all K values: F^-K."""
+        return float(self.config.n_values) ** -self.config.n_features
+
+    def combinations(self, split: str) -> Tensor:
+        """Return the rule combinations of a split, [n, K] int64, each sorted, in sorted order.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        return self._all_combinations[self._sides[self.side(split)]]
+
+    def side(self, split: str) -> Literal["train", "ood"]:
+        """Return which combinations a split draws from.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        self._require_split(split)
+        return "ood" if split.startswith("ood") else "train"
+
+    def is_permuted(self, split: str) -> bool:
+        """Return whether the columns of a split list the features in orders of their own.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        self._require_split(split)
+        return not split.endswith("_unpermuted")
+
+    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
+        """Return batch number `index` of a split: always the same one for the same arguments.
+
+        On a CUDA device the batch is drawn there, from a stream of its own: it is not the CPU's
+        batch of that index. Every other device gets the CPU's.
+
+        Args:
+            split: one of `splits`.
+            index: >= 0.
+            size: number of examples, >= 1; a smaller batch need not be a part of a larger one.
+            device: where the batch shall be.
+
+        Returns:
+            A batch with
+            inputs [batch, 9 K, F] float32, one-hot, panels in reading order, K tokens each, the
+            last panel's K tokens zero;
+            targets [batch, K] int64, the last panel, to be read out at the last K positions;
+            mask [batch, K], all True;
+            latents (int64):
+            `rule` [batch, K]: the rule of each feature;
+            `combination` [batch]: the index of the sorted rules among all combinations;
+            `permutation` [batch, 3 (column), K]: the panels of column c hold at m the feature
+            permutation[c, m];
+            `response_rule` [batch, K]: the rule of the feature that token m of the last panel
+            holds, rule[permutation[2, m]];
+            `values` [batch, 3 (row), 3 (column), K]: the complete grid before it is permuted.
+
+        Raises:
+            ValueError: `split` is unknown, or `index` or `size` is out of range.
+        """
+        self._require_split(split)
+        require_int("index", index, 0, 2**62)
+        require_int("size", size, 1, 2**31)
+        device = torch.device(device)
+        if device.type == "cuda":
+            return self._make(split, self._draw_cuda(split, index, size, device))
+        batch = self._make(split, self._draw_cpu(split, index, size))
+        return batch if device.type == "cpu" else batch.to(device)
+
+    def score(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return how right the most probable values are.
+
+        Args:
+            logits: [batch, K, F], for the tokens of the last panel.
+            batch: the batch that they answer.
+
+        Returns:
+            `accuracy` [batch]: 1 where all K values are right, else 0;
+            `feature_accuracy` [batch]: the share of the K values that is right.
+
+        Raises:
+            ValueError: `logits` has another shape.
+        """
+        expected = (*batch.targets.shape, self.config.n_values)
+        if tuple(logits.shape) != expected:
+            raise ValueError(f"logits of shape {tuple(logits.shape)}: allowed is {expected}")
+        right = logits.argmax(-1) == batch.targets
+        return {"accuracy": right.all(-1).float(), "feature_accuracy": right.float().mean(-1)}
+
+    def answers_by_rule(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what each rule would put into the last panel, whether it fits the rest or not.
+
+        Args:
+            values: [batch, 3 (row), 3 (column), K], unpermuted; the last panel is not read.
+
+        Returns:
+            See `rule_answers`: both [batch, K, 8].
+        """
+        last = values[:, 2]
+        first_row = values[:, 0].transpose(1, 2)
+        return rule_answers(first_row, last[:, 0], last[:, 1], self.config.n_values)
+
+    def _require_split(self, split: str) -> None:
+        require_choice("split", split, self.SPLITS)
+
+    def _n_draws(self) -> int:
+        return 5 + 4 * self.config.n_features
+
+    def _draw_cpu(self, split: str, index: int, size: int) -> Tensor:
+        generator = self._key.generator(f"/{split}/{index}")
+        return torch.from_numpy(generator.random((size, self._n_draws())))
+
+    def _draw_cuda(self, split: str, index: int, size: int, device: torch.device) -> Tensor:
+        seed = self._key.seed(f"/{split}/{index}") % 2**63
+        generator = torch.Generator(device).manual_seed(seed)
+        shape = (size, self._n_draws())
+        return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
+
+    def _make(self, split: str, draws: Tensor) -> Batch:
+        """Turn uniform draws in [0, 1), [batch, 5 + 4 K], into a batch.
+
+        The first five choose the combination, the order of its rules and three column orders;
+        then, for each feature, one chooses the triple of "distribute three" and three the rows.
+        """
+        n_features, n_values = self.config.n_features, self.config.n_values
+        size, device = draws.shape[0], draws.device
+        tables = self._tables_on(device)
+        side = self.side(split)
+
+        head = (draws[:, :5] * tables.head_ranges[split]).long()
+        combination = tables.combination_ids[side].index_select(0, head[:, 0])
+        orders = tables.orders[head[:, 1:]]
+        permutation = orders[:, 1:]
+        rule = tables.combinations[combination].gather(1, orders[:, 0])
+
+        body = draws[:, 5:].view(size, n_features, 4) * tables.ranges[rule]
+        body = body.long()
+        row = body[..., 1:] + (tables.row_start[rule] + 6 * body[..., 0])[..., None]
+        # [batch, feature, row, column] -> [batch, row, column, feature]
+        values = tables.rows[row].permute(0, 2, 3, 1).contiguous()
+        stored = values.gather(3, permutation[:, None].expand(-1, 3, -1, -1))
+
+        inputs = tables.one_hot.index_select(0, stored.view(-1)).view(size, -1, n_values)
+        inputs[:, -n_features:] = 0
+        targets = stored[:, 2, 2].clone()
+        return Batch(
+            inputs=inputs,
+            targets=targets,
+            mask=torch.ones_like(targets, dtype=torch.bool),
+            latents={
+                "rule": rule,
+                "combination": combination,
+                "permutation": permutation,
+                "response_rule": rule.gather(1, permutation[:, 2]),
+                "values": values,
+            },
+        )
+
+    def _tables_on(self, device: torch.device) -> "_Tables":
+        if device not in self._tables:
+            self._tables[device] = self._build_tables(device)
+        return self._tables[device]
+
+    def _build_tables(self, device: torch.device) -> "_Tables":
+        n_features, n_values = self.config.n_features, self.config.n_values
+        n_orders = factorial(n_features)
+        n_rule_orders = n_orders if self.config.rule_order == "random" else 1
+        n_triples = n_values * (n_values - 1) * (n_values - 2)
+        head_ranges = {}
+        for split in self.SPLITS:
+            # The identity is the first of the orders.
+            n_columns = n_orders if self.is_permuted(split) else 1
+            n_side = len(self._sides[self.side(split)])
+            ranges = [n_side, n_rule_orders, n_columns, n_columns, n_columns]
+            head_ranges[split] = torch.tensor(ranges, dtype=torch.float64, device=device)
+        pair_ranges = [1, n_values**2, n_values**2, n_values**2]
+        return _Tables(
+            head_ranges=head_ranges,
+            combination_ids={name: ids.to(device) for name, ids in self._sides.items()},
+            combinations=self._all_combinations.to(device),
+            orders=_tensor(permutations(range(n_features)), device),
+            ranges=torch.tensor(
+                [pair_ranges] * DISTRIBUTE + [[n_triples, 6, 6, 6]],
+                dtype=torch.float64,
+                device=device,
+            ),
+            row_start=torch.arange(len(RAVEN_RULES), device=device) * n_values**2,
+            rows=_all_rows(n_values).to(device),
+            one_hot=torch.eye(n_values, device=device),
+        )
+
+
+def rule_answers(first_row: Tensor, a: Tensor, b: Tensor, n_values: int) -> tuple[Tensor, Tensor]:
+    """Return the third value of a row under each rule, from the two before it.
+
+    Args:
+        first_row: [..., 3], the values of the grid's first row: the set of "distribute three".
+        a: [...], the first value of the row.
+        b: [...], the second one; only sum and difference (a - b) read both.
+        n_values: F.
+
+    Returns:
+        answer [..., 8]: in [0, F), -1 where it is not defined;
+        defined [..., 8]: True for all rules but "distribute three", which needs three distinct
+        values in the first row, and two of them in a and b.
+    """
+    steps = torch.tensor(STEPS, device=b.device)
+    by_step = (b[..., None] + steps) % n_values
+    by_pair = torch.stack([a + b, a - b], -1) % n_values
+
+    x, y, z = first_row.unbind(-1)
+    known = (x != y) & (y != z) & (x != z) & (a != b)
+    for value in (a, b):
+        known = known & (value[..., None] == first_row).any(-1)
+    rest = torch.where(known, x + y + z - a - b, -1)
+
+    answer = torch.cat([by_step, by_pair, rest[..., None]], -1)
+    return answer, answer >= 0
+
+
+class _Tables(NamedTuple):
+    """What a draw is looked up in, on one device."""
+
+    head_ranges: dict[str, Tensor]  # per split, [5]
+    combination_ids: dict[str, Tensor]  # per side, [n]
+    combinations: Tensor  # [n_combinations, K]
+    orders: Tensor  # [K!, K]
+    ranges: Tensor  # [8, 4], for each rule: triples, then ways to continue each of three rows
+    row_start: Tensor  # [8], where each rule's rows begin in `rows`
+    rows: Tensor  # [n_rows, 3]
+    one_hot: Tensor  # [F, F]
+
+
+def _all_rows(n_values: int) -> Tensor:
+    """Return all rows of all rules, [7 F^2 + 6 F (F-1) (F-2), 3].
+
+    Rules 0 to 6 have F^2 each, by (a, b) (where b does not matter, rows repeat); the rows of
+    "distribute three" go by (triple, order).
+    """
+    a, b = torch.meshgrid(torch.arange(n_values), torch.arange(n_values), indexing="ij")
+    grids = [torch.stack([a, a + step, a + 2 * step], -1) for step in STEPS]
+    grids += [torch.stack([a, b, a + b], -1), torch.stack([a, b, a - b], -1)]
+    triples = torch.tensor(list(permutations(range(n_values), 3)))
+    orders = torch.tensor(list(permutations(range(3))))
+    distributed = triples[:, orders].reshape(-1, 3)
+    return torch.cat([torch.cat(grids).view(-1, 3) % n_values, distributed])
+
+
+def _choose_sides(config: RavenConfig, combinations: Tensor) -> dict[str, Tensor]:
+    """Return the sorted ids of the combinations of each side."""
+    generator = torch.Generator().manual_seed(config.seed)
+    for _ in range(_SPLIT_TRIES):
+        order = torch.randperm(len(combinations), generator=generator)
+        sides = {"train": order[config.n_ood :], "ood": order[: config.n_ood]}
+        if not config.cover_rules or all(
+            len(combinations[ids].unique()) == len(RAVEN_RULES) for ids in sides.values()
+        ):
+            return {name: ids.sort().values for name, ids in sides.items()}
+    raise ValueError(config._cannot_cover(f"none of {_SPLIT_TRIES:,} random splits does"))
+
+
+def _tensor(rows: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
+    return torch.tensor(list(rows), device=device)

@@ -1,0 +1,1 @@
+"""Texts and images that others have stored, read from a folder or a hub."""

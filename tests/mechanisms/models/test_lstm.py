@@ -1,0 +1,306 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mechanisms import load, save
+from mechanisms.models.lstm import Lstm, LstmConfig
+
+SMALL = LstmConfig(d_input=6, d_output=3, d_embed=5, d_hidden=4)
+KINDS = {
+    "one layer": SMALL,
+    "two layers": replace(SMALL, n_layers=2),
+    "both directions": replace(SMALL, bidirectional=True),
+    "both, two layers": replace(SMALL, n_layers=2, bidirectional=True),
+}
+LENGTHS = (5, 1, 3, 0)
+TOKENS = torch.tensor(
+    [[2, 0, 5, 1, 1], [4, -1, -1, -1, -1], [1, 3, 3, -1, -1], [-1, -1, -1, -1, -1]]
+)
+
+
+def build(config, seed=0, dtype=torch.float32):
+    model = Lstm(config, generator=torch.Generator().manual_seed(seed)).eval().to(dtype)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Zero biases would hide a bias that is forgotten.
+            noise = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+            parameter.add_(0.5 * noise)
+    return model.requires_grad_(False)
+
+
+def listen(model):
+    """Someone listens to every step, and changes nothing."""
+    model.set_positions(TOKENS.shape[1])
+    for name in model.hook_dict:
+        if "steps" in name:
+            model.add_hook(name, lambda activation, hook: activation)
+    return model
+
+
+@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+def model(request):
+    return build(request.param)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def slow_direction(inputs, lstm):
+    """Hochreiter & Schmidhuber with forget gates, one number at a time."""
+    weights = [parameter.numpy() for parameter in lstm.parameters()]
+    input_weights, hidden_weights, input_bias, hidden_bias = weights
+    width = lstm.hidden_size
+    hidden, cell, hiddens, cells = np.zeros(width), np.zeros(width), [], []
+    for x in inputs:
+        sums = np.zeros(4 * width)
+        for row in range(4 * width):
+            sums[row] = input_bias[row] + hidden_bias[row]
+            sums[row] += sum(w * value for w, value in zip(input_weights[row], x, strict=True))
+            sums[row] += sum(w * h for w, h in zip(hidden_weights[row], hidden, strict=True))
+        new_hidden, new_cell = np.zeros(width), np.zeros(width)
+        for unit in range(width):
+            write, forget, content, out = (sums[unit + width * gate] for gate in range(4))
+            new_cell[unit] = sigmoid(forget) * cell[unit] + sigmoid(write) * np.tanh(content)
+            new_hidden[unit] = sigmoid(out) * np.tanh(new_cell[unit])
+        hidden, cell = new_hidden, new_cell
+        hiddens.append(hidden)
+        cells.append(cell)
+    return hiddens, cells
+
+
+def slow_model(model, tokens):
+    """Logits and every layer's states for one sequence without padding."""
+    config = model.config
+    ids = [config.d_input + 1, *tokens, config.d_input]
+    x = [model.W_E.numpy()[token] for token in ids]
+    states, final = [], np.zeros(0)
+    for layer in model.layers:
+        hiddens, cells = slow_direction(x, layer.lstm)
+        states.append({"hidden": hiddens, "cell": cells})
+        final = hiddens[-1]
+        if config.bidirectional:
+            others, other_cells = slow_direction(x[::-1], layer.backward_lstm)
+            states[-1] |= {"backward_hidden": others[::-1], "backward_cell": other_cells[::-1]}
+            final = np.concatenate((hiddens[-1], others[-1]))
+            hiddens = [np.concatenate(pair) for pair in zip(hiddens, others[::-1], strict=True)]
+        x = hiddens
+    return final @ model.W_U.numpy() + model.b_U.numpy(), states
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("stepwise", [False, True], ids=["fused", "stepwise"])
+def test_agrees_with_the_equations_one_number_at_a_time(config, stepwise):
+    model = build(config, dtype=torch.float64)
+    if stepwise:
+        listen(model)
+    logits = model(TOKENS)
+    _, cache = model.run_with_cache(TOKENS)
+    assert logits.shape == (4, 1, config.d_output)
+    for row, length in enumerate(LENGTHS):
+        expected, states = slow_model(model, TOKENS[row, :length].tolist())
+        np.testing.assert_allclose(logits[row, 0], expected, atol=1e-12)
+        for layer, state in enumerate(states):
+            for position in range(length + 2):
+                for direction in ("", "backward_")[: 1 + config.bidirectional]:
+                    for kind in ("hidden", "cell"):
+                        name = f"layers.{layer}.{direction}steps.{position}.hook_{kind}"
+                        theirs = state[direction + kind][position]
+                        np.testing.assert_allclose(cache[name][row], theirs, atol=1e-12)
+
+
+def test_observed_and_unobserved_outputs_and_gradients_agree(model):
+    fused, stepwise = model, listen(build(model.config))
+    results = []
+    for one in (fused, stepwise):
+        one.requires_grad_(True)
+        hiddens = []
+        one.add_hook(
+            "layers.0.hook_hidden",
+            lambda tensor, *, hook, seen=hiddens: seen.append(tensor.detach()),
+        )
+        logits = one(TOKENS)
+        logits.square().sum().backward()
+        results.append((logits.detach(), *hiddens, *(p.grad for p in one.parameters())))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    for name, parameter in fused.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 1e-4, name
+
+
+def test_the_fused_kernel_runs_only_while_nobody_listens(model, monkeypatch):
+    calls = []
+    kernel = torch.nn.LSTM.forward
+    monkeypatch.setattr(
+        torch.nn.LSTM, "forward", lambda self, x: calls.append(self) or kernel(self, x)
+    )
+    directions = 1 + model.config.bidirectional
+    model(TOKENS)
+    assert len(calls) == model.config.n_layers * directions
+    calls.clear()
+    model.run_with_hooks(TOKENS, fwd_hooks=[("layers.0.hook_hidden", lambda x, hook: x)])
+    assert len(calls) == model.config.n_layers * directions
+    calls.clear()
+    model.run_with_hooks(TOKENS, fwd_hooks=[("layers.0.steps.1.hook_cell", lambda x, hook: x)])
+    assert len(calls) == model.config.n_layers * directions - 1
+
+
+def test_an_answer_does_not_depend_on_its_padding(model):
+    for prepare in (lambda model: model, listen):
+        logits = prepare(model)(TOKENS)
+        wider = torch.cat((TOKENS, torch.full((4, 3), -1)), 1)
+        assert torch.allclose(model(wider), logits, atol=1e-6)
+        for row, length in enumerate(LENGTHS):
+            alone = model(TOKENS[row : row + 1, :length])
+            assert torch.allclose(alone, logits[row : row + 1], atol=1e-6)
+
+
+def test_hook_names_and_shapes(model):
+    config = model.config
+    model.set_positions(5)
+    _, cache = model.run_with_cache(TOKENS)
+    assert set(cache) == set(model.hook_dict)
+    directions = ("steps", "backward_steps") if config.bidirectional else ("steps",)
+    shapes = {"hook_embed": (4, 7, config.d_embed)}
+    for layer in range(config.n_layers):
+        width = config.d_hidden * len(directions)
+        shapes[f"layers.{layer}.hook_hidden"] = (4, 7, width)
+        shapes |= {
+            f"layers.{layer}.{direction}.{position}.hook_{kind}": (4, config.d_hidden)
+            for direction in directions
+            for position in range(7)
+            for kind in ("cell", "hidden")
+        }
+        # The layer shows what the steps show, and nothing at the padding.
+        hidden = cache[f"layers.{layer}.hook_hidden"]
+        for position in range(7):
+            steps = [
+                cache[f"layers.{layer}.{direction}.{position}.hook_hidden"]
+                for direction in directions
+            ]
+            inside = torch.tensor([position < length + 2 for length in LENGTHS])[:, None]
+            assert torch.equal(hidden[:, position], torch.cat(steps, -1) * inside)
+    assert {name: tuple(cache[name].shape) for name in cache} == shapes
+
+
+def test_steps_are_named_as_far_as_asked_for_or_seen():
+    model = build(SMALL)
+    assert "layers.0.steps.0.hook_hidden" not in model.hook_dict
+    model.set_positions(2)
+    assert "layers.0.steps.3.hook_hidden" in model.hook_dict
+    assert "layers.0.steps.4.hook_hidden" not in model.hook_dict
+    step = model.hook_dict["layers.0.steps.3.hook_hidden"]
+    model(TOKENS)
+    assert "layers.0.steps.6.hook_cell" in model.hook_dict
+    assert model.hook_dict["layers.0.steps.3.hook_hidden"] is step
+    model.set_positions(1)
+    assert "layers.0.steps.6.hook_cell" in model.hook_dict
+    assert not any("steps" in name for name in model.state_dict())
+    with pytest.raises(ValueError, match="n_positions must be at least 0, got -1"):
+        model.set_positions(-1)
+
+
+@pytest.mark.parametrize("kind", ["cell", "hidden"])
+@pytest.mark.parametrize("direction", ["steps", "backward_steps"])
+def test_a_changed_step_changes_what_follows_in_its_direction_alone(kind, direction):
+    model = build(KINDS["both directions"])
+    model.set_positions(5)
+    plain, before = model.run_with_cache(TOKENS)
+    with model.hooks([(f"layers.0.{direction}.2.hook_{kind}", lambda x, hook: x + 1)]):
+        logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
+    for other in ("steps", "backward_steps"):
+        for position in range(7):
+            name = f"layers.0.{other}.{position}.hook_hidden"
+            reached = other == direction and (
+                position >= 2 if direction == "steps" else position <= 2
+            )
+            # The first sequence has 7 columns, the last one 2 and nothing to change at 2.
+            assert torch.allclose(before[name][0], after[name][0], atol=1e-6) != reached, name
+            if position < 2 or other != direction:
+                assert torch.allclose(before[name][3], after[name][3], atol=1e-6), name
+    assert not torch.allclose(plain[0], logits[0], atol=1e-4)
+    assert torch.allclose(plain[3], logits[3], atol=1e-6)
+
+
+def test_every_intervention_reaches_the_output_of_the_longest_sequence(model):
+    model.set_positions(5)
+    plain = model(TOKENS)
+    for name in model.hook_dict:
+        logits = model.run_with_hooks(TOKENS, fwd_hooks=[(name, lambda x, hook: x + 1)])
+        assert not torch.allclose(logits[0], plain[0], atol=1e-6), name
+    assert torch.equal(model(TOKENS), plain)
+
+
+def test_dropout_is_on_embeddings_between_layers_and_before_the_read_out(monkeypatch):
+    config = replace(KINDS["both, two layers"], dropout=0.25)
+    model = build(config)
+    plain = model(TOKENS)
+    seen = []
+
+    def record(x, probability, training):
+        seen.append((tuple(x.shape), probability, training))
+        return x
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mechanisms.models.lstm.dropout", record)
+        assert torch.equal(model(TOKENS), plain)
+    assert seen == [
+        ((4, 7, 5), 0.25, False),
+        ((4, 7, 8), 0.25, False),
+        ((4, 8), 0.25, False),
+    ]
+    assert torch.equal(model(TOKENS), plain)
+    model.train()
+    assert not torch.allclose(model(TOKENS), plain)
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
+    config = KINDS["both, two layers"]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second, other = (
+        Lstm(config, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for (name, a), b in zip(first.named_parameters(), other.parameters(), strict=True):
+        assert name.split(".")[-1].startswith("b") or not torch.equal(a, b), name
+
+
+def test_initial_weights_are_bounded_and_only_forget_gates_have_a_bias():
+    model = Lstm(replace(SMALL, d_hidden=50), generator=torch.Generator().manual_seed(0))
+    input_weights, hidden_weights, input_bias, hidden_bias = model.layers[0].parameters()
+    bound = 50**-0.5
+    for weight in (input_weights, hidden_weights):
+        assert 0.95 * bound < weight.abs().max() <= bound
+    bias = input_bias + hidden_bias
+    assert torch.equal(bias, torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(50))
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    model = build(KINDS["both, two layers"])
+    model(TOKENS)
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, Lstm)
+    assert loaded.config == model.config
+    assert torch.equal(loaded(TOKENS), model(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"d_input": 0}, "d_input must be at least 1, got 0"),
+        ({"d_hidden": -2}, "d_hidden must be at least 1, got -2"),
+        ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **settings)

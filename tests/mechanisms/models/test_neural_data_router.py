@@ -1,0 +1,287 @@
+import dataclasses
+from typing import get_args
+
+import pytest
+import torch
+
+from mechanisms.attention.geometric import GeometricAttentionConfig
+from mechanisms.attention.relative import RelativeAttentionConfig
+from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
+from mechanisms.layers.feed_forward import FeedForwardConfig
+from mechanisms.layers.halting import HaltingConfig
+from mechanisms.models.neural_data_router import (
+    NeuralDataRouter,
+    NeuralDataRouterConfig,
+    RouterBlock,
+    RouterVariant,
+)
+from tests.mechanisms.ndr_golden import (
+    DTYPES,
+    TOLERANCE,
+    VARIANTS,
+    block_weights,
+    config,
+    load,
+    put,
+    router,
+)
+
+TOKENS = torch.tensor([[1, 2, 3, 4], [5, 0, -1, -1], [6, -1, -1, -1]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parity_of_the_geometric_block(dtype):
+    golden = load("ndr_layer_geometric_nonorm", dtype)
+    made = config(
+        attention=GeometricAttentionConfig(n_heads=4, d_head=3),
+        feed_forward=FeedForwardConfig(d_mlp=20, activation="relu"),
+    )
+    check_block(made, golden, dtype, with_update=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parity_of_the_relative_block(dtype, monkeypatch):
+    golden = load("ndr_layer_residual_absgate", dtype)
+    table = load("ndr_relative_attn_absgate", dtype)["pos_table"]
+    monkeypatch.setattr(
+        "mechanisms.attention.relative.interleaved_sinusoids", lambda first, stop, d_model: table
+    )
+    made = config(
+        attention=RelativeAttentionConfig(n_heads=2, d_head=6, gated=True),
+        feed_forward=FeedForwardConfig(d_mlp=48, activation="relu"),
+        gate=CopyGateConfig(update="tanh"),
+    )
+    check_block(made, golden, dtype, with_update=False)
+
+
+def check_block(made, golden, dtype, *, with_update):
+    block = put(RouterBlock(made), block_weights(golden), dtype)
+    seen = {}
+    points = {"attn.hook_pattern": "att_attn", "hook_attn_out": "att_out", "hook_gate": "gate"}
+    points |= {"hook_resid_mid": "merged_normed", "hook_mlp_out": "data_ffn_out"}
+    points |= {"hook_resid_post": "state"} | ({"hook_update": "update"} if with_update else {})
+    for name in points:
+        block.get_submodule(name).add_hook(lambda x, hook, name=name: seen.__setitem__(name, x))
+    h = golden["x"]
+    for step in range(4):
+        h = block(h, mask=~golden["pad_mask"][:, None, None])
+        for name, theirs in points.items():
+            assert (seen[name] - golden[theirs][step]).abs().max() < TOLERANCE[dtype], (step, name)
+    assert (h - golden["out"]).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parity_of_the_whole_model(dtype):
+    golden = load("ndr_classifier_last_nonorm", dtype)
+    model = router(gate=CopyGateConfig())
+    weights = {f"core.{name}": w for name, w in block_weights(golden, "layer.").items()}
+    weights |= {"W_E": golden["embed"], "W_U": golden["W_out"], "b_U": golden["b_out"]}
+    model = put(model, weights, dtype)
+    lengths = golden["lengths"]
+    tokens = golden["tokens"].masked_fill(torch.arange(6) >= lengths[:, None], -1)
+    logits, cache = model.run_with_cache(tokens)
+    tolerance = TOLERANCE[dtype]
+    assert (logits[:, 0] - golden["logits"]).abs().max() < tolerance
+    real = torch.arange(8) <= lengths[:, None] + 1
+    for step in range(5):
+        for ours, theirs in (("hook_resid_post", "state"), ("hook_gate", "gate")):
+            difference = cache[f"blocks.{step}.{ours}"] - golden[theirs][step]
+            assert difference[real].abs().max() < tolerance
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_changes_nothing(name):
+    model = router(**VARIANTS[name]).eval()
+    whole = model(TOKENS)
+    for row, length in enumerate((4, 2, 1)):
+        assert torch.allclose(whole[row], model(TOKENS[row : row + 1, :length])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("readout", ["first", "last"])
+def test_the_answer_is_read_at_the_chosen_mark(readout):
+    model = router(readout=readout).eval()
+    last = f"blocks.{model.config.n_steps - 1}.hook_resid_post"
+    columns = [0, 0, 0] if readout == "first" else [5, 3, 2]
+
+    def only(h, hook):
+        kept = torch.zeros_like(h)
+        for row, column in enumerate(columns):
+            kept[row, column] = h[row, column]
+        return kept
+
+    alone = model.run_with_hooks(TOKENS, fwd_hooks=[(last, only)])
+    assert torch.allclose(alone, model(TOKENS), atol=1e-6)
+    changed = model.run_with_hooks(TOKENS, fwd_hooks=[(last, lambda h, hook: 2 * h)])
+    assert not torch.allclose(changed, model(TOKENS))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_hook_point_can_be_changed_with_effect(name):
+    model = router(**VARIANTS[name]).eval()
+    plain, cache = model.run_with_cache(TOKENS)
+    assert set(cache) == set(model.hook_dict)
+    # Of the last step nothing but what the read-out column receives reaches the answer.
+    for point in model.hook_dict:
+        changed = model.run_with_hooks(
+            TOKENS, fwd_hooks=[(point, lambda x, hook: x.nan_to_num(neginf=-9) ** 3)]
+        )
+        assert not torch.allclose(changed, plain, atol=1e-7), point
+
+
+def test_an_intervention_changes_only_what_follows():
+    model = router().eval()
+    _, before = model.run_with_cache(TOKENS)
+    model.add_hook("blocks.2.hook_gate", lambda gate, hook: 1 - gate)
+    _, after = model.run_with_cache(TOKENS)
+    same = [name for name in before if torch.equal(before[name], after[name])]
+    earlier = [name for name in before if name.startswith(("hook_embed", "blocks.0", "blocks.1"))]
+    at_once = {"hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_update"}
+    earlier += [f"blocks.2.{name}" for name in at_once]
+    earlier += [name for name in before if name.startswith(("blocks.2.attn", "blocks.2.mlp"))]
+    assert sorted(same) == sorted(earlier)
+
+
+def test_steps_can_be_changed_at_call_time():
+    model = router(n_steps=3).eval()
+    longer = NeuralDataRouter(dataclasses.replace(model.config, n_steps=6))
+    longer.load_state_dict(model.state_dict())
+    assert torch.equal(model(TOKENS, n_steps=6), longer.eval()(TOKENS))
+    assert "blocks.5.hook_gate" in model.hook_dict
+    assert not torch.equal(model(TOKENS), model(TOKENS, n_steps=2))
+    with pytest.raises(ValueError, match="n_steps must be at least 1, got 0"):
+        model(TOKENS, n_steps=0)
+
+
+def test_a_closed_gate_keeps_the_state():
+    model = router().eval()
+    closed = [
+        (f"blocks.{step}.hook_gate", lambda gate, hook: torch.zeros_like(gate)) for step in range(5)
+    ]
+    with model.hooks(fwd_hooks=closed):
+        _, cache = model.run_with_cache(TOKENS)
+    assert torch.equal(cache["blocks.4.hook_resid_post"], cache["hook_embed"])
+
+
+@pytest.mark.parametrize("width", ["vector", "scalar"])
+def test_gates_start_nearly_closed_and_are_dropped_whole(width):
+    gate = CopyGate(CopyGateConfig(width=width, dropout=0.4), 12)
+    x = torch.randn(50, 20, 12, generator=torch.Generator().manual_seed(0))
+    whole = gate.eval()(x)
+    assert whole.shape[-1] == {"vector": 12, "scalar": 1}[width]
+    assert 0.02 < whole.mean() < 0.12
+    torch.manual_seed(0)
+    dropped = gate.train()(x)
+    zero = (dropped == 0).all(-1)
+    assert 0.35 < zero.float().mean() < 0.45
+    assert torch.equal(dropped[~zero], whole[~zero])
+
+
+def test_halting_columns_stop_where_their_probability_is_spent():
+    model = router(halting=HaltingConfig(initial_bias=-0.5), n_steps=6).eval()
+    logits, cache = model.run_with_cache(TOKENS)
+    running = torch.stack([cache[f"blocks.{t}.halt.hook_running"] for t in range(6)])
+    p = torch.stack([cache[f"blocks.{t}.halt.hook_probability"] for t in range(6)])
+    states = torch.stack([cache[f"blocks.{t}.hook_resid_post"] for t in range(6)])
+    # The definition, a column at a time (Graves 2016, equations 5 to 8).
+    result, cost = torch.zeros(3, 6, 12), torch.zeros(3, 6)
+    for row in range(3):
+        for column in range(6):
+            spent = 0.0
+            for step in range(6):
+                assert running[step, row, column] == 1
+                now = p[step, row, column].item()
+                if spent + now > 0.99 or step == 5:
+                    result[row, column] += (1 - spent) * states[step, row, column]
+                    cost[row, column] = step + 1 + 1 - spent
+                    assert (running[step + 1 :, row, column] == 0).all()
+                    break
+                result[row, column] += now * states[step, row, column]
+                spent += now
+    expected = result[[0, 1, 2], [5, 3, 2]] @ model.W_U + model.b_U
+    assert torch.allclose(logits[:, 0], expected, atol=1e-6)
+    assert torch.allclose(model.forward_with_cost(TOKENS)[1], cost, atol=1e-6)
+    assert 1 < running.sum(0).mean() < 6
+
+
+def test_the_halting_mask_can_be_changed():
+    model = router(halting=HaltingConfig(initial_bias=-9.0)).eval()
+    stop = [("blocks.2.halt.hook_running", lambda running, hook: torch.zeros_like(running))]
+    with model.hooks(fwd_hooks=stop):
+        _, cost = model.forward_with_cost(TOKENS)
+        _, cache = model.run_with_cache(TOKENS)
+    assert (cost < 3.01).all()
+    assert torch.equal(cache["blocks.4.halt.hook_running"], torch.zeros(3, 6))
+
+
+def test_halting_stops_early_with_the_same_result():
+    model = router(halting=HaltingConfig(initial_bias=9.0), n_steps=4).eval()
+    calls = []
+    model.core.mlp.register_forward_hook(lambda *_: calls.append(1))
+    fast = model(TOKENS)
+    assert len(calls) == 1
+    assert torch.allclose(model.run_with_cache(TOKENS)[0], fast, atol=1e-6)
+
+
+def test_the_cost_without_halting_is_the_number_of_steps():
+    assert torch.equal(router().forward_with_cost(TOKENS)[1], torch.full((3, 6), 5.0))
+
+
+@pytest.mark.parametrize("variant", get_args(RouterVariant))
+def test_named_variants_train(variant):
+    made = NeuralDataRouterConfig.named(
+        variant,
+        d_input=7,
+        d_output=5,
+        d_model=12,
+        d_mlp=16,
+        n_heads=3,
+        n_steps=3,
+        dropout=0.1,
+        attention_dropout=0.1,
+        gate_dropout=0.1,
+    )
+    model = NeuralDataRouter(made, generator=torch.Generator().manual_seed(0))
+    assert (made.gate is not None) == (variant in ("relative_gate", "abs_rel_gate", "ndr"))
+    model(TOKENS).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all()
+
+
+def test_wrong_settings_are_named():
+    named = {"d_input": 7, "d_output": 5, "d_model": 12, "d_mlp": 16, "n_steps": 3}
+    with pytest.raises(ValueError, match=r"variant must be one of transformer, .* got 'lstm'"):
+        NeuralDataRouterConfig.named("lstm", n_heads=3, **named)
+    with pytest.raises(ValueError, match="n_heads must divide d_model = 12, got 5"):
+        NeuralDataRouterConfig.named("ndr", n_heads=5, **named)
+    for changes in ({"d_model": 0}, {"readout": "middle"}, {"dropout": 1.0}, {"n_steps": 0}):
+        (name,) = changes
+        with pytest.raises(ValueError, match=name):
+            config(**changes)
+    for made, wrong in (
+        (CopyGateConfig, {"width": "wide"}),
+        (CopyGateConfig, {"update": "none"}),
+        (CopyGateConfig, {"dropout": -1.0}),
+        (HaltingConfig, {"epsilon": 0.0}),
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            made(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        # Those of the two marks, too: they have embeddings, but are no tokens.
+        ([[0, 8]], "token ids must be less than 8, got 8"),
+        ([[0, 9]], "token ids must be less than 8, got 9"),
+        ([[0, -1, 3]], "padding .* must be at the end of a sequence, got a token after it"),
+    ],
+)
+def test_ids_that_would_be_read_as_something_else_are_refused(tokens, message):
+    config = NeuralDataRouterConfig.named(
+        "ndr", d_input=8, d_output=2, d_model=8, d_mlp=8, n_heads=1, n_steps=1
+    )
+    model = NeuralDataRouter(config)
+    assert model(torch.tensor([[0, 7, -1]])).shape == (1, 1, 2)
+    with pytest.raises(ValueError, match=message):
+        model(torch.tensor(tokens))

@@ -1,0 +1,179 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from mechanisms import (
+    AttentionConfig,
+    CompositionalAttentionConfig,
+    FeedForwardConfig,
+    RelationClassifier,
+    RelationClassifierConfig,
+    load,
+    save,
+    sinusoidal_embedding,
+)
+from mechanisms.models.relation_classifier import ContextNormalization, ImageEncoder
+from tests.mechanisms.torch_layers import encoder_layer, shake
+
+SMALL = RelationClassifierConfig(
+    d_output=3,
+    attention=AttentionConfig(n_heads=2, d_head=4),
+    feed_forward=FeedForwardConfig(d_mlp=12, activation="relu"),
+    d_model=8,
+    n_layers=2,
+    image_size=16,
+)
+KINDS = {
+    "plain": SMALL,
+    "windows": replace(SMALL, windows=(2, 3)),
+    "linear": replace(SMALL, attention=AttentionConfig.named("linear", n_heads=2, d_head=4)),
+    "compositional": replace(
+        SMALL, attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=3, d_head=4)
+    ),
+}
+IMAGES = torch.rand(4, 5, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def build(config, seed=0):
+    return shake(RelationClassifier(config, generator=torch.Generator().manual_seed(seed)))
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def model(request):
+    return build(request.param)
+
+
+def test_context_normalization_agrees_with_a_literal_loop():
+    norm = shake(ContextNormalization(3))
+    z = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    for example in range(2):
+        for feature in range(3):
+            values = [float(z[example, image, feature]) for image in range(4)]
+            mean = sum(values) / 4
+            deviation = (sum((value - mean) ** 2 for value in values) / 4 + 1e-8) ** 0.5
+            for image, value in enumerate(values):
+                expected = (value - mean) / deviation * norm.gain[feature] + norm.shift[feature]
+                assert torch.isclose(norm(z)[example, image, feature], expected, atol=1e-5)
+
+
+def test_equal_images_are_normalised_to_the_shift_with_a_finite_gradient():
+    norm = ContextNormalization(3)
+    z = torch.ones(1, 2, 3, requires_grad=True)
+    out = norm(z)
+    assert torch.equal(out, norm.shift.expand(1, 2, 3))
+    out.square().sum().backward()
+    assert torch.isfinite(z.grad).all()
+
+
+def test_the_encoder_agrees_with_torchs_own_layers():
+    encoder = shake(ImageEncoder(16, 8))
+    layers = []
+    for weight, bias in zip(encoder.W_conv, encoder.b_conv, strict=True):
+        convolution = nn.Conv2d(weight.shape[1], 32, 4, stride=2, padding=1)
+        convolution.load_state_dict({"weight": weight, "bias": bias})
+        layers += [convolution, nn.ReLU()]
+    first, second = nn.Linear(32 * 2 * 2, 256), nn.Linear(256, 8)
+    first.load_state_dict({"weight": encoder.W_in.T, "bias": encoder.b_in})
+    second.load_state_dict({"weight": encoder.W_out.T, "bias": encoder.b_out})
+    reference = nn.Sequential(*layers, nn.Flatten(), first, nn.ReLU(), second)
+    assert torch.allclose(encoder(IMAGES[0]), reference(IMAGES[0]), rtol=1e-4, atol=1e-3)
+
+
+def test_a_relus_input_keeps_its_scale_through_the_encoder():
+    encoder = ImageEncoder(32, 128, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(64, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert 0.3 < encoder(images).square().mean() < 3
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows"])
+def test_the_whole_agrees_with_its_parts(kind):
+    model = build(KINDS[kind])
+    for example in range(4):
+        codes = torch.stack([model.encoder(image[None])[0] for image in IMAGES[example]])
+        parts = [codes] if kind == "plain" else [codes[:2], codes[2:]]
+        x = torch.cat([model.normalization(part[None]) for part in parts], 1)
+        x = x + sinusoidal_embedding(5, 8)
+        for block in model.blocks:
+            x = encoder_layer(block)(x)
+        logits = model.ln_final(x).mean(1) @ model.W_U + model.b_U
+        assert torch.allclose(model(IMAGES)[example], logits, atol=1e-4)
+
+
+def test_an_affine_change_of_a_features_codes_is_normalised_away():
+    plain, windows = build(KINDS["plain"]), build(KINDS["windows"])
+
+    def all_alike(z, hook):
+        return 3 * z - 2
+
+    def each_window(z, hook):
+        return torch.cat([3 * z[:, :2] - 2, 0.5 * z[:, 2:] + 7], 1)
+
+    def logits(model, change):
+        return model.run_with_hooks(IMAGES, fwd_hooks=[("hook_encoded", change)])
+
+    assert torch.allclose(logits(plain, all_alike), plain(IMAGES), atol=1e-4)
+    assert torch.allclose(logits(windows, each_window), windows(IMAGES), atol=1e-4)
+    assert not torch.allclose(logits(plain, each_window), plain(IMAGES), atol=1e-3)
+
+
+def test_hook_names_shapes_and_the_observed_output(model):
+    observed, cache = model.run_with_cache(IMAGES)
+    assert torch.allclose(model(IMAGES), observed, atol=1e-6)
+    assert observed.shape == (4, 1, 3)
+    assert set(cache) == set(model.hook_dict)
+    for name in ("hook_encoded", "hook_normalized", "hook_embed", "blocks.1.hook_resid_post"):
+        assert cache[name].shape == (4, 5, 8), name
+    assert cache["blocks.0.attn.hook_pattern"].shape == (4, 2, 5, 5)
+
+
+def test_every_intervention_reaches_the_output(model):
+    plain = model(IMAGES)
+    generator = torch.Generator().manual_seed(0)
+
+    def change(activation, hook):
+        return activation + torch.randn(activation.shape, generator=generator)
+
+    for name in model.hook_dict:
+        changed = model.run_with_hooks(IMAGES, fwd_hooks=[(name, change)])
+        assert not torch.allclose(changed, plain, atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_comes_back(kind, tmp_path):
+    model = build(KINDS[kind])
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, RelationClassifier)
+    assert loaded.config == model.config
+    assert torch.allclose(loaded(IMAGES), model(IMAGES), atol=1e-5)
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    models = [
+        RelationClassifier(SMALL, generator=torch.Generator().manual_seed(0)) for _ in range(2)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, *(model.parameters() for model in models)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_size": 12}, r"image_size must be a multiple of 8, got 12"),
+        ({"d_output": 0}, r"d_output must be at least 1, got 0"),
+        ({"windows": (2, 0)}, r"windows must be None or numbers of at least 1, got \(2, 0\)"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **settings)
+
+
+def test_wrong_images_are_refused():
+    with pytest.raises(ValueError, match=r"images must be \[batch, image, 1, 16, 16\], got \[4, 5"):
+        build(SMALL)(IMAGES[..., :8])
+    with pytest.raises(ValueError, match=r"images must be 5, as windows = \(2, 3\); got 4"):
+        build(KINDS["windows"])(IMAGES[:, :4])

@@ -1,0 +1,297 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mechanisms import (
+    AttentionConfig,
+    CodaAttentionConfig,
+    FeedForwardConfig,
+    MixtureOfExpertsConfig,
+    QuasiAttentionConfig,
+    Transformer,
+    TransformerConfig,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+SMALL = TransformerConfig(
+    d_input=5,
+    d_output=3,
+    d_model=8,
+    n_layers=2,
+    attention=AttentionConfig.named("hyla", n_heads=2, d_head=4),
+    feed_forward=FeedForwardConfig(d_mlp=12),
+    max_distance=6,
+)
+KINDS = {
+    "plain": SMALL,
+    "softmax": replace(SMALL, attention=AttentionConfig.named("softmax", n_heads=2, d_head=4)),
+    "readout": replace(SMALL, n_readout=2),
+    "causal": replace(SMALL, causal=True, positions="sinusoidal", max_distance=None),
+    "shared": replace(SMALL, shared=True, n_layers=3),
+    "experts": replace(SMALL, feed_forward=MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=6)),
+    "shared experts, readout": replace(
+        SMALL,
+        shared=True,
+        n_readout=1,
+        feed_forward=MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=6),
+    ),
+    "tokens": replace(SMALL, inputs="tokens", positions="none", max_distance=None),
+}
+
+
+def build(config, seed=0):
+    model = Transformer(config, generator=torch.Generator().manual_seed(seed)).eval()
+    return model.requires_grad_(False)
+
+
+def inputs_for(config, n_positions=6, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    if config.inputs == "tokens":
+        return torch.randint(config.d_input, (4, n_positions), generator=generator)
+    return torch.randn(4, n_positions, config.d_input, generator=generator)
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def model(request):
+    return build(request.param)
+
+
+def golden_weights(data, dtype):
+    weights = {
+        "ln_final.weight": "ln_final.w",
+        "ln_final.bias": "ln_final.b",
+        "embed.W_E": "embed.W",
+        "embed.b_E": "embed.b",
+        "unembed.W_U": "unembed.W",
+        "unembed.b_U": "unembed.b",
+    }
+    for layer in (0, 1):
+        ours, theirs = f"blocks.{layer}", f"block{layer}"
+        for norm in ("ln1", "ln2"):
+            weights |= {
+                f"{ours}.{norm}.weight": f"{theirs}.{norm}.w",
+                f"{ours}.{norm}.bias": f"{theirs}.{norm}.b",
+            }
+        weights[f"{ours}.relative_bias.table"] = f"{theirs}.attn.rel_bias_table"
+        names = [f"attn.{kind}_{part}" for kind in "Wb" for part in "QKVO"]
+        names += [f"mlp.{kind}_{part}" for kind in "Wb" for part in ("in", "out")]
+        weights |= {f"{ours}.{name}": f"{theirs}.{name}" for name in names}
+    return {name: torch.tensor(data[key], dtype=dtype) for name, key in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
+)
+@pytest.mark.parametrize(
+    ("file", "variant"), [("softmax_attention", "softmax"), ("linear_hypatt", "hyla")]
+)
+def test_agrees_with_the_authors(file, variant, dtype, tolerance):
+    data = np.load(GOLDEN / f"hyla_transformer_{file}.npz")
+    model = Transformer(
+        TransformerConfig(
+            d_input=8,
+            d_output=8,
+            d_model=32,
+            n_layers=2,
+            attention=AttentionConfig.named(variant, n_heads=4, d_head=4),
+            feed_forward=FeedForwardConfig(d_mlp=48),
+            max_distance=36,
+        )
+    ).to(dtype)
+    model.load_state_dict(golden_weights(data, dtype))
+    logits, cache = model.run_with_cache(torch.tensor(data["input"], dtype=dtype))
+    compared = {"logits": logits, "resid.embed": cache["hook_embed"]}
+    for layer in (0, 1):
+        compared |= {
+            f"block{layer}.attn_out": cache[f"blocks.{layer}.hook_attn_out"],
+            f"block{layer}.attn_pattern": cache[f"blocks.{layer}.attn.hook_pattern"],
+            f"block{layer}.mlp_out": cache[f"blocks.{layer}.hook_mlp_out"],
+            f"resid.block{layer}_out": cache[f"blocks.{layer}.hook_resid_post"],
+        }
+    for key, ours in compared.items():
+        # Entries of HYLA's attention output are of order 100: single precision ends at 1e-5.
+        allowed = tolerance * max(1, np.abs(data[key]).max())
+        assert np.abs(ours.detach().numpy() - data[key]).max() < allowed, key
+
+
+def test_observed_and_unobserved_outputs_agree(model):
+    inputs = inputs_for(model.config)
+    plain = model(inputs)
+    observed, cache = model.run_with_cache(inputs)
+    assert torch.allclose(plain, observed, atol=1e-5)
+    assert set(cache) == set(model.hook_dict)
+
+
+def test_hook_names_and_shapes(model):
+    config = model.config
+    _, cache = model.run_with_cache(inputs_for(config))
+    attention = config.attention
+    stream, heads = (4, 6, config.d_model), (4, 6, attention.n_heads, attention.d_head)
+    square = (4, attention.n_heads, 6, 6)
+    assert cache["hook_embed"].shape == stream
+    for layer in range(config.n_layers):
+        shapes = {
+            name: stream
+            for name in (
+                "hook_resid_pre",
+                "hook_attn_out",
+                "hook_resid_mid",
+                "hook_mlp_out",
+                "hook_resid_post",
+            )
+        }
+        shapes |= {f"attn.hook_{name}": heads for name in "qkvz"}
+        shapes |= {"attn.hook_attn_scores": square, "attn.hook_pattern": square}
+        for name, shape in shapes.items():
+            assert cache[f"blocks.{layer}.{name}"].shape == shape, name
+
+
+def test_every_intervention_reaches_the_output(model):
+    inputs = inputs_for(model.config)
+    plain = model(inputs)
+    generator = torch.Generator().manual_seed(0)
+
+    def change(activation, hook):
+        if activation.dtype == torch.int64:
+            # The other experts are chosen.
+            return (activation + 1) % 4
+        return activation + torch.randn(activation.shape, generator=generator)
+
+    for name in model.hook_dict:
+        changed = model.run_with_hooks(inputs, fwd_hooks=[(name, change)])
+        assert not torch.allclose(changed, plain, atol=1e-6), name
+    assert torch.equal(model(inputs), plain)
+
+
+def test_reading_out_fewer_positions_gives_the_last_logits():
+    inputs = inputs_for(SMALL)
+    whole, last = build(SMALL), build(KINDS["readout"])
+    assert torch.allclose(last(inputs), whole(inputs)[:, -2:], atol=1e-6)
+
+
+def test_a_plain_torch_hook_on_the_last_block_sees_all_positions_too():
+    for config in (KINDS["readout"], replace(KINDS["readout"], shared=True)):
+        model = build(config)
+        seen = []
+        part = model.core.mlp if config.shared else model.blocks[-1].mlp
+        part.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output))
+        model(inputs_for(config))
+        assert seen[-1].shape[1] == 6
+
+
+def test_shared_steps_have_names_and_activations_of_their_own():
+    model = build(KINDS["shared"])
+    assert not any(name.startswith("core") for name in model.hook_dict)
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {
+        "core",
+        "embed",
+        "ln_final",
+        "unembed",
+    }
+    inputs = inputs_for(model.config)
+    _, cache = model.run_with_cache(inputs)
+    posts = [cache[f"blocks.{step}.hook_resid_post"] for step in range(3)]
+    assert not torch.allclose(posts[0], posts[1])
+    # A change at one step leaves what came before as it was.
+    with model.hooks([("blocks.1.hook_resid_pre", lambda x, hook: x * 0)]):
+        _, changed = model.run_with_cache(inputs, reset_hooks_end=False)
+    assert torch.equal(changed["blocks.0.hook_resid_post"], posts[0])
+    assert not torch.allclose(changed["blocks.1.hook_resid_post"], posts[1])
+
+
+def test_shared_weights_equal_a_stack_of_copies():
+    shared = build(KINDS["shared"])
+    stack = build(replace(shared.config, shared=False))
+    weights = {
+        name: shared.state_dict()["core." + name.split(".", 2)[2]]
+        if name.startswith("blocks.")
+        else shared.state_dict()[name]
+        for name in stack.state_dict()
+    }
+    stack.load_state_dict(weights)
+    inputs = inputs_for(shared.config)
+    assert torch.allclose(stack(inputs), shared(inputs), atol=1e-6)
+
+
+def test_shared_weights_take_more_or_fewer_steps_than_trained():
+    model = build(KINDS["shared"])
+    inputs = inputs_for(model.config)
+    _, cache = model.run_with_cache(inputs)
+    one = model.unembed(model.ln_final(cache["blocks.0.hook_resid_post"]))
+    assert torch.allclose(model(inputs, n_steps=1), one, atol=1e-6)
+    model.set_steps(5)
+    _, longer = model.run_with_cache(inputs, n_steps=5)
+    assert "blocks.4.attn.hook_pattern" in longer
+    assert torch.equal(longer["blocks.2.hook_resid_post"], cache["blocks.2.hook_resid_post"])
+    assert torch.allclose(model(inputs), model.run_with_cache(inputs)[0], atol=1e-6)
+
+
+def test_steps_of_unshared_weights_are_fixed():
+    with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 3"):
+        build(SMALL)(inputs_for(SMALL), n_steps=3)
+    with pytest.raises(ValueError, match="at least 1 with shared=True, got 0"):
+        build(KINDS["shared"])(inputs_for(SMALL), n_steps=0)
+
+
+def test_causal_outputs_do_not_depend_on_the_future():
+    model = build(KINDS["causal"])
+    inputs = inputs_for(model.config)
+    changed = inputs.clone()
+    changed[:, 4:] += 1
+    assert torch.equal(model(inputs)[:, :4], model(changed)[:, :4])
+    assert not torch.allclose(model(inputs)[:, 4:], model(changed)[:, 4:])
+
+
+def test_padding_is_not_attended_to():
+    model = build(SMALL)
+    inputs = inputs_for(SMALL)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    changed = inputs.clone()
+    changed[:, 4:] += 1
+    assert torch.equal(model(inputs, mask=mask)[:, :4], model(changed, mask=mask)[:, :4])
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = build(SMALL), build(SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(build(SMALL, seed=1).embed.W_E, first.embed.W_E)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
+        ({"positions": "rotary"}, "positions must be one of relative, sinusoidal, none"),
+        ({"inputs": "pixels"}, "inputs must be one of vectors, tokens"),
+        ({"max_distance": None}, "max_distance must be at least 2 .* got None"),
+        ({"n_readout": 0}, "n_readout must be None or at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **settings)
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(TypeError, match="width"):
+        TransformerConfig(width=3)  # pyright: ignore
+
+
+def test_an_attention_that_needs_all_queries_gets_them_whoever_listens():
+    composition = QuasiAttentionConfig(gate_centring="matrix")
+    attention = CodaAttentionConfig(n_heads=2, d_head=4, composition=composition)
+    model = build(replace(SMALL, attention=attention, n_readout=1)).eval()
+    inputs = inputs_for(model.config)
+    unheard = model(inputs)
+    heard, cache = model.run_with_cache(inputs)
+    torch.testing.assert_close(unheard, heard)
+    assert cache["blocks.1.attn.hook_pattern"].shape[2] > 1

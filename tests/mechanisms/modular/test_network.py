@@ -1,0 +1,323 @@
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from mechanisms import (
+    Monolithic,
+    MonolithicConfig,
+    OperationPoolConfig,
+    all_paths_loss,
+    load,
+    sampled_path_loss,
+    save,
+)
+from tests.mechanisms.modular.networks import ROUTERS, inputs, network
+
+BOTTLENECKS = ["oracle", "attention", "none"]
+
+
+def along(path, model, x):
+    """The answers when every layer's choice is overridden at its hook."""
+
+    def taking(module):
+        return lambda choice, hook: one_hot(torch.tensor(module), choice.shape[-1]).to(choice)
+
+    hooks = [(f"layers.{i}.hook_module_choice", taking(module)) for i, module in enumerate(path)]
+    return model.run_with_hooks(x, fwd_hooks=hooks)[:, 0]
+
+
+@pytest.mark.parametrize("bottleneck", BOTTLENECKS)
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_at_test_time_the_most_probable_modules_work_one_after_another(router, bottleneck):
+    model, x = network(router, functional_bottleneck=bottleneck), inputs()
+    with torch.no_grad():
+        answers = model(x)[:, 0]
+        seen, cache = model.run_with_cache(x)
+        paths, _ = model.all_paths(x)
+    assert torch.allclose(seen[:, 0], answers, atol=1e-5)
+    chosen = [cache[f"layers.{layer}.hook_module_probs"].argmax(-1) for layer in range(2)]
+    for layer in range(2):
+        choice = cache[f"layers.{layer}.hook_module_choice"]
+        assert torch.equal(choice, one_hot(chosen[layer], 3).float())
+        assert torch.equal(cache[f"layers.{layer}.hook_expert_indices"][:, 0], chosen[layer])
+        probs = cache[f"layers.{layer}.hook_module_probs"]
+        assert torch.equal(cache[f"layers.{layer}.hook_expert_weights"], probs)
+        out = cache[f"layers.{layer}.hook_module_out"]
+        assert torch.allclose(cache[f"layers.{layer}.hook_result"], (choice * out).sum(-1))
+    number = 3 * chosen[0] + chosen[1]
+    assert torch.allclose(paths.gather(1, number[:, None])[:, 0], answers, atol=1e-5)
+
+
+@pytest.mark.parametrize("bottleneck", BOTTLENECKS)
+def test_overriding_the_choice_takes_every_path(bottleneck):
+    model, x = network(functional_bottleneck=bottleneck), inputs()
+    with torch.no_grad():
+        paths, _ = model.all_paths(x)
+        for number, path in enumerate(product(range(3), repeat=2)):
+            assert torch.allclose(along(path, model, x), paths[:, number], atol=1e-5)
+
+
+def test_advancing_layer_by_layer_gives_all_paths():
+    model, x = network(n_layers=3), inputs()
+    with torch.no_grad():
+        partial = model.begin(x)
+        for layer in range(3):
+            partial = model.advance(x, layer, partial).flatten(1, 2)
+        paths, probabilities = model.all_paths(x)
+    assert partial.shape == (20, 27, 1)
+    assert torch.equal(partial[..., 0], paths)
+    assert torch.allclose(probabilities.sum(-1), torch.ones(20, 3))
+
+
+def test_the_oracle_bottleneck_hands_on_what_the_task_needs():
+    model, x = network(n_layers=3), inputs()
+    _, cache = model.run_with_cache(x)
+    assert torch.equal(cache["layers.0.hook_operands"][:, 0], x[:, :2, 0])
+    for layer in (1, 2):
+        operands = cache[f"layers.{layer}.hook_operands"][:, 0]
+        assert torch.equal(operands[:, 0], cache[f"layers.{layer - 1}.hook_result"])
+        assert torch.equal(operands[:, 1], x[:, 0, 0])
+
+
+def test_without_a_bottleneck_modules_see_everything():
+    model, x = network(functional_bottleneck="none"), inputs()
+    _, cache = model.run_with_cache(x)
+    operands = cache["layers.1.hook_operands"]
+    assert operands.shape == (20, 1, 21)
+    assert torch.equal(operands[:, 0, :20], x.flatten(1))
+    assert torch.equal(operands[:, 0, 20], cache["layers.0.hook_result"])
+
+
+def test_slots_choose_numbers_by_the_modules_signature():
+    model, x = network(functional_bottleneck="attention"), inputs()
+    _, cache = model.run_with_cache(x)
+    slots, embed = model.slots, cache["hook_embed"]
+    for layer in range(2):
+        choice = cache[f"layers.{layer}.hook_operand_choice"]
+        result = cache["layers.0.hook_result"] if layer else torch.zeros(20)
+        values = torch.cat([x[..., 0], result[:, None]], dim=1)
+        for module, slot in product(range(3), range(2)):
+            query = slots.signatures[module] @ slots.W_slot[slot]
+            keys = [embed[:, n] @ slots.W_C for n in range(5)]
+            if layer:
+                keys.append(slots.result_key.expand(20, -1))
+            best = torch.stack([key @ query for key in keys], dim=1).argmax(-1)
+            assert torch.equal(choice[:, module, slot].argmax(-1), best)
+            expected = values.gather(1, best[:, None])[:, 0]
+            found = cache[f"layers.{layer}.hook_operands"][:, module, slot]
+            assert torch.allclose(found, expected)
+    slot_0_of_second_layer = torch.zeros(20, 3, 2, 6)
+    slot_0_of_second_layer[..., 5] = 1
+    changed = model.run_with_hooks(
+        x, fwd_hooks=[("layers.1.hook_operand_choice", lambda c, hook: slot_0_of_second_layer)]
+    )
+    assert not torch.allclose(changed, model(x))
+
+
+@pytest.mark.parametrize("name", ["cross, bottleneck", "encoder, bottleneck", "structural oracle"])
+def test_the_selected_variable_is_one_and_can_be_changed(name):
+    model, x = network(ROUTERS[name], seed=3), inputs()
+    _, cache = model.run_with_cache(x)
+    picked = cache["layers.0.hook_selected_variable"]
+    assert torch.equal(picked.sum(-1), torch.ones(20))
+    if name == "structural oracle":
+        assert picked.argmax(-1).unique().tolist() == [2]
+    scores = cache["layers.0.hook_module_scores"]
+    expected = scores[torch.arange(20), picked.argmax(-1)].softmax(-1)
+    assert torch.allclose(cache["layers.0.hook_module_probs"], expected)
+    fourth = one_hot(torch.full((20,), 4), 5).float()
+    with model.hooks(fwd_hooks=[("layers.0.hook_selected_variable", lambda p, hook: fourth)]):
+        _, changed = model.run_with_cache(x)
+    assert torch.allclose(changed["layers.0.hook_module_probs"], scores[:, 4].softmax(-1))
+
+
+def test_without_the_bottleneck_one_softmax_runs_over_variables_and_modules():
+    model, x = network(), inputs()
+    _, cache = model.run_with_cache(x)
+    scores = cache["layers.1.hook_module_scores"]
+    assert scores.shape == (20, 5, 3)
+    flat = scores.flatten(1).softmax(-1).unflatten(1, (5, 3))
+    assert torch.allclose(cache["layers.1.hook_module_probs"], flat.sum(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("selection", ["hard", "soft", "top_k"])
+@pytest.mark.parametrize("name", ["hook_module_scores", "hook_module_probs", "hook_expert_weights"])
+def test_what_decides_can_be_changed_and_reaches_the_answer(selection, name):
+    model = network(selection=selection, top_k=2 if selection == "top_k" else None)
+    x = inputs()
+    reversed_order = [(f"layers.0.{name}", lambda values, hook: values.flip(-1).square())]
+    assert not torch.allclose(model.run_with_hooks(x, fwd_hooks=reversed_order), model(x))
+
+
+def test_chosen_indices_can_be_changed():
+    model, x = network(), inputs()
+    hooks = [(f"layers.{i}.hook_expert_indices", lambda c, hook: 0 * c + 2) for i in range(2)]
+    assert torch.allclose(
+        model.run_with_hooks(x, fwd_hooks=hooks)[:, 0], along((2, 2), model, x), atol=1e-6
+    )
+
+
+def test_soft_and_top_k_selection_mix_modules():
+    x = inputs()
+    soft, cache = network(selection="soft", n_layers=1, router=ROUTERS["encoder"]).run_with_cache(x)
+    weights, outs = (cache[f"layers.0.hook_{name}"] for name in ("expert_weights", "module_out"))
+    assert torch.allclose(soft[:, 0], (weights * outs).sum(-1), atol=1e-6)
+    top, cache = network(
+        selection="top_k", top_k=2, n_layers=1, router=ROUTERS["encoder"]
+    ).run_with_cache(x)
+    values, order = weights.sort(-1, descending=True)
+    share = values[:, :2] / values[:, :2].sum(-1, keepdim=True)
+    assert torch.allclose(top[:, 0], (share * outs.gather(1, order[:, :2])).sum(-1), atol=1e-6)
+    assert torch.equal(cache["layers.0.hook_expert_indices"], order[:, :2])
+
+
+def test_true_operations_need_only_be_routed():
+    names = ("multiply", "add", "subtract")
+    model = network(pool=OperationPoolConfig(names=names))
+    assert not list(model.pool.parameters())
+    x = inputs()
+    x1, x2 = x[:, 0, 0], x[:, 1, 0]
+    assert torch.allclose(along((1, 0), model, x), (x1 + x2) * x1, atol=1e-6)
+    assert torch.allclose(along((0, 2), model, x), x1 * x2 - x1, atol=1e-6)
+
+
+# Training
+
+
+@pytest.mark.parametrize("bottleneck", BOTTLENECKS)
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_gradients_reach_everything_along_sampled_paths(router, bottleneck):
+    model = network(router, functional_bottleneck=bottleneck).train()
+    torch.manual_seed(0)
+    sampled_path_loss(model, inputs(200), torch.ones(200, 1)).backward()
+    unused = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not unused
+
+
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_gradients_reach_everything_along_all_paths(router):
+    model = network(router).train()
+    all_paths_loss(model, inputs(200), torch.ones(200, 1), entropy=0.1).backward()
+    unused = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not unused
+
+
+def test_the_straight_through_gradient_is_that_of_the_soft_choice():
+    model, x = network(n_layers=1, router=ROUTERS["concatenation"]).train(), inputs(1)
+    kept = {}
+
+    def keep(name):
+        def hook(values, hook):
+            if values.requires_grad:
+                values.retain_grad()
+            kept[name] = values
+
+        return f"layers.0.hook_{name}", hook
+
+    torch.manual_seed(0)
+    names = ("module_scores", "module_choice", "module_out")
+    model.run_with_hooks(
+        x, fwd_hooks=[keep(name) for name in names], temperature=0.5
+    ).sum().backward()
+    torch.manual_seed(0)
+    noise = -torch.empty(1, 3).exponential_().log()
+    logits = kept["module_scores"].detach()[:, 0].log_softmax(-1).requires_grad_()
+    soft = ((logits + noise) / 0.5).softmax(-1)
+    assert torch.equal(kept["module_choice"].argmax(-1), soft.argmax(-1))
+    (soft * kept["module_out"].detach()).sum().backward()
+    assert torch.allclose(kept["module_scores"].grad[:, 0], logits.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cross", "cross, bottleneck", "encoder, bottleneck"])
+def test_all_paths_is_the_expectation_of_sampled_paths(name):
+    model, x = network(ROUTERS[name], seed=2).train(), inputs(3)
+    targets = torch.tensor([[0.5], [-1.0], [0.0]])
+    times = 20_000
+    torch.manual_seed(0)
+    with torch.no_grad():
+        expected = all_paths_loss(model, x, targets)
+        many, wanted = x.repeat(times, 1, 1), targets.repeat(times, 1)
+        errors = (model(many) - wanted).square().unflatten(0, (times, 3)).mean((1, 2))
+    error = errors.std() / math.sqrt(times)
+    assert abs(errors.mean() - expected) < 4 * error
+    assert error < 0.02 * expected
+
+
+def test_the_entropy_term_is_that_of_the_paths():
+    model, x, targets = network(), inputs(), torch.zeros(20, 1)
+    with torch.no_grad():
+        _, probabilities = model.all_paths(x)
+        paths = torch.einsum("bi,bj->bij", probabilities[:, 0], probabilities[:, 1]).flatten(1)
+        entropy = -(paths * paths.log()).sum(-1).mean()
+        plain = all_paths_loss(model, x, targets)
+        found = all_paths_loss(model, x, targets, entropy=0.3)
+    assert torch.allclose(found, plain - 0.3 * entropy, atol=1e-5)
+
+
+def test_the_temperature_changes_gradients_alone():
+    model, x = network().train(), inputs(2000)
+    shares = []
+    for temperature in (0.1, 5.0):
+        torch.manual_seed(0)
+        shares.append(model(x, temperature=temperature))
+    assert torch.allclose(*shares, atol=1e-4)
+
+
+def test_evaluation_draws_nothing():
+    model, x = network(), inputs()
+    before = torch.get_rng_state()
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_a_saved_network_comes_back(router, tmp_path):
+    for model in (
+        network(router),
+        network(router, pool=OperationPoolConfig(names=("add", "multiply", "maximum"))),
+    ):
+        save(model, tmp_path / "model.safetensors")
+        loaded = load(tmp_path / "model.safetensors")
+        assert loaded.config == model.config
+        assert torch.allclose(loaded(inputs()), model(inputs()), atol=1e-6)
+
+
+def test_a_monolithic_network_is_a_perceptron(tmp_path):
+    config = MonolithicConfig(n_variables=5, d_input=4, d_mlp=11, depth=3)
+    model = Monolithic(config, generator=torch.Generator().manual_seed(0)).eval()
+    x = inputs()
+    h = x.flatten(1)
+    for layer in model.layers:
+        h = (h @ layer.W + layer.b).relu()
+    assert torch.allclose(model(x), (h @ model.W_out + model.b_out)[:, None], atol=1e-5)
+    silenced = [("layers.1.hook_post", lambda post, hook: 0 * post)]
+    assert not model.run_with_hooks(x, fwd_hooks=silenced).any()
+    save(model, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path / "model.safetensors")(x), model(x))
+
+
+def test_wrong_settings_and_inputs_are_refused():
+    for changes, message in (
+        ({"n_modules": 0}, "n_modules must be at least 1, got 0"),
+        ({"n_variables": 1}, "n_variables must be at least 2, got 1"),
+        ({"selection": "x"}, "selection must be one of hard, soft, top_k, got 'x'"),
+        ({"functional_bottleneck": "x"}, "functional_bottleneck must be one of oracle"),
+        ({"selection": "top_k"}, "top_k goes with selection 'top_k', got None"),
+        ({"top_k": 2}, "top_k goes with selection 'top_k', got 2 and 'hard'"),
+        ({"selection": "top_k", "top_k": 4}, r"top_k must be in \[1, n_modules = 3\], got 4"),
+        ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network(**changes)
+    model = network()
+    with pytest.raises(ValueError, match=r"inputs must be \[batch, 5, 4\], got \(3, 4, 4\)"):
+        model(torch.zeros(3, 4, 4))
+    with pytest.raises(ValueError, match=r"temperature must be greater than 0, got -1"):
+        model(inputs(), temperature=-1)
+    with pytest.raises(ValueError, match=r"layer must be in \[0, 2\), got 2"):
+        model.advance(inputs(), 2, model.begin(inputs()))
+    with pytest.raises(ValueError, match=r"d_mlp must be at least 1, got 0"):
+        MonolithicConfig(n_variables=5, d_input=4, d_mlp=0)

@@ -1,0 +1,265 @@
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from probes import capture, cut, extract_control_flow, to_networkx
+from probes.capturing.capture import Quantity
+from probes.control_flow.cutting import _ancestors
+from tests.probes.conftest import SimpleBatch
+from tests.probes.control_flow.programs import HEADS, STEPS, ProgramModel, answer_of, make_programs
+
+N = 120
+ON = ("node on the path", "edge on the path")
+OFF = ("node off the path", "no node", "edge off the path", "no edge")
+
+
+def graphs_of(model, programs):
+    """Captured and extracted, as a study would."""
+    dims = ("example", "head", "query_pos", "key_pos")
+    data = capture(
+        model,
+        [SimpleBatch(programs.inputs, {})],
+        {
+            "gate": Quantity("blocks.*.hook_gate", dims=("example", "pos", "d_model")),
+            "attention": Quantity("blocks.*.attn.hook_pattern", dims=dims),
+        },
+    ).rename(layer="step")
+    return extract_control_flow(data["gate"], data["attention"], programs.valid)
+
+
+def run(programs, *, model=None, graphs=None, **changes):
+    model = model or ProgramModel()
+    arguments = {
+        "readout": programs.truth["readout"],
+        "gates": "blocks.*.hook_gate",
+        "attention": "blocks.*.attn.hook_pattern",
+        "answer": answer_of,
+        "targets": torch.from_numpy(programs.answer + 0),
+    } | changes
+    graphs = graphs_of(model, programs) if graphs is None else graphs
+    return cut(model, programs.inputs, graphs, **arguments)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return make_programs(N)
+
+
+def test_only_cuts_on_the_path_break_the_program(programs):
+    result = run(programs)
+    # The unpatched model computes what the recursion does.
+    assert result["right"].all()
+    assert (result["trials"] >= 0.9 * N).all()
+    assert (result["rate"].sel(condition=list(ON)) == 1).all()
+    assert (result["rate"].sel(condition=list(OFF)) == 0).all()
+    trials = int(result["trials"].sel(condition=ON[0], outcome="changed"))
+    np.testing.assert_allclose(
+        result["rate_low"].sel(condition=ON[0], outcome="changed"),
+        0.025 ** (1 / trials),
+        atol=1e-6,
+    )
+    assert result["hit"].dtype == np.int8
+    assert all(result[name].attrs["long_name"] for name in result.variables)
+
+
+def test_what_is_cut_is_what_the_condition_says(programs):
+    model = ProgramModel()
+    graphs = graphs_of(model, programs)
+    result = run(programs, model=model, graphs=graphs, cuts=2)
+    step, pos, key = (
+        result[name].transpose("example", "condition", "cut").to_numpy()
+        for name in ("cut_step", "cut_pos", "cut_key_pos")
+    )
+    seen = 0
+    for example in range(N):
+        graph = to_networkx(graphs, example)
+        eos = int(programs.truth["readout"][example])
+        last = max(s for p, s in graph.nodes if p == eos)
+        path = nx.ancestors(graph, (eos, last)) | {(eos, last)}
+        for number, condition in enumerate(result["condition"].to_numpy()):
+            cells = set(
+                zip(step[example, number], pos[example, number], key[example, number], strict=True)
+            )
+            if (-1, -1, -1) in cells:
+                assert (result["hit"][number, :, example] == -1).all()
+                continue
+            assert len(cells) == 2
+            for s, p, k in cells:
+                seen += 1
+                on = (p, s) in path
+                assert programs.valid[example, p]
+                reads = any(a == k for (a, _), _ in graph.in_edges((p, s)))
+                kind, where = condition.split(" ", 1)
+                if kind == "node" or condition == "no node":
+                    assert k == -1
+                    assert (graph.has_node((p, s)), on) == {
+                        "on the path": (True, True),
+                        "off the path": (True, False),
+                        "node": (False, False),
+                    }[where]
+                else:
+                    assert k != p
+                    assert programs.valid[example, k]
+                    assert graph.has_node((p, s))
+                    assert (reads, on) == {
+                        "on the path": (True, True),
+                        "off the path": (True, False),
+                        "edge": (False, True),
+                    }[where]
+    assert seen > 8 * N
+    assert (result["rate"].sel(condition=list(ON)) == 1).all()
+    assert (result["rate"].sel(condition=list(OFF)) == 0).all()
+
+
+def test_ancestors_are_those_of_networkx():
+    rng = np.random.default_rng(0)
+    gates = rng.random((20, 5, 6))
+    attention = rng.random((20, 5, 2, 6, 6)) ** 6
+    valid = np.arange(6) < rng.integers(2, 7, 20)[:, None]
+    graphs = extract_control_flow(
+        xr.DataArray(gates, dims=("example", "step", "pos")),
+        xr.DataArray(attention, dims=("example", "step", "head", "query_pos", "key_pos")),
+        xr.DataArray(valid, dims=("example", "pos")),
+        gate_threshold=0.7,
+        attention_threshold=0.3,
+    )
+    found = _ancestors(graphs, np.ones(20, dtype=np.int64))
+    several = 0
+    for example in range(20):
+        graph = to_networkx(graphs, example)
+        last = (1, max(step for pos, step in graph.nodes if pos == 1))
+        expected = {node for node in nx.ancestors(graph, last) | {last} if node[1] >= 0}
+        step, pos = np.nonzero(found[example])
+        assert set(zip(pos.tolist(), step.tolist(), strict=True)) == expected
+        several += 1 < len(expected) < graphs["update"].to_numpy()[example].sum()
+    assert several > 5
+
+
+class Ignoring(ProgramModel):
+    """Draws the control flow and answers without it."""
+
+    def forward(self, args, when, leaf, readout):
+        super().forward(args, when, leaf, readout)
+        return leaf.sum(dim=1)
+
+
+def test_a_drawing_that_is_not_used_breaks_nothing(programs):
+    model = Ignoring()
+    result = run(programs, model=model, targets=torch.from_numpy(programs.leaf.sum(axis=1)))
+    assert result["right"].all()
+    assert (result["rate"] == 0).all()
+
+
+class Repeating(ProgramModel):
+    """Computes a column again at every step after its first, to the same result."""
+
+    def forward(self, args, when, leaf, readout):
+        state = leaf[..., None]
+        head = torch.arange(HEADS)[:, None, None] == torch.arange(args.shape[-1]) % HEADS
+        for step, block in enumerate(self.blocks):
+            pattern = block.attn.hook_pattern(args[:, None] * head)
+            begun = ((when >= 0) & (when <= step)).float()[..., None]
+            gate = block.hook_gate(begun)
+            own = (torch.arange(when.shape[1]) != readout[:, None]).float()
+            update = own[..., None] + (pattern @ state[:, None]).sum(dim=1)
+            state = gate * update + (1 - gate) * state
+        return state[torch.arange(len(state)), readout, 0]
+
+
+def test_a_network_that_recomputes_recovers_from_all_but_lasting_cuts(programs):
+    # The graph of what is computed first: the program's own, not that of the open gates.
+    graphs = graphs_of(ProgramModel(), programs)
+    # Until the last step there is time to recover from a cut in a shallow expression.
+    early = (programs.truth["depth"] < STEPS - 2).to_numpy()
+    assert early.any()
+    once = run(programs, model=Repeating(), graphs=graphs)
+    hit = once["hit"].sel(outcome="changed", condition="node on the path")[early]
+    assert (hit == 0).mean() > 0.9
+    lasting = run(programs, model=Repeating(), graphs=graphs, lasting=True)
+    assert lasting["right"].all()
+    assert (lasting["rate"].sel(condition=list(ON)) == 1).all()
+    assert (lasting["rate"].sel(condition=list(OFF)) == 0).all()
+    assert (lasting["trials"] >= 0.9 * N).all()
+    # The same cells, cut once, where the gates do close: no later node is reached.
+    plain = run(programs, graphs=graphs, lasting=True)
+    assert (plain["rate"].sel(condition=list(OFF)) == 0).all()
+
+
+def test_examples_without_such_a_cell_are_left_out():
+    alone = make_programs(40, second_tree=False)
+    result = run(alone)
+    off = result.sel(condition=["node off the path", "edge off the path"])
+    assert (off["hit"] == -1).all()
+    assert off["rate"].isnull().all()
+    assert (off["trials"] == 0).all()
+    assert (off["cut_step"] == -1).all()
+    assert (result["rate"].sel(condition=list(ON)) == 1).all()
+    # More cuts than there are cells at all.
+    assert (run(alone, cuts=10_000)["hit"] == -1).all()
+
+
+def test_broken_asks_only_examples_that_were_right(programs):
+    targets = torch.from_numpy(programs.answer + np.arange(N) % 2)
+    result = run(programs, targets=targets)
+    assert result["right"].to_numpy().tolist() == [True, False] * (N // 2)
+    hit = result["hit"].sel(condition="node on the path")
+    assert hit.sel(outcome="changed").to_numpy().tolist() == [1] * N
+    assert hit.sel(outcome="broken").to_numpy().tolist() == [1, -1] * (N // 2)
+
+
+def test_batches_do_not_matter_and_the_seed_does(programs):
+    first = run(programs, batch_size=N)
+    assert first.identical(run(programs, batch_size=7))
+    assert not first["cut_pos"].equals(run(programs, seed=1)["cut_pos"])
+
+
+def test_a_second_way_is_measured(programs):
+    """A copy of the literals' sum decides half of the answer: the rate is a half, not 1."""
+
+    class Half(ProgramModel):
+        def forward(self, args, when, leaf, readout):
+            run = super().forward(args, when, leaf, readout)
+            return torch.where(torch.arange(len(run)) % 2 == 0, run, leaf.sum(dim=1))
+
+    rate = run(programs, model=Half(), batch_size=N)["rate"]
+    assert rate.sel(condition=ON[0], outcome="changed") == 0.5
+
+
+def test_bad_input_is_named(programs):
+    graphs = graphs_of(ProgramModel(), programs)
+    with pytest.raises(ValueError, match=f"gates must match one hook per step, {STEPS} in the"):
+        run(programs, model=ProgramModel(STEPS + 1), graphs=graphs)
+    with pytest.raises(ValueError, match="attention must match one hook per step"):
+        run(programs, graphs=graphs, attention="blocks.0.attn.hook_pattern")
+    with pytest.raises(KeyError, match=r"blocks\.1\.hook_gate"):
+        run(programs, graphs=graphs, gates="blocks.*.hook_gates")
+    with pytest.raises(ValueError, match="inputs must have the 60 examples"):
+        run(programs, graphs=graphs.isel(example=slice(60)))
+    with pytest.raises(ValueError, match=r"targets must have the shape \(120,\)"):
+        run(programs, graphs=graphs, targets=torch.zeros(3))
+    with pytest.raises(ValueError, match="readout must name valid columns"):
+        run(programs, graphs=graphs, readout=programs.truth["readout"] + 1)
+    with pytest.raises(ValueError, match="cuts and batch_size must be at least 1"):
+        run(programs, graphs=graphs, cuts=0)
+    with pytest.raises(TypeError, match="whole numbers"):
+        run(programs, graphs=graphs, answer=lambda output: output)
+    with pytest.raises(ValueError, match="one number per example"):
+        run(programs, graphs=graphs, answer=lambda output: answer_of(output)[:, None])
+    # Patterns are no gates.
+    with pytest.raises(ValueError, match="must broadcast to"):
+        run(programs, graphs=graphs, gates="blocks.*.attn.hook_pattern")
+
+
+def test_hooks_are_gone_after_an_error(programs):
+    model = ProgramModel().train()
+    graphs = graphs_of(model, programs)
+
+    def fail(output):
+        raise ArithmeticError("in the answer")
+
+    with pytest.raises(ArithmeticError):
+        run(programs, model=model, graphs=graphs, answer=fail)
+    assert not model.list_hooks()
+    assert model.training

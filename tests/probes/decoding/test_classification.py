@@ -1,0 +1,283 @@
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
+from sklearn.preprocessing import StandardScaler
+
+from probes import decode
+from probes.decoding.classification import METRICS, _metrics
+
+CLASSES, HEADS = 4, 6
+CENTRES = np.random.default_rng(99).standard_normal((CLASSES, HEADS)) * 3
+
+
+def planted(seed, examples=300, *, layers=2, weights=None, noise=1.0):
+    """Layer 0 holds noise, the last layer a code around one centre per rule."""
+    rng = np.random.default_rng(seed)
+    rule = rng.choice(CLASSES, size=examples, p=weights)
+    code = rng.standard_normal((examples, layers, HEADS))
+    code[:, -1] = CENTRES[rule] + noise * code[:, -1]
+    return xr.Dataset(
+        {"code": (("example", "layer", "head"), code), "rule": ("example", rule)},
+        coords={"layer": np.arange(layers)},
+    )
+
+
+def test_finds_a_planted_code_and_nothing_in_noise():
+    fit, tests = planted(0, 500), {"id": planted(1), "ood": planted(2)}
+    result = decode(fit, tests, untrained=(planted(3, noise=50.0), {k: planted(4) for k in tests}))
+    accuracy = result["score"].sel(metric="accuracy")
+    assert list(result["layer"].values) == ["0", "1", "all"]
+    assert list(result["control"].values) == ["probe", "shuffled", "untrained"]
+    assert (accuracy.sel(control="probe", layer=["1", "all"]) > 0.95).all()
+    chance = float(result["chance"])
+    assert chance == 1 / CLASSES
+    noise = result.sel(control="probe", layer="0", metric="accuracy")
+    assert (noise["score_low"] <= chance).all()
+    assert (noise["score_high"] >= chance).all()
+    # The control task fails on the same codes, so the probe is selective there alone.
+    shuffled = result.sel(control="shuffled", metric="accuracy")
+    assert (shuffled["score_low"] <= 0.3).all()
+    assert (result["selectivity_low"].sel(layer="1") > 0.5).all()
+    assert (result["selectivity_low"].sel(layer="0") < 0).all()
+    assert (result["selectivity_high"].sel(layer="0") > 0).all()
+    # Confusion counts the probe's predictions.
+    confusion = result["confusion"].sel(layer="1", split="id")
+    assert confusion.sum() == 300
+    assert np.trace(confusion) / 300 == accuracy.sel(control="probe", layer="1", split="id")
+    assert all(variable.attrs["long_name"] for variable in result.data_vars.values())
+    assert result.attrs["seed"] == 0
+
+
+def test_intervals_cover_the_truth():
+    # The truth: the same probe on a test set of 50 times the size
+    fit = planted(0, 400, noise=4.0)
+    truth = decode(fit, {"t": planted(10, 15_000, noise=4.0)}, resamples=1)["score"]
+    for seed in range(11, 14):
+        result = decode(fit, {"t": planted(seed, noise=4.0)})
+        inside = (result["score_low"] <= truth) & (truth <= result["score_high"])
+        assert inside.sel(control="probe").mean() >= 0.6
+        width = result["score_high"] - result["score_low"]
+        # about 4 standard errors of a share: 4 sqrt(p (1 - p) / 300)
+        share = result["score"].sel(metric="accuracy")
+        expected = 3.92 * np.sqrt(share * (1 - share) / 300)
+        np.testing.assert_allclose(width.sel(metric="accuracy"), expected, rtol=0.2)
+
+
+def test_agrees_with_scikit_learn():
+    fit, test = planted(0, noise=4.0), planted(1, noise=4.0)
+    result = decode(fit, {"t": test}, penalties=(0.1,))
+    for layer in (0, 1):
+        scaler = StandardScaler().fit(fit["code"].sel(layer=layer))
+        reference = LogisticRegression(C=0.1, tol=1e-8).fit(
+            scaler.transform(fit["code"].sel(layer=layer)), fit["rule"]
+        )
+        predicted = reference.predict(scaler.transform(test["code"].sel(layer=layer)))
+        ours = result["score"].sel(control="probe", split="t", layer=str(layer))
+        expected = [
+            accuracy_score(test["rule"], predicted),
+            balanced_accuracy_score(test["rule"], predicted),
+            f1_score(test["rule"], predicted, average="macro"),
+        ]
+        np.testing.assert_allclose(ours, expected, atol=1e-3)
+
+
+def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
+    true = np.array([0, 0, 1, 1, 3, 3, 3])
+    predicted = np.array([0, 1, 1, 2, 3, 3, 0])
+    confusion = torch.zeros(1, 5, 5)
+    for t, p in zip(true, predicted, strict=True):
+        confusion[0, t, p] += 1
+    with pytest.warns(UserWarning, match="y_pred contains classes"):
+        balanced = balanced_accuracy_score(true, predicted)
+    expected = [
+        accuracy_score(true, predicted),
+        balanced,
+        f1_score(true, predicted, average="macro", zero_division=0),
+    ]
+    np.testing.assert_allclose(_metrics(confusion)[0], expected)
+    assert METRICS == ("accuracy", "balanced_accuracy", "macro_f1")
+
+
+def test_unbalanced_labels_are_seen_in_the_majority_baseline():
+    weights = [0.85, 0.05, 0.05, 0.05]
+    fit, test = planted(0, 600, weights=weights), planted(1, 600, weights=weights)
+    result = decode(fit, {"t": test})
+    share = float((test["rule"] == 0).mean())
+    assert result["majority"].sel(split="t", metric="accuracy") == share
+    assert result["majority"].sel(split="t", metric="balanced_accuracy") == 1 / CLASSES
+    # Noise reaches the majority's accuracy, and the other metrics show that it is nothing.
+    noise = result["score"].sel(control="probe", layer="0", split="t")
+    assert noise.sel(metric="accuracy") == pytest.approx(share, abs=0.01)
+    assert noise.sel(metric="balanced_accuracy") == pytest.approx(1 / CLASSES, abs=0.02)
+    assert (result["score"].sel(control="probe", layer="1") > 0.9).all()
+
+
+def test_samples_of_one_example_stay_on_one_side():
+    # Every example has its own constellation, shared by its 8 samples, and a random label: a
+    # probe that saw other samples of an example would decode its label.
+    rng = np.random.default_rng(0)
+    rule = np.repeat(rng.integers(0, 2, size=(120, 1)), 8, axis=1)
+    code = np.repeat(rng.standard_normal((120, 1, 40)), 8, axis=1)
+    data = xr.Dataset(
+        {
+            "code": (("example", "feature", "head"), code),
+            "rule": (("example", "feature"), rule),
+        }
+    )
+    fit, test = data.isel(example=slice(60)), data.isel(example=slice(60, None))
+    grid = (1e-4, 1e3)
+    grouped = decode(
+        fit, {"t": test}, samples=("example", "feature"), cells=(), penalties=grid, folds=3
+    )
+    # By example there is nothing to find, so the strong penalty is chosen ...
+    assert grouped["C"].sel(control="probe") == grid[0]
+    # ... whereas folds over single samples are fooled.
+    single = decode(
+        fit.stack(sample=("example", "feature")).reset_index("sample"),
+        {"t": test.stack(sample=("example", "feature")).reset_index("sample")},
+        samples=("sample",),
+        cells=(),
+        penalties=grid,
+        folds=3,
+    )
+    assert single["C"].sel(control="probe") == grid[1]
+    # Intervals over 60 examples are wider than over 480 samples that are taken for independent.
+    width = [
+        (one["score_high"] - one["score_low"]).sel(control="probe", metric="accuracy").item()
+        for one in (grouped, single)
+    ]
+    assert width[0] > 1.8 * width[1]
+
+
+def test_cells_and_their_unions():
+    def data(seed):
+        rng = np.random.default_rng(seed)
+        rule = rng.integers(0, 4, size=(150, 2))
+        code = rng.standard_normal((150, 2, 3, 2, HEADS))
+        # layer 1 tells bit 0 at key "a" and bit 1 at key "b": only both together tell the rule
+        code[:, :, 1, 0, 0] += 10 * (rule % 2)
+        code[:, :, 1, 1, 0] += 10 * (rule // 2)
+        return xr.Dataset(
+            {
+                "code": (("example", "feature", "layer", "key", "head"), code),
+                "rule": (("example", "feature"), rule),
+            },
+            coords={"key": ["a", "b"], "layer": [3, 4, 10]},
+        )
+
+    result = decode(
+        data(0).transpose("head", "layer", ...),
+        {"t": data(1).transpose("head", "layer", ...)},
+        samples=("example", "feature"),
+        cells=("layer", "key"),
+        resamples=100,
+    )
+    accuracy = result["score"].sel(control="probe", split="t", metric="accuracy")
+    assert accuracy.dims == ("layer", "key")
+    assert list(accuracy["layer"].values) == ["3", "4", "10", "all"]
+    assert list(accuracy["key"].values) == ["a", "b", "all"]
+    for layer in ("4", "all"):
+        np.testing.assert_allclose(accuracy.sel(layer=layer), [0.5, 0.5, 1.0], atol=0.1)
+    assert (accuracy.sel(layer=["3", "10"]) < 0.35).all()
+    assert result["confusion"].dims == ("split", "layer", "key", "true", "predicted")
+
+
+def test_control_types_can_be_memorised_and_lower_the_selectivity():
+    # The code holds the type in one-hot form: any labelling of types is decodable from it.
+    def data(seed):
+        kind = np.random.default_rng(seed).integers(0, 12, size=400)
+        return xr.Dataset(
+            {
+                "code": (("example", "head"), np.eye(12)[kind]),
+                "rule": ("example", kind % 4),
+                "kind": ("example", kind),
+            }
+        )
+
+    arguments = {"fit": data(0), "tests": {"t": data(1)}, "cells": ()}
+    by_type = decode(**arguments, types="kind").sel(metric="accuracy", split="t")
+    by_sample = decode(**arguments).sel(metric="accuracy", split="t")
+    assert by_type["score"].sel(control="probe") == 1
+    assert by_type["score"].sel(control="shuffled") == 1
+    assert by_type["selectivity"] == 0
+    assert by_sample["selectivity"] > 0.5
+
+
+def test_the_same_seed_gives_the_same_result():
+    fit, tests = planted(0), {"t": planted(1)}
+    assert decode(fit, tests).identical(decode(fit, tests))
+    assert not decode(fit, tests, seed=1).identical(decode(fit, tests))
+
+
+def test_constant_features_and_string_labels():
+    fit, test = planted(0), planted(1)
+    for data in (fit, test):
+        data["code"][:, :, 2] = 7.25
+        data["rule"] = ("example", np.array(["const", "sum", "diff", "perm"])[data["rule"]])
+    result = decode(fit, {"t": test})
+    assert result["score"].sel(control="probe", layer="1", metric="accuracy") > 0.9
+    assert list(result["true"].values) == ["const", "diff", "perm", "sum"]
+    # all constant: nothing but the majority
+    fit["code"][:], test["code"][:] = 1.0, 1.0
+    result = decode(fit, {"t": test})
+    np.testing.assert_allclose(result["score"].sel(control="probe", layer="0"), result["majority"])
+
+
+def test_classes_that_one_side_lacks():
+    fit, test = planted(0, 500), planted(1)
+    without = {
+        "fit": (fit.isel(example=fit["rule"].to_numpy() != 2), test),
+        "test": (fit, test.isel(example=test["rule"].to_numpy() != 2)),
+    }
+    results = {
+        side: decode(a, {"t": b}).sel(control="probe", layer="1", split="t")
+        for side, (a, b) in without.items()
+    }
+    # Never predicted where the fit side lacks it: its recall is 0, the others' as before
+    confusion = results["fit"]["confusion"]
+    assert confusion.sel(predicted="2").sum() == 0
+    assert confusion.sel(true="2").sum() == (test["rule"] == 2).sum()
+    assert results["fit"]["score"].sel(metric="balanced_accuracy") < 0.76
+    # It does not count where the test side lacks it.
+    assert results["test"]["score"].sel(metric="balanced_accuracy") > 0.95
+    assert results["test"]["chance"] == 0.25
+
+
+def test_bad_input_is_named():
+    fit, test = planted(0, 40), planted(1, 40)
+    broken = fit.copy(deep=True)
+    broken["code"][3, 0, 0] = np.nan
+    broken["code"][4, 1, 1] = np.inf
+    with pytest.raises(ValueError, match="2 of 40 samples hold NaN"):
+        decode(broken, {"t": test})
+    with pytest.raises(ValueError, match=r"tests\['t'\]"):
+        decode(fit, {"t": broken})
+    with pytest.raises(KeyError, match="no variable 'latent'"):
+        decode(fit, {"t": test}, code="latent")
+    with pytest.raises(ValueError, match="must be different dims"):
+        decode(fit, {"t": test}, cells=("step",))
+    with pytest.raises(ValueError, match="at least one dataset"):
+        decode(fit, {})
+    with pytest.raises(ValueError, match="two classes"):
+        decode(fit.isel(example=fit["rule"].to_numpy() == 1), {"t": test})
+    with pytest.raises(TypeError, match="decode_continuous"):
+        decode(fit.assign(rule=fit["rule"] * 0.5), {"t": test})
+    with pytest.raises(ValueError, match="layout of fit"):
+        decode(fit, {"t": test.isel(head=slice(3))})
+    with pytest.raises(ValueError, match="splits"):
+        decode(fit, {"t": test}, untrained=(fit, {"u": test}))
+    with pytest.raises(ValueError, match="folds must be in"):
+        decode(fit, {"t": test}, folds=41)
+    with pytest.raises(ValueError, match="penalties must be positive"):
+        decode(fit, {"t": test}, penalties=(0.0,))
+    with pytest.raises(ValueError, match="no dims but the samples"):
+        decode(fit.assign(rule=fit["code"].isel(head=0)), {"t": test})
+
+
+def test_threads_are_given_back():
+    threads = torch.get_num_threads()
+    decode(planted(0, 40), {"t": planted(1, 40)}, resamples=10)
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,128 @@
+"""The batched solver against scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+
+from probes.decoding.logistic import fit_logistic, fit_logistic_cv
+
+PENALTIES = torch.tensor([1e-3, 1e-2, 1e-1, 1.0, 10.0], dtype=torch.float64)
+
+
+def problem(seed, *, samples=600, features=6, classes=5, strength=1.0, mixing=0.5):
+    rng = np.random.default_rng(seed)
+    mix = np.eye(features) + mixing * rng.standard_normal((features, features))
+    x = rng.standard_normal((samples, features)) @ mix
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    logits = x @ rng.standard_normal((features, classes)) * strength
+    return x, (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 8])
+@pytest.mark.parametrize("penalty", [1e-3, 1.0, 10.0])
+@pytest.mark.parametrize("strength", [0.0, 1.0, 4.0])
+def test_agrees_with_scikit_learn(classes, penalty, strength):
+    x, y = problem(classes, classes=classes, strength=strength)
+    classes = y.max() + 1
+    ours = fit_logistic(
+        torch.from_numpy(x),
+        torch.from_numpy(y)[None],
+        torch.tensor([penalty]).double(),
+        classes=classes,
+    )
+    reference = LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000).fit(x, y)
+    weight, intercept = ours.weight[0].numpy(), ours.intercept[0].numpy()
+    if classes == 2:
+        weight, intercept = weight[1:] - weight[:1], intercept[1:] - intercept[:1]
+    np.testing.assert_allclose(weight, reference.coef_, atol=2e-3)
+    np.testing.assert_allclose(intercept, reference.intercept_, atol=1e-2)
+    agreed = (ours.predict(torch.from_numpy(x))[0].numpy() == reference.predict(x)).mean()
+    assert agreed >= 1 - 2 / len(x)
+    assert ours.converged.all()
+
+
+def test_problems_side_by_side_are_the_problems_alone():
+    x, y = problem(0)
+    other = np.random.default_rng(5).permutation(y)
+    features = torch.from_numpy(x)
+    labels = torch.from_numpy(np.stack([y, other, y, y]))
+    penalties = torch.tensor([1e-3, 1.0, 10.0, 1e-2]).double()
+    together = fit_logistic(features, labels, penalties, classes=5)
+    for i in range(4):
+        alone = fit_logistic(features, labels[i : i + 1], penalties[i : i + 1], classes=5)
+        torch.testing.assert_close(together.weight[i], alone.weight[0], atol=1e-3, rtol=0)
+
+
+def test_cross_validation_chooses_what_scikit_learn_chooses():
+    x, y = problem(1, strength=0.4)
+    fold = np.random.default_rng(0).integers(0, 4, size=len(y))
+    ours, chosen, losses = fit_logistic_cv(
+        torch.from_numpy(x),
+        torch.from_numpy(y)[None],
+        torch.from_numpy(fold),
+        PENALTIES,
+        classes=5,
+    )
+    reference = LogisticRegressionCV(
+        Cs=PENALTIES.tolist(),
+        cv=[(np.flatnonzero(fold != i), np.flatnonzero(fold == i)) for i in range(4)],
+        scoring="neg_log_loss",
+        use_legacy_attributes=False,
+        tol=1e-8,
+        max_iter=10_000,
+        l1_ratios=(0.0,),
+    ).fit(x, y)
+    assert chosen.item() == reference.C_
+    np.testing.assert_allclose(ours.weight[0], reference.coef_, atol=1e-2)
+    # scikit-learn weighs folds equally, ours samples equally
+    expected = [
+        sum(
+            -np.log(
+                LogisticRegression(C=penalty, tol=1e-8, max_iter=10_000)
+                .fit(x[fold != i], y[fold != i])
+                .predict_proba(x[fold == i])[np.arange((fold == i).sum()), y[fold == i]]
+            ).sum()
+            for i in range(4)
+        )
+        / len(y)
+        for penalty in PENALTIES.tolist()
+    ]
+    np.testing.assert_allclose(losses[0], expected, atol=5e-4)
+
+
+def test_constant_features_and_equal_features_are_harmless():
+    x, y = problem(2)
+    x = np.concatenate([x, np.zeros((len(x), 2)), x[:, :1]], axis=1)
+    ours = fit_logistic(
+        torch.from_numpy(x), torch.from_numpy(y)[None], torch.tensor([1.0]).double(), classes=5
+    )
+    reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x, y)
+    np.testing.assert_allclose(ours.weight[0], reference.coef_, atol=2e-3)
+    # Their axes are eigenvectors, which are orthogonal to the others up to rounding.
+    assert ours.weight[0, :, 6:8].abs().max() < 1e-12
+
+
+def test_separable_data_converge():
+    x = np.repeat(np.eye(3), 50, axis=0)
+    y = np.repeat(np.arange(3), 50)
+    ours = fit_logistic(
+        torch.from_numpy(x), torch.from_numpy(y)[None], torch.tensor([1e4]).double(), classes=3
+    )
+    assert ours.converged.all()
+    assert (ours.predict(torch.from_numpy(x))[0].numpy() == y).all()
+
+
+def test_a_class_without_samples_is_never_predicted():
+    x, y = problem(3, classes=3)
+    labels = torch.from_numpy(np.array([0, 2, 5])[y])[None]
+    ours = fit_logistic(torch.from_numpy(x), labels, torch.tensor([1.0]).double(), classes=6)
+    reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x, y)
+    np.testing.assert_allclose(ours.weight[0, [0, 2, 5]], reference.coef_, atol=2e-3)
+    assert set(ours.predict(torch.from_numpy(x))[0].tolist()) <= {0, 2, 5}
+    # and where only one fold has a class, its held-out samples do not break the choice
+    fold = torch.arange(len(y)) % 3
+    labels[0, labels[0] == 5] = 0
+    labels[0, 0] = 5
+    _, _, losses = fit_logistic_cv(torch.from_numpy(x), labels, fold, PENALTIES, classes=6)
+    assert losses.isfinite().all()

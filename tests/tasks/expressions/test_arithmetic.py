@@ -1,0 +1,203 @@
+"""Arithmetic against Python's own, and the sampler's promises."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.common import Key
+from tasks.expressions.arithmetic import Arithmetic, ArithmeticConfig
+from tasks.expressions.trees import held_out
+from tests.tasks.expressions.expression_reference import check_latents, distinct, parse_infix
+
+SMALL = {"n_train": 6_000, "n_id": 1_000, "n_valid": 200, "n_ood": 400}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return Arithmetic(ArithmeticConfig(**SMALL))
+
+
+@pytest.fixture(scope="module")
+def texts(task):
+    return {split: distinct(task, split) for split in task.splits}
+
+
+def whole(task, split):
+    return task.batch(split, 0, task.size(split))
+
+
+@pytest.mark.parametrize("split", Arithmetic.SPLITS)
+def test_answers_are_those_of_python(task, texts, split):
+    batch = whole(task, split)
+    expected = [eval(text) % 10 for text in (task.text(batch, i) for i in range(len(batch)))]
+    assert batch.targets[:, 0].tolist() == expected
+    assert batch.inputs.shape[1] == 49
+    assert batch.latents["length"].tolist() == (batch.inputs >= 0).sum(1).tolist()
+    assert batch.latents["edge_used"].sum(1).tolist() == [
+        2 * (text.count("+") + text.count("*")) for text in texts_of(task, batch)
+    ]
+
+
+def texts_of(task, batch):
+    return [task.text(batch, i) for i in range(len(batch))]
+
+
+@pytest.mark.parametrize("split", Arithmetic.SPLITS)
+def test_latents_are_those_of_a_recursive_reading(task, split):
+    batch = task.batch(split, 1, 150)
+    for i, text in enumerate(texts_of(task, batch)):
+        root = parse_infix(list(text))
+        check_latents(batch, i, root)
+        assert batch.latents["depth"][i] == root.depth
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    nested=st.sampled_from([0, 0.5, 1.0]),
+    side=st.sampled_from(["balanced", "right"]),
+    max_length=st.integers(30, 60),
+    split=st.sampled_from(Arithmetic.SPLITS),
+)
+def test_any_task_is_read_alike(seed, nested, side, max_length, split):
+    sizes = {"n_train": 8, "n_id": 4, "n_valid": 3, "n_ood": 3}
+    depths = {"train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4)}
+    config = ArithmeticConfig(
+        **sizes, **depths, seed=seed, nested=nested, side=side, max_length=max_length
+    )
+    task = Arithmetic(config)
+    batch = task.batch(split, 0, 4)
+    for i, text in enumerate(texts_of(task, batch)):
+        assert len(text) <= max_length
+        check_latents(batch, i, parse_infix(list(text)))
+
+
+def test_equal_numbers_of_each_depth(task):
+    for split, depths in {
+        "train": range(6),
+        "id": range(2, 6),
+        "valid": [6],
+        "ood": [7, 8],
+    }.items():
+        counts = Counter(whole(task, split).latents["depth"].tolist())
+        assert counts == dict.fromkeys(depths, task.size(split) // len(depths))
+        assert counts == task.config.counts(split)
+    assert task.batch("ood", 0, 40).latents["depth"].bincount().tolist()[7:] == [20, 20]
+    config = ArithmeticConfig()
+    assert sum(config.counts("train").values()) == 100_000
+    assert set(config.counts("train").values()) == {16_666, 16_667}
+
+
+def test_train_and_id_are_disjoint_and_evaluation_has_no_repeats(task, texts):
+    assert not set(texts["id"]) & set(texts["train"])
+    for split in ("id", "valid", "ood"):
+        assert len(set(texts[split])) == task.size(split)
+    # All that there are of depth 0, and nearly all of depth 1: none of them can be held out.
+    assert {text for text in texts["train"] if len(text) == 1} == set("0123456789")
+    shallow = {text for text in texts["train"] if len(text) == 5}
+    assert 190 <= len(shallow) <= 200
+
+
+def test_the_hash_holds_out_a_tenth_of_the_sequences(task):
+    tokens = whole(task, "ood").inputs.numpy()
+    shares = []
+    for seed in range(20):
+        held = held_out(tokens, Key(ArithmeticConfig(seed=seed)))
+        shares.append(held.mean())
+    assert sum(shares) / 20 == pytest.approx(0.1, abs=5 * (0.09 / 8000) ** 0.5)
+
+
+def sides(task):
+    """For each operation with sides of unequal depth: is the deeper one on the right?"""
+    batch = whole(task, "train")
+    found = []
+    for text in set(texts_of(task, batch)):
+        for node in parse_infix(list(text)).all():
+            if node.arguments and node.arguments[0].depth != node.arguments[1].depth:
+                found.append(node.arguments[1].depth > node.arguments[0].depth)
+    return found
+
+
+def test_the_deeper_side():
+    few = {"n_train": 2_000}
+    found = sides(Arithmetic(ArithmeticConfig(**few)))
+    assert len(found) > 1500
+    assert sum(found) / len(found) == pytest.approx(0.5, abs=5 * 0.5 / len(found) ** 0.5)
+    assert all(sides(Arithmetic(ArithmeticConfig(**few, side="right"))))
+
+
+def test_the_other_side_is_an_operation_as_often_as_it_should():
+    # Depth 2 and 3, of which nothing is too long. Of depth 3, the other side's operation has
+    # depth 1 or 2 with equal probability.
+    task = Arithmetic(ArithmeticConfig(n_train=12_000, train_depth=3, valid_depths=(4, 4)))
+    batch = whole(task, "train")
+    other = {2: Counter(), 3: Counter()}
+    for text, depth in zip(texts_of(task, batch), batch.latents["depth"].tolist(), strict=True):
+        if depth >= 2:
+            left, right = (node.depth for node in parse_infix(list(text)).arguments)
+            assert max(left, right) == depth - 1
+            other[depth][min(left, right)] += 1
+    for depth, expected in {2: {0: 0.8, 1: 0.2}, 3: {0: 0.8, 1: 0.1, 2: 0.1}}.items():
+        for one, share in expected.items():
+            found = other[depth][one] / other[depth].total()
+            assert found == pytest.approx(share, abs=5 * (share * (1 - share) / 3_000) ** 0.5)
+
+
+def test_symbols_and_digits_are_uniform(task):
+    counts = whole(task, "ood").inputs.flatten()
+    counts = counts[counts >= 0].bincount(minlength=14)
+    for part in (counts[:10], counts[10:12]):
+        expected = part.sum() / len(part)
+        chi_squared = ((part - expected) ** 2 / expected).sum().item()
+        freedom = len(part) - 1
+        assert chi_squared < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_the_seed_chooses_the_expressions():
+    first, again, other = (
+        distinct(Arithmetic(ArithmeticConfig(**SMALL, seed=seed)), "valid") for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_too_many_distinct_expressions_are_an_error(monkeypatch):
+    monkeypatch.setattr("tasks.expressions.trees._FRUITLESS_CHUNKS", 2)
+    config = ArithmeticConfig(
+        train_depth=2, valid_depths=(3, 3), ood_depths=(4, 4), n_id=3_000, nested=0
+    )
+    with pytest.raises(ValueError, match="id/depth 2: 3000 expressions are wanted, but only"):
+        Arithmetic(config).size("id")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_train": 5}, "n_train=5: allowed is a whole number from 6"),
+        ({"n_id": 0}, "n_id=0: allowed"),
+        ({"n_ood": 1.5}, "n_ood=1.5: allowed"),
+        ({"train_depth": 1}, "train_depth=1: allowed"),
+        ({"valid_depths": (5, 6)}, r"valid_depths=\(5, 6\): allowed .* 6 <= first"),
+        ({"ood_depths": (7,)}, r"ood_depths=\(7,\): allowed is a pair"),
+        ({"nested": 1.5}, "nested=1.5: allowed is a number from 0 to 1"),
+        ({"nested": float("nan")}, "nested=nan: allowed"),
+        ({"side": "left"}, "side='left': allowed are balanced, right"),
+        ({"max_length": 32}, "max_length=32: allowed is a whole number from 33 to 120"),
+        ({"seed": -1}, "seed=-1: allowed"),
+    ],
+)
+def test_a_bad_config_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ArithmeticConfig(**arguments)
+
+
+def test_a_batch_has_the_tokens_named_by_the_vocabulary(task):
+    assert task.vocabulary == tuple("0123456789+*()")
+    assert task.answers == tuple("0123456789")
+    assert task.chance == 0.1
+    batch = task.batch("valid", 0, 1)
+    ids = [task.vocabulary.index(token) for token in task.text(batch, 0)]
+    padding = [-1] * (49 - len(ids))
+    assert torch.equal(batch.inputs, torch.tensor([ids + padding]))

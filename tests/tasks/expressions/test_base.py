@@ -1,0 +1,252 @@
+"""What the expression tasks share: graphs, batches, streams."""
+
+import hashlib
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.common import Key
+from tasks.expressions.arithmetic import Arithmetic, ArithmeticConfig, describe_arithmetic
+from tasks.expressions.base import dataflow
+from tasks.expressions.listops import ListOps, ListOpsConfig
+from tasks.expressions.table_lookup import TableLookup, TableLookupConfig
+from tasks.finite import Stream, allot, balanced_order, small
+
+ROOT = Path(__file__).parents[3]
+FEW = {"n_id": 40, "n_valid": 30, "n_ood": 30}
+SHALLOW = {"n_train": 120, "train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 5), **FEW}
+TASKS = [
+    TableLookup(TableLookupConfig(n_compositions=300, **FEW)),
+    Arithmetic(ArithmeticConfig(**SHALLOW)),
+    ListOps(ListOpsConfig(**SHALLOW), cache=None),
+]
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+
+
+def fingerprint(batch):
+    digest = hashlib.sha256()
+    for tensor in (batch.inputs, batch.targets, batch.mask, *batch.latents.values()):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+# Graphs
+
+
+def test_a_graph_by_hand():
+    ids = ["0123456789+*()".index(token) for token in "(3+(4*5))"]
+    batch = describe_arithmetic(np.array([ids])).take(torch.tensor([0]), "cpu")
+    latents = batch.latents
+    assert latents["node"][0].tolist() == [1, 0, 1, 3, 2, 3, 4, 3, 1]
+    assert latents["node_token"][0, :5].tolist() == [1, 2, 4, 5, 6]
+    assert latents["root"].tolist() == [2]
+    graph = dataflow(latents, 0)
+    assert dict(graph.nodes(data=True)) == {
+        1: {"value": 3, "depth": 0},
+        2: {"value": 3, "depth": 2},
+        4: {"value": 4, "depth": 0},
+        5: {"value": 0, "depth": 1},
+        6: {"value": 5, "depth": 0},
+    }
+    assert set(graph.edges) == {(1, 2), (5, 2), (4, 5), (6, 5)}
+    assert all(used for *_, used in graph.edges(data="used"))
+
+
+@each_task
+@pytest.mark.parametrize("split", TableLookup.SPLITS)
+def test_graphs_are_trees_that_carry_the_answer(task, split):
+    batch = task.batch(split, 0, 30)
+    for i in range(30):
+        graph, root = dataflow(batch.latents, i), batch.latents["root"][i].item()
+        assert networkx.is_arborescence(graph.reverse())
+        assert graph.out_degree(root) == 0
+        assert graph.nodes[root]["value"] == batch.targets[i].item()
+        for node in graph:
+            above = [graph.nodes[one]["depth"] for one in graph.predecessors(node)]
+            assert graph.nodes[node]["depth"] == (1 + max(above) if above else 0)
+        used = [(a, b) for a, b, is_used in graph.edges(data="used") if is_used]
+        # What is used hangs together, down to the answer.
+        assert all(b == root or (b, *graph.successors(b)) in used for _, b in used)
+        deep = networkx.dag_longest_path_length(graph.edge_subgraph(used)) if used else 0
+        assert deep == batch.latents["depth"][i]
+        for name in ("value", "depth"):
+            stored = batch.latents[f"node_{name}"][i].tolist()
+            tokens = batch.latents["node_token"][i].tolist()
+            kept = {t: v for t, v in zip(tokens, stored, strict=True) if t >= 0}
+            assert kept == dict(graph.nodes(data=name))
+
+
+# Batches
+
+
+@each_task
+def test_batches_are_pure_functions(task):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    fresh = (
+        type(task)(task.config, cache=None)
+        if isinstance(task, ListOps)
+        else type(task)(task.config)
+    )
+    for split in task.splits:
+        late = fingerprint(fresh.batch(split, 9, 16))
+        assert fingerprint(fresh.batch(split, 0, 16)) == fingerprint(task.batch(split, 0, 16))
+        assert fingerprint(task.batch(split, 9, 16)) == late
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert before[2] == random.getstate()
+
+
+def test_another_process_makes_the_same_batches():
+    script = (
+        "from tests.tasks.expressions.test_base import TASKS, fingerprint\n"
+        "for task in TASKS:\n"
+        "    print(fingerprint(task.batch('train', 3, 16)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.split() == [fingerprint(task.batch("train", 3, 16)) for task in TASKS]
+
+
+@each_task
+def test_dtypes_shapes_and_padding(task):
+    for split in task.splits:
+        batch = task.batch(split, 1, 7)
+        width = batch.inputs.shape[1]
+        n_nodes = batch.latents["node_token"].shape[1]
+        shapes = {name: tuple(value.shape[1:]) for name, value in batch.latents.items()}
+        assert shapes.pop("nesting_depth", ()) == ()
+        assert shapes == {
+            **{"length": (), "depth": (), "root": (), "node": (width,)},
+            **{name: (n_nodes,) for name in ("node_token", "node_value", "node_depth")},
+            **{"edges": (n_nodes - 1, 2), "edge_used": (n_nodes - 1,)},
+        }
+        types = {name: value.dtype for name, value in batch.latents.items()}
+        assert types.pop("edge_used") == torch.bool
+        assert {batch.inputs.dtype, batch.targets.dtype, *types.values()} == {torch.int64}
+        assert batch.targets.shape == batch.mask.shape == (7, 1)
+        inside = torch.arange(width) < batch.latents["length"][:, None]
+        assert torch.equal(batch.inputs >= 0, inside)
+        assert torch.equal(batch.latents["node"] >= 0, inside)
+
+
+@each_task
+def test_train_is_a_stream_of_epochs(task):
+    size = task.size("train")
+    epochs = [task.batch("train", index, size) for index in (0, 1)]
+    texts = [[task.text(batch, i) for i in range(size)] for batch in epochs]
+    assert Counter(texts[0]) == Counter(texts[1])
+    assert texts[0] != texts[1]
+    # The stream is cut into batches of any size, across the ends of epochs.
+    cut = [task.batch("train", index, 50) for index in range(2 * size // 50 + 1)]
+    joined = [task.text(batch, i) for batch in cut for i in range(50)]
+    assert joined[: 2 * size] == texts[0] + texts[1]
+
+
+@each_task
+@pytest.mark.parametrize("split", ["id", "valid", "ood"])
+def test_evaluation_comes_in_one_order_and_starts_again(task, split):
+    size = task.size(split)
+    once = task.batch(split, 0, size)
+    twice = task.batch(split, 0, 2 * size)
+    assert torch.equal(twice.inputs, torch.cat([once.inputs, once.inputs]))
+    assert torch.equal(task.batch(split, 1, 10).inputs, once.inputs[10:20])
+
+
+@each_task
+def test_score(task):
+    batch = task.batch("id", 0, 3)
+    guess = batch.targets.clone()
+    guess[1] = (guess[1] + 1) % len(task.answers)
+    logits = torch.nn.functional.one_hot(guess, len(task.answers)).float()
+    assert task.score(logits, batch)["accuracy"].tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match=r"\(3, 19\): allowed is \(3, 1, "):
+        task.score(torch.zeros(3, 19), batch)
+    assert task.chance == pytest.approx(1 / len(task.answers))
+
+
+@each_task
+def test_bad_arguments_of_batch(task):
+    with pytest.raises(ValueError, match=r"split='trian': allowed are train, .*; nearest: 'train'"):
+        task.batch("trian", 0, 1)
+    with pytest.raises(ValueError, match=r"split='zzz': allowed are train, id, valid, ood$"):
+        task.size("zzz")
+    with pytest.raises(ValueError, match="index=-1: allowed"):
+        task.batch("train", -1, 1)
+    with pytest.raises(ValueError, match="size=0: allowed"):
+        task.batch("id", 0, 0)
+
+
+def test_far_into_the_stream():
+    task = TASKS[0]
+    batch = task.batch("train", 2**40, 2**10)
+    assert fingerprint(batch) == fingerprint(task.batch("train", 2**40, 2**10))
+
+
+# The pieces
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 13))
+def test_a_stream_lets_groups_take_turns_in_epochs(sizes, batch_size):
+    ends = np.cumsum(sizes)
+    groups = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    stream = Stream(groups, Key(TableLookupConfig()))
+    rows = np.concatenate([stream.rows(index, batch_size) for index in range(60)])
+    for number, members in enumerate(groups):
+        mine = rows[number :: len(groups)]
+        for start in range(0, len(mine) - len(members) + 1, len(members)):
+            epoch = mine[start : start + len(members)]
+            assert sorted(epoch) == members.tolist()
+    # Going back gives the same, whatever is kept.
+    assert np.array_equal(stream.rows(0, batch_size), rows[:batch_size])
+
+
+def test_epochs_differ_and_are_uniform():
+    stream = Stream([np.arange(4)], Key(TableLookupConfig()))
+    orders = Counter(tuple(stream.rows(index, 4)) for index in range(2400))
+    assert len(orders) == 24
+    chi_squared = sum((n - 100) ** 2 / 100 for n in orders.values())
+    assert chi_squared < 23 + 5 * 46**0.5
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 99))
+def test_every_prefix_is_balanced(kinds, seed):
+    kind = np.array(kinds)
+    order = balanced_order(kind, np.random.default_rng(seed))
+    assert sorted(order) == list(range(len(kind)))
+    for prefix in range(1, len(kind) + 1):
+        for one in set(kinds):
+            expected = prefix * kinds.count(one) / len(kinds)
+            # Each kind is at most half an example off, and all others round as well.
+            assert abs((kind[order[:prefix]] == one).sum() - expected) <= 2
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.data())
+def test_allot_is_the_most_equal_share(room, data):
+    total = data.draw(st.integers(0, sum(room)))
+    shares = allot(total, room)
+    assert sum(shares) == total
+    assert all(0 <= share <= limit for share, limit in zip(shares, room, strict=True))
+    # Nobody with room left has two less than another: none could be given more at its cost.
+    for i, limit in enumerate(room):
+        assert shares[i] == limit or shares[i] >= max(shares) - 1
+
+
+def test_small_keeps_values():
+    for values in (np.array([-1, 127]), np.array([-1, 128]), np.array([], int), np.array([True])):
+        assert small(values).tolist() == values.tolist()
+    assert small(np.array([127])).dtype == torch.int8
+    assert small(np.array([128])).dtype == torch.int16
+    with pytest.raises(ValueError, match="40000: allowed is what fits into 16 bits"):
+        small(np.array([40_000]))

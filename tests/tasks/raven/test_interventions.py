@@ -1,0 +1,76 @@
+"""What other rules answer, against plain Python."""
+
+import pytest
+import torch
+
+from tasks import Raven, RavenConfig, raven_last_row, raven_pairs
+from tests.tasks.raven import raven_reference as reference
+
+
+@pytest.fixture(scope="module")
+def batches():
+    task = Raven(RavenConfig(n_features=2, seed=1))
+    return task, *(task.batch("ood_unpermuted", index, 400) for index in (0, 1))
+
+
+def test_answers_and_conditions_are_those_of_plain_python(batches):
+    task, base, source = batches
+    found = raven_pairs(task, base, source, 400)
+    expected = {"other_rule": [], "same_rule": []}
+    for pair in range(400):
+        feature = pair % 2
+        grid = base.latents["values"][pair, :, :, feature].tolist()
+        rules = [one.latents["rule"][pair, feature].item() for one in (base, source)]
+        own, other = (reference.answer_by_rule(rule, grid, 8) for rule in rules)
+        assert own == grid[2][2]
+        if rules[0] == rules[1]:
+            expected["same_rule"].append((pair, feature, own, own))
+        elif other is not None and other != own:
+            expected["other_rule"].append((pair, feature, other, own))
+    for condition, pairs in found.items():
+        numbers, features, others, owns = map(torch.tensor, zip(*expected[condition], strict=True))
+        assert len(numbers) > 20
+        assert torch.equal(pairs.base, base.inputs[numbers])
+        assert torch.equal(pairs.source, source.inputs[numbers])
+        each = torch.arange(len(numbers))
+        for name, answers in (("source_rule", others), ("base_rule", owns)):
+            assert torch.equal(pairs.answers[name][each, features], answers)
+            assert (pairs.answers[name][each, 1 - features] == -1).all()
+
+
+def test_queries_and_keys_are_the_tokens_of_the_feature_in_the_last_row(batches):
+    task, base, source = batches
+    pairs = raven_pairs(task, base, source, 400)["same_rule"]
+    values = base.latents["values"].flatten(1)  # token by token, as the columns have one order
+    chosen = (base.latents["rule"] == source.latents["rule"])[
+        torch.arange(400), torch.arange(400) % 2
+    ].nonzero()[:, 0]
+    rows = base.latents["values"][chosen, 2, :, chosen % 2]
+    places = torch.cat([pairs.keys, pairs.query[:, None]], 1)
+    assert torch.equal(values[chosen].gather(1, places), rows)
+
+
+def test_no_more_pairs_than_asked_for_and_the_first_of_them(batches):
+    task, base, source = batches
+    some, more = (raven_pairs(task, base, source, n) for n in (7, 400))
+    for condition in ("other_rule", "same_rule"):
+        assert len(some[condition].base) == 7
+        assert torch.equal(some[condition].base, more[condition].base[:7])
+
+
+@pytest.mark.parametrize("n_features", [1, 3])
+def test_the_last_row_is_read_in_the_order_of_panels(n_features):
+    query, keys = raven_last_row(n_features)
+    tokens = torch.arange(9 * n_features).view(3, 3, n_features)
+    assert torch.equal(query, tokens[2, 2])
+    assert torch.equal(keys, tokens[2, :2].T)
+
+
+def test_bad_batches_are_refused(batches):
+    task, base, source = batches
+    with pytest.raises(ValueError, match="399 instances: allowed is 400"):
+        raven_pairs(task, base, task.batch("id_unpermuted", 0, 399), 5)
+    with pytest.raises(ValueError, match="base has columns of several orders"):
+        raven_pairs(task, task.batch("id", 0, 400), source, 5)
+    with pytest.raises(ValueError, match="source has columns of several orders"):
+        raven_pairs(task, base, task.batch("id", 0, 400), 5)

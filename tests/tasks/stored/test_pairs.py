@@ -1,0 +1,349 @@
+"""Sentence pairs from tiny files in each of the formats, and rankings against a literal loop."""
+
+import json
+import random
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tasks.stored import opening
+from tasks.stored.pairs import Pairs, PairsConfig, score_ranking
+
+ENTAILMENT = ("entailment", "neutral", "contradiction")
+WORDS = ["A", "man", "is", "not", "sleeping", "while", "the", "dog's", "owner", "eats"]
+
+
+def sentence(generator):
+    return " ".join(generator.choices(WORDS, k=generator.randint(1, 9))) + "."
+
+
+def rows_of(labels, n, seed):
+    """Sentence A, sentence B and label."""
+    generator = random.Random(seed)
+    return [(sentence(generator), sentence(generator), labels[i % len(labels)]) for i in range(n)]
+
+
+def write_json(path, rows):
+    names = ("sentence1", "sentence2", "gold_label")
+    lines = [json.dumps({"pairID": "7", **dict(zip(names, row, strict=True))}) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_tabs(path, rows, header=None):
+    lines = ["\t".join(map(str, row)) for row in ([header] if header else []) + rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+WIKI = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID", "Sentence", "Label"]
+
+
+def questions(n, seed):
+    """Rows of WikiQA: three answers to each question."""
+    generator = random.Random(seed)
+    rows = []
+    for one in range(n):
+        asked = sentence(generator)
+        for answer in range(3):
+            label = generator.randint(0, 1)
+            said = sentence(generator)
+            rows.append((f"Q{one}", asked, "D1", "Title", f"D1-{answer}", said, label))
+    return rows
+
+
+@pytest.fixture(autouse=True)
+def no_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(opening, "_hub_answers", lambda: False)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a data set in its authors' format; return its folder, and (A, B, label) by split."""
+
+    def written(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        sizes = {"train": 30, "valid": 10, "test": 12}
+        found = {}
+        for seed, (split, n) in enumerate(sizes.items()):
+            other = {"train": "train", "valid": "dev", "test": "test"}[split]
+            if name == "snli":
+                rows = found[split] = rows_of(ENTAILMENT, n, seed)
+                write_json(folder / f"snli_1.0_{other}.jsonl", rows)
+                (folder / f"snli_1.0_{other}.txt").write_text("the same once more")
+            elif name == "mnli":
+                rows = found[split] = rows_of(ENTAILMENT, n, seed)
+                other = {"valid": "dev_matched", "test": "dev_mismatched"}.get(split, other)
+                write_json(folder / f"multinli_1.0_{other}.jsonl", rows)
+            elif name == "scitail":
+                rows = found[split] = rows_of(("neutral", "entails"), n, seed)
+                write_tabs(folder / f"scitail_1.0_{other}.tsv", rows)
+            elif name == "trecqa":
+                rows = found[split] = [(r[1], r[5], r[6]) for r in questions(n, seed)]
+                write_tabs(folder / f"{other}.tsv", rows)
+            else:
+                rows = questions(n, seed)
+                found[split] = [(r[1], r[5], r[6]) for r in rows]
+                write_tabs(folder / f"WikiQA-{other}.tsv", rows, WIKI)
+        return folder, found
+
+    return written
+
+
+def task_of(folder, name, **changes):
+    return Pairs(PairsConfig(name=name, path=str(folder), **{"min_count": 1} | changes))
+
+
+def spoken(text):
+    """A sentence as words: lower case, the full stop apart."""
+    return text.lower().replace(".", " .")
+
+
+NAMES = ("snli", "mnli", "scitail", "trecqa", "wikiqa")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pair_is_read_with_its_label(write, name):
+    folder, rows = write(name)
+    task = task_of(folder, name)
+    for split in task.splits:
+        batch = task.batch(split, 0, task.size(split))
+        assert sorted(batch.latents["row"].tolist()) == list(range(len(rows[split])))
+        a, b = batch.inputs
+        assert (a.dtype, b.dtype, batch.targets.dtype) == (torch.int64,) * 3
+        for i, row in enumerate(batch.latents["row"].tolist()):
+            first, second, label = rows[split][row]
+            assert task.decode(a[i]) == spoken(first)
+            assert task.decode(b[i]) == spoken(second)
+            assert task.classes[batch.targets[i, 0]] == str(label)
+            lengths = [len(spoken(text).split()) for text in (first, second)]
+            assert [batch.latents[f"length_{side}"][i] for side in "ab"] == lengths
+            for side, length in zip((a, b), lengths, strict=True):
+                assert (side[i] != 0).tolist() == [at < length for at in range(side.shape[1])]
+        assert torch.equal(batch.targets[:, 0], batch.latents["label"])
+        assert batch.mask.all()
+        counts = np.unique([label for *_, label in rows[split]], return_counts=True)[1]
+        assert task.chance(split) == pytest.approx(counts.max() / counts.sum())
+        assert torch.equal(task.batch(split, 1, 5).inputs[0], task.batch(split, 1, 5).inputs[0])
+
+
+@pytest.mark.parametrize("name", ["trecqa", "wikiqa"])
+def test_answers_to_one_question_belong_together(write, name):
+    folder, rows = write(name)
+    task = task_of(folder, name)
+    batch = task.batch("test", 0, task.size("test"))
+    groups = {}
+    for row, one in zip(*(batch.latents[x].tolist() for x in ("row", "question")), strict=True):
+        groups.setdefault(one, set()).add(row)
+    assert set(groups) == set(range(len(groups)))
+    asked = {}
+    for row, (question, *_) in enumerate(rows["test"]):
+        # TrecQA has nothing but the question itself to go by.
+        asked.setdefault(question if name == "trecqa" else row // 3, set()).add(row)
+    assert sorted(map(sorted, groups.values())) == sorted(map(sorted, asked.values()))
+
+
+def test_pairs_without_a_label_are_left_out(write):
+    folder, rows = write("snli")
+    train = [(a, b, "-" if i % 3 == 0 else label) for i, (a, b, label) in enumerate(rows["train"])]
+    write_json(folder / "snli_1.0_train.jsonl", train)
+    batch = task_of(folder, "snli").batch("train", 0, 20)
+    assert sorted(batch.latents["row"].tolist()) == [i for i in range(30) if i % 3]
+    assert "question" not in batch.latents
+
+
+def test_the_vocabulary_is_of_train_by_frequency(tmp_path):
+    """By hand."""
+    for split in ("train", "dev", "test"):
+        said = "a a a b b c, d" if split == "train" else "a zebra b"
+        write_tabs(tmp_path / f"{split}.tsv", [(said, "b c", "neutral")])
+    task = task_of(tmp_path, "scitail")
+    assert task.vocabulary == ("<pad>", "<unknown>", "a", "b", "c", ",", "d")
+    assert task.batch("test", 0, 1).inputs[0].tolist() == [[2, 1, 3]]
+    few = task_of(tmp_path, "scitail", min_count=2)
+    assert few.vocabulary == ("<pad>", "<unknown>", "a", "b", "c")
+    assert task_of(tmp_path, "scitail", vocabulary_size=3).vocabulary == few.vocabulary[:3]
+    short = task_of(tmp_path, "scitail", max_length=2).batch("train", 0, 1)
+    assert short.inputs[0].tolist() == [[2, 2]]
+    assert short.latents["length_a"].tolist() == [2]
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
+def test_hugging_faces_copy(tmp_path, form):
+    """Its labels are numbers, -1 where there is none, and its columns have other names."""
+    kinds = datasets.Features(
+        premise=datasets.Value("string"),
+        hypothesis=datasets.Value("string"),
+        label=datasets.ClassLabel(names=list(ENTAILMENT)),
+    )
+    columns = {
+        "premise": ["One.", "Two", "Three"],
+        "hypothesis": ["x", "y", "z"],
+        "label": [2, -1, 0],
+    }
+    one = datasets.Dataset.from_dict(columns, kinds)
+    made = datasets.DatasetDict(train=one, validation=one, test=one)
+    folder = tmp_path / "snli"
+    if form == "save_to_disk":
+        made.save_to_disk(folder)
+    else:
+        folder.mkdir()
+        for split, table in made.items():
+            table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    task = task_of(folder, "snli")
+    batch = task.batch("valid", 0, 2)
+    found = {
+        (task.decode(a), task.decode(b), task.classes[label])
+        for a, b, label in zip(*batch.inputs, batch.targets[:, 0], strict=True)
+    }
+    assert found == {("one .", "x", "contradiction"), ("three", "z", "entailment")}
+    assert set(batch.latents["row"].tolist()) == {0, 2}
+
+
+def test_a_bad_row_of_hugging_faces_copy_is_named(tmp_path):
+    good = {"premise": ["a"] * 3, "hypothesis": ["b"] * 3, "label": ["neutral"] * 3}
+    bad = good | {"label": ["neutral", "neutral", "maybe"]}
+    train, valid = (datasets.Dataset.from_dict(one) for one in (good, bad))
+    folder = tmp_path / "snli"
+    datasets.DatasetDict(train=train, validation=valid, test=train).save_to_disk(folder)
+    with pytest.raises(ValueError, match=r"^row 2 of validation has the label 'maybe': allowed"):
+        task_of(folder, "snli").batch("train", 0, 1)
+
+
+def test_prefixes_of_valid_and_test_are_balanced(write):
+    folder, _ = write("snli")
+    label = task_of(folder, "snli").batch("test", 0, 12).latents["label"]
+    for n in range(1, 13):
+        assert ((label[:n].bincount(minlength=3) - n / 3).abs() <= 1).all()
+
+
+def test_score(write):
+    folder, _ = write("snli")
+    task = task_of(folder, "snli")
+    batch = task.batch("test", 0, 12)
+    logits = torch.nn.functional.one_hot(batch.targets, 3).double()
+    logits[:4] *= -1
+    assert task.score(logits, batch)["correct"].tolist() == [0] * 4 + [1] * 8
+    with pytest.raises(ValueError, match=r"logits of shape \(12, 1, 2\): allowed is \(12, 1, 3\)"):
+        task.score(logits[..., :2], batch)
+
+
+# Rankings
+
+
+def ranked(scores, relevant, question):
+    """Average precision and reciprocal rank of each question that has a right answer, by loops."""
+    found = []
+    for one in sorted(set(question)):
+        answers = [(s, r) for s, r, q in zip(scores, relevant, question, strict=True) if q == one]
+        answers.sort(key=lambda pair: (-pair[0], pair[1]))
+        precisions, first, hits = [], None, 0
+        for place, (_, right) in enumerate(answers, start=1):
+            if right:
+                hits += 1
+                precisions.append(hits / place)
+                first = first or 1 / place
+        if precisions:
+            found.append((sum(precisions) / len(precisions), first))
+    return tuple(np.array(found).T)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rankings_agree_with_a_loop(seed):
+    generator = np.random.default_rng(seed)
+    n = 60
+    scores = generator.integers(0, 6, n) / 3  # with equal ones
+    relevant, question = generator.random(n) < 0.25, generator.integers(-3, 9, n)
+    found = score_ranking(*map(torch.from_numpy, (scores, relevant, question)))
+    precision, reciprocal = ranked(scores.tolist(), relevant.tolist(), question.tolist())
+    np.testing.assert_allclose(found["average_precision"], precision)
+    np.testing.assert_allclose(found["reciprocal_rank"], reciprocal)
+
+
+def test_rankings_by_hand():
+    # Right, wrong, right: (1 + 2/3) / 2. Wrong, right: 1/2. No right answer: left out.
+    scores = torch.tensor([3.0, 2.0, 1.0, 0.1, 0.9, 5.0])
+    relevant = torch.tensor([1, 0, 1, 1, 0, 0])
+    found = score_ranking(scores, relevant, torch.tensor([4, 4, 4, 7, 7, 9]))
+    assert found["average_precision"].tolist() == pytest.approx([5 / 6, 1 / 2])
+    assert found["reciprocal_rank"].tolist() == [1, 1 / 2]
+    # Saying the same of all answers puts the right ones last.
+    same = score_ranking(torch.zeros(4), torch.tensor([1, 0, 0, 0]), torch.zeros(4).long())
+    assert same["reciprocal_rank"].tolist() == [1 / 4]
+
+
+def test_rankings_that_are_none():
+    with pytest.raises(ValueError, match=r"relevant has no right answer"):
+        score_ranking(torch.zeros(2), torch.zeros(2), torch.zeros(2).long())
+    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(3,\), \(2,\)\]: allowed are vectors"):
+        score_ranking(torch.zeros(2), torch.ones(3), torch.zeros(2).long())
+
+
+# What is not there
+
+
+def error_of(kind, **arguments):
+    with pytest.raises(kind) as caught:
+        Pairs(PairsConfig(**arguments)).batch("train", 0, 1)
+    return str(caught.value)
+
+
+def test_a_missing_data_set_says_what_to_fetch(tmp_path):
+    missing = str(tmp_path / "nowhere")
+    message = error_of(FileNotFoundError, name="mnli", path=missing)
+    assert f"path={missing!r}: there is no mnli. Fetch it from https://cims.nyu.edu" in message
+    assert "one of test with 'dev_mismatched' in its name" in message
+    assert f"datasets.load_dataset('nyu-mll/multi_nli').save_to_disk({missing!r})" in message
+    (tmp_path / "empty").mkdir()
+    message = error_of(FileNotFoundError, name="trecqa", path=str(tmp_path / "empty"))
+    assert "as lines of question, answer and label (0 or 1) between tabs" in message
+    assert "load_dataset" not in message
+    message = error_of(FileNotFoundError, name="wikiqa")
+    assert "datasets.load_dataset('microsoft/wiki_qa').save_to_disk('FOLDER')" in message
+
+
+def test_files_that_are_none(write, tmp_path):
+    folder, rows = write("scitail")
+    arguments = {"name": "scitail", "path": str(folder)}
+    train = folder / "scitail_1.0_train.tsv"
+    write_tabs(train, [("a", "b", "maybe")])
+    message = error_of(ValueError, **arguments)
+    assert f"line 1 of {train} has the label 'maybe': allowed are entails, neutral" in message
+    write_tabs(train, [("a", "b", "neutral"), ("a", "b")])
+    assert f"line 2 of {train} has 2 columns: allowed are 3" in error_of(ValueError, **arguments)
+    write_tabs(train, [("a", "b", "-")])
+    assert "no labelled examples in train" in error_of(ValueError, **arguments)
+    write_tabs(folder / "train_too.tsv", rows["train"])
+    assert "in its name, there are 2" in error_of(ValueError, **arguments)
+
+    folder, rows = write("snli")
+    train = folder / "snli_1.0_train.jsonl"
+    for text, message in {
+        '{"sentence1": "a"': "is no JSON",
+        "[1]": "is list: allowed is a JSON object",
+        '{"sentence1": "a", "gold_label": "neutral"}': "allowed is sentence2 or hypothesis",
+        '{"sentence1": "a", "sentence2": "b", "gold_label": 3}': "has the label 3: allowed are",
+    }.items():
+        train.write_text(text + "\n")
+        found = error_of(ValueError, name="snli", path=str(folder))
+        assert found.startswith(f"line 1 of {train}")
+        assert message in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "snil"}, r"name='snil': allowed are snli.*nearest: 'snli'"),
+        ({"name": "snli", "path": ""}, r"path='': allowed are None and"),
+        ({"name": "trecqa"}, r"path=None: to read trecqa, set it"),
+        ({"name": "snli", "min_count": 0}, r"min_count=0"),
+        ({"name": "snli", "vocabulary_size": 2}, r"vocabulary_size=2"),
+        ({"name": "snli", "max_length": 0}, r"max_length=0"),
+        ({"name": "snli", "seed": -1}, r"seed=-1"),
+    ],
+)
+def test_a_bad_config_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PairsConfig(**arguments)
