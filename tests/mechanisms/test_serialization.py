@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from mechanisms import Transformer, load, save
-from tests.mechanisms.ndr_golden import VARIANTS, router
 from tests.mechanisms.models.test_transformer import KINDS, build, inputs_for
+from tests.mechanisms.ndr_golden import VARIANTS, router
 
 
 @pytest.mark.parametrize("kind", KINDS)

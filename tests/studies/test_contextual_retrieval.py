@@ -29,10 +29,10 @@ def result(folder):
 
 def test_all_is_there_for_each_model_that_it_applies_to(result, folder):
     cells = result["scores"]["cell"]
-    assert cells["model"].to_numpy().tolist() == [model for model in MODELS for _ in range(2)]
+    assert cells["model"].to_numpy().tolist() == [model for model in MODELS for _ in range(3)]
     assert cells["seed"].to_numpy().tolist() == [0, 3, 4] * 3
     pairs = np.isfinite(result["pairing"]["entropy"]).any(("group", "model_search"))
-    assert pairs.to_numpy().tolist() == [False] * 4 + [True] * 2
+    assert pairs.to_numpy().tolist() == [False] * 6 + [True] * 3
     assert STUDY.table.render(result).row_count == 3
     for name in STUDY.views:
         assert (folder / f"{name}.png").stat().st_size > 1000
