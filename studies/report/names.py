@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
+
 KNOWN = {
     "softmax": ("softmax attention", "#4477aa"),
     "linear": ("linear attention", "#228833"),
@@ -11,7 +14,7 @@ KNOWN = {
     "coda": ("CoDA", "#997700"),
     "multi_head": ("multi-head", "#4477aa"),
     "multi_head_pairs": ("a head for each pair", "#66aadd"),
-    "compositional": ("compositional", "#cc3311"),
+    "compositional": ("compositional", "#332288"),
     "transformer_xl": ("Transformer-XL", "#009988"),
     "ndr": ("NDR", "#cc3311"),
     "geometric": ("geometric, no gate", "#ee8866"),
@@ -54,7 +57,7 @@ SETTINGS = {
 }
 """What values of settings are called; "" for one that goes without saying."""
 
-OTHERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888")
+OTHERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888", "#999933")
 """Colours of what has none of its own, in turn."""
 
 CONTROL = "#777777"
@@ -79,7 +82,12 @@ def setting_name(setting: str, value: object) -> str:
     return SETTINGS.get(setting, {}).get(text, usual)
 
 
-def colour_of(key: object, number: int = 0) -> str:
-    """The colour of a mechanism or split, or the `number`-th of the others."""
-    _, colour = KNOWN.get(str(key), ("", None))
-    return colour or OTHERS[number % len(OTHERS)]
+def colours_of(keys: Sequence[object]) -> list[str]:
+    """Colours of what is drawn in one plot: mechanisms and splits have their own, others what is left.
+
+    They differ for as long as there are enough.
+    """
+    own = [KNOWN.get(str(key), ("", None))[1] for key in keys]
+    left = cycle([colour for colour in OTHERS if colour not in own] or OTHERS)
+    first = [colour not in own[:number] for number, colour in enumerate(own)]
+    return [c if c and new else next(left) for c, new in zip(own, first, strict=True)]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine.readings import Condition, Reading, conditions_of, varied
-from studies.report.names import MARKERS, colour_of, name_of
+from studies.report.names import MARKERS, colours_of, name_of
 
 SMALL = 8
 """The size of letters beside panels."""
@@ -116,12 +116,13 @@ def shown_conditions(result: xr.DataTree, *, but: Sequence[str] = ()) -> list[Sh
         alike.setdefault(tuple(one.values[name] for name in names), []).append(one)
     models = [some[0].values["model"] for some in alike.values()]
     alone = len(set(models)) == len(models)
+    colours = colours_of(models if alone else [""] * len(models))
     return [
         Shown(
             dict(some[0].values),
             np.concatenate([one.cells for one in some]),
             some[0].label(names),
-            colour_of(models[number] if alone else "", number),
+            colours[number],
             MARKERS[number % len(MARKERS)],
         )
         for number, some in enumerate(alike.values())

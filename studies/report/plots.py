@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine.readings import Reading, conditions_of
-from studies.report.names import CONTROL, MARKERS, colour_of, name_of
+from studies.report.names import CONTROL, MARKERS, colours_of, name_of
 from studies.report.panels import (
     CONDITIONS,
     SMALL,
@@ -221,12 +221,14 @@ def points(
     figure, panels = facets(table, [], height=height, share=not apart, **by)
     for panel in panels:
         some = parts(panel.data, None if apart else "reading", [])
+        colours = colours_of([reading.labels.get("reading") for reading in some])
         for (number, reading), (row, condition) in product(enumerate(some), enumerate(rows)):
             cells = condition.of(reading.of(panel.data)).dropna("cell", subset=["value"])
-            colour = colour_of(reading.labels.get("reading"), number)
             one: Any = condition.shown
             strip = row - 0.4 + 0.8 / len(some) * np.array([number, number + 1])
-            _draw_cells(panel.axis, cells, strip, one.colour if apart else colour, reading.name)
+            _draw_cells(
+                panel.axis, cells, strip, one.colour if apart else colours[number], reading.name
+            )
             for label, style in zip(known or (), STYLES[1:], strict=False):
                 if label in cells and cells[label].notnull().any():
                     x = [cells[label].mean().item()] * 2
