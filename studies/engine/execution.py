@@ -298,10 +298,8 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
 
 def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> None:
     """Draw a view of a result file beside it, as PNG and PDF; figures of few seeds say so."""
-    from matplotlib.pyplot import close, switch_backend
+    from matplotlib.pyplot import close
 
-    # Figures are for files: no window system is asked for.
-    switch_backend("agg")
     result = _result_in(path, path.stat().st_mtime_ns)
     figure = view(result)
     if figure is None:

@@ -83,7 +83,7 @@ def setting_name(setting: str, value: object) -> str:
 
 
 def colours_of(keys: Sequence[object]) -> list[str]:
-    """Colours of what is drawn in one plot: mechanisms and splits have their own, others what is left.
+    """Colours for one plot: mechanisms and splits have their own, others what is left.
 
     They differ for as long as there are enough.
     """

@@ -295,6 +295,16 @@ def test_redrawing_needs_no_training_and_trains_nothing(folder):
     }  # fmt: skip
 
 
+def test_the_backend_of_matplotlib_stays_what_it_was(folder):
+    matplotlib.use("svg")
+    try:
+        _, path = folder.run("seed=0")
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use("agg")
+    assert (path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_models_are_found_again_by_studies_with_other_settings_of_measures(folder):
     folder.run("seed=0")
     work, _ = folder.run("seed=0,1", "scores.n_test=100")
