@@ -1,6 +1,6 @@
 """Hooked attention mechanisms and the models made of them.
 
-The names are imported when they are first used, so `import mechanisms` itself costs nothing.
+Names are imported on first use, so `import mechanisms` itself is fast.
 """
 
 import lazy_loader

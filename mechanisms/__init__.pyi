@@ -1,4 +1,4 @@
-"""What the package exports, each with the module that it is in: the one list of them."""
+"""Exports of the package and the modules that define them: the only list of exports."""
 
 from .attention.coda import CodaAttention as CodaAttention
 from .attention.coda import CodaAttentionConfig as CodaAttentionConfig

@@ -1,4 +1,4 @@
-"""What every hooked mechanism shares: asking who listens, and hook points without weights."""
+"""Utilities for hook points: detecting hooks, and trees of hook points without weights."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ Component = TypeVar("Component", bound=nn.Module)
 
 
 def observed(*modules: nn.Module) -> bool:
-    """Whether anyone listens, forward or backward, to a hook point or a part of `modules`.
+    """Whether a forward or backward hook is registered on `modules` or their submodules.
 
-    A mechanism asks this before it takes a short cut that would skip what they see.
+    A mechanism checks this before it takes a faster path that skips their hook points.
     """
     return any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
+        submodule._forward_hooks
+        or submodule._forward_pre_hooks
+        or submodule._backward_hooks
+        or submodule._backward_pre_hooks
         for module in set(modules)
-        for part in module.modules()
+        for submodule in module.modules()
     )
 
 
 def hook_tree(module: Component) -> Component:
-    """A bare tree with a fresh HookPoint wherever `module` has one, and no weights.
+    """A module tree with a new HookPoint wherever `module` has one, and no weights.
 
-    Passed as the `hooks` argument of a component's forward, it names the activations of one
-    step of a network whose weights are shared over depth. Typed as the component that it
-    mirrors, since its hook points are all that a forward pass asks of it.
+    Passed as the `hooks` argument of a component's forward, it provides the hook points of one
+    step of a network whose weights are shared over depth. It is typed as the component that it
+    mirrors because a forward pass uses nothing but its hook points.
     """
     tree = nn.Module()
     for name, child in module.named_children():
         if isinstance(child, HookPoint):
             tree.add_module(name, HookPoint())
-        elif any(isinstance(part, HookPoint) for part in child.modules()):
+        elif any(isinstance(submodule, HookPoint) for submodule in child.modules()):
             tree.add_module(name, hook_tree(child))
     return cast(Component, tree)
 
 
 def remove_hook_points(module: nn.Module) -> None:
-    """Take every hook point out of `module`, whose forward then needs a `hooks` tree."""
+    """Delete all hook points of `module`; its forward then needs the `hooks` argument."""
     for name, child in list(module.named_children()):
         if isinstance(child, HookPoint):
             delattr(module, name)

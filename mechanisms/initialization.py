@@ -9,9 +9,9 @@ from torch import Tensor, nn
 def lecun_normal(
     *shape: int, fan_in: int, generator: torch.Generator | None = None
 ) -> nn.Parameter:
-    """A parameter drawn from N(0, 1/fan_in), cut off at two standard deviations.
+    """A parameter drawn from N(0, 1/fan_in), truncated at two standard deviations.
 
-    The variance is that after the cut (LeCun et al. 1998; flax's `lecun_normal`).
+    The variance holds after truncation (LeCun et al. 1998; flax's `lecun_normal`).
     """
     # The standard deviation of a unit normal truncated at two standard deviations.
     scale = fan_in**-0.5 / 0.87962566103423978
@@ -21,5 +21,5 @@ def lecun_normal(
 
 
 def zeros(*shape: int) -> nn.Parameter:
-    """A parameter that starts at zero."""
+    """A parameter that is initialised to zeros."""
     return nn.Parameter(torch.zeros(shape))

@@ -1,4 +1,4 @@
-"""What models ask of the configs of their components: an attention of one's own has this."""
+"""Interfaces that models require of component configs; implement them for your own components."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class ComponentConfig(Protocol):
-    """A frozen config that builds its module: a feed-forward layer, say."""
+    """A frozen config that builds its module, such as a feed-forward layer."""
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -17,23 +17,23 @@ class ComponentConfig(Protocol):
 
 
 class AttentionProtocol(ComponentConfig, Protocol):
-    """The config of an attention.
+    """The config of an attention module.
 
-    Its module is called as `MultiHeadAttention` is: with `x_query` [batch, query_pos, d_model] and
-    `x_key` [batch, key_pos, d_model], `bias`, `mask` and `hooks`.
+    The module has the call signature of `MultiHeadAttention`: `x_query`
+    [batch, query_pos, d_model], `x_key` [batch, key_pos, d_model], `bias`, `mask` and `hooks`.
     """
 
     @property
     def n_heads(self) -> int:
-        """Number of heads, which may each have a bias by position."""
+        """Number of heads; a position bias has one entry for each of them."""
         ...
 
     @property
     def measures_distances(self) -> bool:
-        """Whether it measures how far a key is from its query, which then are of one sequence."""
+        """Whether it uses query-key distances, so that both must come from the same sequence."""
         ...
 
     @property
     def needs_all_queries(self) -> bool:
-        """Whether what one query receives depends on which others ask."""
+        """Whether the output at one query depends on which other queries are passed."""
         ...

@@ -1,4 +1,4 @@
-"""Token sequences of different lengths: padding, and the marks at both ends."""
+"""Token sequences of different lengths: padding, and boundary tokens (BOS, EOS)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class Enclosed(NamedTuple):
-    """Sequences with a mark at both ends.
+    """Token sequences between BOS and EOS.
 
     Attributes:
-        ids: [batch, pos + 2], the first mark, the sequence, the last mark, padding (id 0).
-        mask: [batch, pos + 2], True for the sequence and its marks.
-        end: [batch], the position of the last mark.
+        ids: [batch, pos + 2], BOS, the sequence, EOS, padding (id 0).
+        mask: [batch, pos + 2], False for padding.
+        end: [batch], the position of EOS.
     """
 
     ids: Int[Tensor, "batch pos_and_2"]
@@ -24,21 +24,21 @@ class Enclosed(NamedTuple):
 
 
 def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Enclosed:
-    """Put a mark before the first and directly after the last token of every sequence.
+    """Insert BOS before the first and EOS directly after the last token of every sequence.
 
     Args:
-        tokens: ids in [0, n_tokens); what is negative is padding, all of it at the end.
-        n_tokens: the id of the last mark (EOS); that of the first (BOS) is n_tokens + 1.
+        tokens: ids in [0, n_tokens); negative ids are padding, which must be at the end.
+        n_tokens: number of token ids; EOS gets the id n_tokens, BOS n_tokens + 1.
 
     Raises:
-        ValueError: an id is n_tokens or greater, or padding is followed by a token; this is looked
-            at on the CPU alone, as other devices would have to be waited for.
+        ValueError: an id is n_tokens or greater, or a token follows padding. Only checked on the
+            CPU, since on other devices the check would force a synchronisation.
     """
     batch, n_positions = tokens.shape
     is_token = tokens >= 0
     if tokens.device.type == "cpu" and tokens.numel():
-        if (greatest := int(tokens.max())) >= n_tokens:
-            raise ValueError(f"token ids must be less than {n_tokens}, got {greatest}")
+        if (largest := int(tokens.max())) >= n_tokens:
+            raise ValueError(f"token ids must be less than {n_tokens}, got {largest}")
         if (is_token[:, 1:] & ~is_token[:, :-1]).any():
             raise ValueError(
                 "padding (negative ids) must be at the end of a sequence, got a token after it"

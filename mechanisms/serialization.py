@@ -1,4 +1,4 @@
-"""Models on disk: safetensors with the config as JSON in the header, in one file, no pickle."""
+"""Saving and loading models: one safetensors file with the config as JSON in its header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import mechanisms
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
-    """A config as JSON values, each nested config with the name of its class."""
+    """A config as a JSON object; it and every nested config also hold the name of their class."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {"class": type(config).__name__} | {
         name: config_to_json(value) if dataclasses.is_dataclass(value) else value
@@ -26,54 +26,54 @@ def config_to_json(config: Any) -> dict[str, Any]:
 
 
 def config_from_json(values: dict[str, Any]) -> Any:
-    """The config that `config_to_json` wrote; its classes are exports of `mechanisms`.
+    """The inverse of `config_to_json`, for config classes that `mechanisms` exports.
 
     Raises:
-        ValueError: for a class that `mechanisms` does not export.
-        TypeError: for a setting that the class does not have.
+        ValueError: the class is not a config that `mechanisms` exports.
+        TypeError: the class does not have one of the settings.
     """
     name = values.get("class")
     if name not in dir(mechanisms) or not dataclasses.is_dataclass(getattr(mechanisms, name)):
-        raise ValueError(f"{name!r} is no config that mechanisms exports")
+        raise ValueError(f"class must be a config that mechanisms exports, got {name!r}")
     arguments = {}
     for key, value in values.items():
         if isinstance(value, dict):
             value = config_from_json(value)
         if key != "class":
-            # JSON knows lists alone, configs tuples alone.
+            # Tuples become lists in JSON; configs have no lists.
             arguments[key] = tuple(value) if isinstance(value, list) else value
     return getattr(mechanisms, name)(**arguments)
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model that is made of a `config`; an earlier file is replaced when all is written.
+    """Save a model that is built from a `config`, replacing an existing file atomically.
 
-    With the weights, in their precision, go the `eps` of its layer norms, which may be others than
-    the model was built with.
+    Weights keep their dtype. The `eps` of layer norms is saved too, since it may have been changed
+    after the model was built.
 
     Raises:
-        TypeError: the model is not made of a config alone, as a block or an attention module, which
-            has its width from the model around it, is not.
+        TypeError: the model needs other arguments besides its config, as blocks and attention
+            modules do, whose width is that of the model around them.
         OSError: the file cannot be written.
 
     Example:
         >>> save(model, "model.safetensors")
         >>> model = load("model.safetensors")
     """
-    path, kind = Path(path), type(model)
-    further = [
+    path, model_class = Path(path), type(model)
+    other_arguments = [
         name
-        for name, parameter in inspect.signature(kind).parameters.items()
+        for name, parameter in inspect.signature(model_class).parameters.items()
         if parameter.default is parameter.empty and name != "config"
     ]
-    if further or not dataclasses.is_dataclass(getattr(model, "config", None)):
-        needed = f", which also needs {', '.join(further)}" if further else ""
+    if other_arguments or not dataclasses.is_dataclass(getattr(model, "config", None)):
+        needs = f", which also needs {', '.join(other_arguments)}" if other_arguments else ""
         raise TypeError(
-            f"model must be built from its config alone, got {kind.__name__}{needed}: save the "
-            "model that it is a part of"
+            f"model must be built from its config alone, got {model_class.__name__}{needs}: save "
+            "the model that contains it"
         )
     metadata = {
-        "class": kind.__name__,
+        "class": model_class.__name__,
         "config": json.dumps(config_to_json(model.config)),
         "eps": json.dumps({name: norm.eps for name, norm in _norms(model).items()}),
     }
@@ -87,22 +87,24 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 
 def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
-    """The model that `save` wrote, in evaluation mode.
+    """Load a model that `save` wrote, in evaluation mode.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or was not written by `save`.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, or was not written by `save`.
     """
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise ValueError(f"path must be a safetensors file, got {path}: {error}") from error
     if metadata.get("class") not in dir(mechanisms) or "config" not in metadata:
-        raise ValueError(f"{path} holds no model of mechanisms: its header is {metadata}")
+        raise ValueError(
+            f"path must be a file that mechanisms.save wrote, got {path} with header {metadata}"
+        )
     model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
-    # Copied into the model's own weights they would take on its precision.
+    # Assigned, not copied: a copy would convert them to the dtype of the new model's weights.
     model.load_state_dict(weights, assign=True)
     for name, eps in json.loads(metadata.get("eps", "{}")).items():
         model.get_submodule(name).eps = eps
@@ -110,4 +112,6 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
 
 
 def _norms(model: nn.Module) -> dict[str, nn.LayerNorm]:
-    return {name: one for name, one in model.named_modules() if isinstance(one, nn.LayerNorm)}
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)
+    }

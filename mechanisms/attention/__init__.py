@@ -1,1 +1,1 @@
-"""Attention mechanisms, their masks, and the positions they know."""
+"""Attention mechanisms, masks and position encodings."""

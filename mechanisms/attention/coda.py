@@ -1,49 +1,50 @@
 """Compositional de-attention: a query adds, subtracts or deletes tokens.
 
-Tay et al. 2019, "Compositional De-Attention Networks" (CoDA). A softmax only ever adds; here the
-weight of a token is between -1 and 1, and need not sum to anything.
+Tay et al. 2019, "Compositional De-Attention Networks" (CoDA). Softmax attention only adds tokens;
+here each weight is between -1 and 1, and their sum is not constrained.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.masks import check_last, check_mask
-from mechanisms.attention.multi_head import project_heads
+from mechanisms.attention.base import Attention, project_queries_and_keys
 from mechanisms.attention.positions import rotate
 from mechanisms.attention.quasi import (
-    Part,
+    Chunk,
     QuasiAttentionConfig,
+    broadcast_chunk,
     l1_distances,
-    place,
     quasi_attention,
 )
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_dropout, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodaAttentionConfig:
-    """Multi-head quasi-attention of a sequence with itself, or with another one.
+    """Configuration of `CodaAttention`, for self-attention or cross-attention.
 
     Args:
         n_heads: number of heads.
         d_head: width of a head's queries and keys.
         d_value: width of a head's values; None for `d_head`.
-        composition: how affinity and dissimilarity become the pattern.
+        composition: how affinity and dissimilarity are composed into the pattern.
         scaled: whether both are divided by sqrt(d_head).
-        shared: whether both are of the same queries and keys.
+        shared: whether both use the same queries and keys.
         dropout: as in `AttentionConfig`.
-        rotary: whether queries and keys of the affinity are turned as in `AttentionConfig`.
+        rotary: whether queries and keys of the affinity are rotated as in `AttentionConfig`.
 
     Raises:
-        ValueError: for a value outside of these ranges, or an odd d_head with `rotary`.
+        ValueError: a setting is outside its range, or d_head is odd with `rotary`.
     """
 
     n_heads: int
@@ -56,12 +57,8 @@ class CodaAttentionConfig:
     rotary: bool = False
 
     def __post_init__(self):
-        for name in ("n_heads", "d_head", "d_value"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "n_heads", "d_head", optional=("d_value",))
+        check_dropout(self)
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head must be even with rotary=True, got {self.d_head}")
 
@@ -80,26 +77,26 @@ class CodaAttentionConfig:
         return CodaAttention(self, d_model, generator=generator)
 
 
-class CodaAttention(nn.Module):
-    """Attention whose weights are affinity(E) * gate(N), in -1..1 by default.
+class CodaAttention(Attention[CodaAttentionConfig]):
+    """Attention with weights affinity(E) * gate(N), in [-1, 1] by default.
 
     Tay et al. 2019, equations 1 to 4 and their use in a Transformer. For each head, with q, k, v
     as in multi-head attention (and scale 1 / sqrt(d_head), or 1):
 
     - E = scale * alpha * q · k + position bias, and N = -scale * beta * ||q - k||_1;
-    - M = tanh(E) * sigmoid(N), zero where masked, E and N centred first if the config says so;
+    - M = tanh(E) * sigmoid(N), zero where masked; the config may centre E and N first;
     - z = M v, and out = sum over heads of z W_O + b_O.
 
-    Centring by `matrix` takes a mean over all queries. Where one may not see what another does
-    (causal masks), or not all are there (queries from elsewhere: a decoder's, or only those that
-    are read out), that would leak or depend on who is asked, and is refused. Padding counts
-    neither as key nor as query.
+    Centring by `matrix` averages over all queries. This is refused (ValueError) with a mask that
+    differs between queries, such as a causal one, where the mean would leak masked tokens, and with
+    fewer queries than keys (a decoder's, or only those that are read out), where it would depend on
+    which queries are passed. Padding counts neither as key nor as query.
 
-    With `rotary`, q and k are turned by their positions for E alone. A turn of both keeps their
-    product but not their L1 distance: N of turned ones would depend on where in the text a pair
-    is, beside how far apart.
+    With `rotary`, q and k are rotated for E only. Rotating both preserves their product but not
+    their L1 distance: N of rotated vectors would depend on the absolute positions of a pair, not
+    only on the distance between them.
 
-    Where nobody listens between q, k, v and z, only the distances are kept for the gradient.
+    Without hooks between q, k, v and z, only the distances are kept for the gradient.
 
     Parameters as in `MultiHeadAttention`; with `shared=False` also `W_Q_apart`, `W_K_apart`
     [head, d_model, d_head] and their `b_`: queries and keys of N.
@@ -118,8 +115,7 @@ class CodaAttention(nn.Module):
         *,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         n_heads, d_head = config.n_heads, config.d_head
         d_value = d_head if config.d_value is None else config.d_value
 
@@ -143,72 +139,51 @@ class CodaAttention(nn.Module):
         self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
         self.hook_gate, self.hook_pattern, self.hook_z = HookPoint(), HookPoint(), HookPoint()
 
-    def forward(
-        self,
-        x_query: Float[Tensor, "batch query_pos d_model"],
-        x_key: Float[Tensor, "batch key_pos d_model"],
-        *,
-        bias: Float[Tensor, "#batch #head query_pos key_pos"] | None = None,
-        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None = None,
-        hooks: CodaAttention | None = None,
-    ) -> Float[Tensor, "batch query_pos d_model"]:
-        """What the queries receive; `mask` is True where a query may attend.
-
-        `hooks` names the activations of one step where the weights are shared over depth.
-
-        Raises:
-            ValueError: centring by `matrix` with a mask that is not the same for all queries, or
-                with fewer queries than keys; a mask of another shape; or more queries than
-                keys with `rotary`.
-            TypeError: the mask is not boolean.
-        """
-        points = self if hooks is None else hooks
+    def _attend(
+        self, x_query: Tensor, x_key: Tensor, bias: Tensor | None, mask: Tensor | None, points: Self
+    ) -> Tensor:
         config = self.config
-        check_mask(mask, x_query, x_key, n_heads=config.n_heads)
-        if config.rotary:
-            check_last(x_query, x_key)
-        valid = self._valid(mask, whole=x_query.shape[1] == x_key.shape[1])
-        asking, asking_biases = [self.W_Q], [self.b_Q]
-        told, told_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
+        n_query, n_key = x_query.shape[1], x_key.shape[1]
+        valid = self._valid_pairs(mask, same_length=n_query == n_key)
+        query_weights, query_biases = [self.W_Q], [self.b_Q]
+        key_weights, key_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
         if not config.shared:
-            asking, asking_biases = [*asking, self.W_Q_apart], [*asking_biases, self.b_Q_apart]
-            told, told_biases = [*told, self.W_K_apart], [*told_biases, self.b_K_apart]
-        if x_query is x_key:
-            projected = project_heads(x_key, asking + told, asking_biases + told_biases)
-        else:
-            projected = project_heads(x_query, asking, asking_biases)
-            projected += project_heads(x_key, told, told_biases)
-        queries, keys = projected[: len(asking)], projected[len(asking) :]
+            query_weights, query_biases = [self.W_Q, self.W_Q_apart], [self.b_Q, self.b_Q_apart]
+            key_weights.append(self.W_K_apart)
+            key_biases.append(self.b_K_apart)
+        projected = project_queries_and_keys(
+            x_query, x_key, query_weights, key_weights, query_biases, key_biases
+        )
+        queries, keys = projected[: len(query_weights)], projected[len(query_weights) :]
         q, k, v = points.hook_q(queries[0]), points.hook_k(keys[0]), points.hook_v(keys[1])
-        x, y = q, k
+        distance_q, distance_k = q, k
         if not config.shared:
-            x, y = points.hook_q_apart(queries[1]), points.hook_k_apart(keys[2])
+            distance_q, distance_k = points.hook_q_apart(queries[1]), points.hook_k_apart(keys[2])
         if config.rotary:
-            q = points.hook_rot_q(rotate(q, first=k.shape[1] - q.shape[1]))
+            q = points.hook_rot_q(rotate(q, first=n_key - n_query))
             k = points.hook_rot_k(rotate(k))
 
         scale = config.d_head**-0.5 if config.scaled else 1.0
-        of_affinity, of_distance = scale * config.composition.alpha, scale * config.composition.beta
-        q, k, v, x, y = (
-            part.transpose(1, 2)
-            for part in (q * of_affinity, k, v, x * of_distance, y * of_distance)
+        alpha, beta = scale * config.composition.alpha, scale * config.composition.beta
+        q, k, v, distance_q, distance_k = (
+            tensor.transpose(1, 2)
+            for tensor in (q * alpha, k, v, distance_q * beta, distance_k * beta)
         )
         kept = None
         if self.training and config.dropout:
-            shape = x_query.shape[1], x_key.shape[1]
-            kept = torch.rand(shape, device=v.device) >= config.dropout
+            kept = torch.rand((n_query, n_key), device=v.device) >= config.dropout
             kept = kept / (1 - config.dropout)
 
-        def compose(affinity: Tensor, dissimilarity: Tensor, part: Part) -> Tensor:
-            where = None if valid is None else valid[place(valid, part)]
-            seen = None if mask is None else mask[place(mask, part)]
+        def compose(affinity: Tensor, dissimilarity: Tensor, chunk: Chunk) -> Tensor:
+            chunk_valid = None if valid is None else valid[broadcast_chunk(valid, chunk)]
+            chunk_mask = None if mask is None else mask[broadcast_chunk(mask, chunk)]
             composition = config.composition
             affinity = points.hook_attn_scores(affinity)
-            affinity = points.hook_affinity(composition.centred_affinity(affinity, where))
-            dissimilarity = composition.centred_dissimilarity(dissimilarity, where)
+            affinity = points.hook_affinity(composition.centred_affinity(affinity, chunk_valid))
+            dissimilarity = composition.centred_dissimilarity(dissimilarity, chunk_valid)
             dissimilarity = points.hook_dissimilarity(dissimilarity)
             gate = points.hook_gate(composition.gated(dissimilarity))
-            pattern = composition.composed(affinity, gate, seen)
+            pattern = composition.composed(affinity, gate, chunk_mask)
             return points.hook_pattern(pattern if kept is None else pattern * kept)
 
         if observed(
@@ -220,30 +195,31 @@ class CodaAttention(nn.Module):
         ):
             affinity = q @ k.mT
             affinity = affinity if bias is None else affinity + bias
-            z = compose(affinity, -l1_distances(x, y), (slice(None), slice(None))) @ v
+            dissimilarity = -l1_distances(distance_q, distance_k)
+            z = compose(affinity, dissimilarity, (slice(None), slice(None))) @ v
         else:
-            z = quasi_attention(q, k, x, y, v, bias, compose)
+            z = quasi_attention(q, k, distance_q, distance_k, v, bias, compose)
         z = points.hook_z(z.transpose(1, 2))
         return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
-    def _valid(
-        self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, whole: bool
+    def _valid_pairs(
+        self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, same_length: bool
     ) -> Bool[Tensor, "#batch #head #query_pos key_pos"] | None:
-        """The pairs that count where E and N are centred."""
+        """The pairs over which E and N are centred; None for all."""
         if not self.config.composition.centres_matrix:
             return mask
-        if not whole:
+        if not same_length:
             raise ValueError(
-                "centring must not be 'matrix' with fewer queries than keys: the mean over pairs "
-                "would depend on which ones ask; use 'row'"
+                "centring must not be 'matrix' with fewer queries than keys, got 'matrix': the "
+                "mean over pairs would depend on which queries are passed; use 'row'"
             )
         if mask is None:
             return None
         if mask.shape[2] > 1 and not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
             raise ValueError(
                 "centring must not be 'matrix' with a mask that differs between queries (a causal "
-                "one): the mean would show each query what it may not see; use 'row'"
+                "one), got 'matrix': the mean would leak masked tokens; use 'row'"
             )
         keys = mask[:, :, :1]
-        # In a sequence's attention to itself, a key that is padding is so as a query.
+        # In self-attention, a key that is padding is padding as a query too.
         return keys & keys.mT

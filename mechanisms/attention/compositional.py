@@ -1,8 +1,8 @@
-"""Compositional attention: searches and retrievals are separate, and chosen pair by pair.
+"""Compositional attention: searches and retrievals are separate and paired dynamically.
 
 Mittal et al. 2021, "Compositional Attention: Disentangling Search and Retrieval". A head of
-standard attention always retrieves the same values with what it searches for. Here every search
-may use every retrieval, and the query's token decides which, by a second, soft attention.
+standard attention always retrieves the same values with its search. Here every search may use
+every retrieval, and a second, soft attention selects the retrieval for each query.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, linear, one_hot
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.attention.base import Attention, project_queries_and_keys
 from mechanisms.attention.chosen_retrievals import chosen_retrievals, retrievals
-from mechanisms.attention.masks import check_mask
-from mechanisms.attention.multi_head import (
-    attention_scores,
-    drop_pairs,
-    normalize_scores,
-    project_heads,
-)
+from mechanisms.attention.multi_head import attention_scores, drop_pairs, normalize_scores
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 Scorer = Literal["dot", "mlp"]
 Selection = Literal["softmax", "gumbel", "hard", "top_k"]
@@ -37,30 +33,31 @@ Biases = Literal["all", "selection", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class CompositionalAttentionConfig:
-    """How many searches and retrievals there are and how they are paired.
+    """Configuration of `CompositionalAttention`: numbers of searches and retrievals, selection.
 
     Args:
-        n_searches: S, the attention patterns; `n_heads` is another name of it.
-        n_retrievals: R, the value matrices, which all searches share.
+        n_searches: S, the number of attention patterns; also available as `n_heads`.
+        n_retrievals: R, the number of value matrices, which all searches share.
         d_head: width of a search's queries and keys.
         d_value: width of a retrieval; None for `d_head`.
         d_selection: width of the value queries and value keys; None for `d_head`.
         scorer: `dot`, value query · value key / sqrt(d_selection); or `mlp`, a linear map of
-            [value query; retrieval]. Of the latter's two terms the query's is the same for all
-            retrievals, so that it moves the value scores only through hooks.
-        separate_value_keys: whether each retrieval has a value-key matrix of its own.
+            [value query; retrieval]. The query's term of the latter is the same for all
+            retrievals, so it affects the value scores only through hooks.
+        separate_value_keys: whether each retrieval has its own value-key matrix.
         selection: `softmax`; `gumbel`, a soft sample in training (temperature 1, Jang et al.
-            2017) and the maximum afterwards; `hard`, the maximum, with the gradient of the
+            2017) and the maximum in evaluation; `hard`, the maximum, with the gradient of the
             softmax; `top_k`, a softmax over the `n_selected` highest logits.
-        n_selected: of `top_k`; else None.
-        own_value: whether the output also sees a value of the query's own token (`concat`).
+        n_selected: number of retrievals for `top_k`; else None.
+        own_value: whether a value of the query's own token is concatenated to the output
+            (`concat`).
         nonlinear: whether a relu and another linear map follow the output.
-        biases: which projections have one: `all`; `selection`, value queries and keys alone; or
+        biases: which projections have one: `all`; `selection`, only value queries and keys; or
             `none`.
         dropout: as in `AttentionConfig`, of the searches' patterns.
 
     Raises:
-        ValueError: for a value outside of these ranges.
+        ValueError: a setting is outside its range.
     """
 
     n_searches: int
@@ -78,16 +75,16 @@ class CompositionalAttentionConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("n_searches", "n_retrievals", "d_head", "d_value", "d_selection"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name, kinds in (("scorer", Scorer), ("selection", Selection), ("biases", Biases)):
-            if getattr(self, name) not in get_args(kinds):
-                allowed = ", ".join(get_args(kinds))
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_sizes(
+            self, "n_searches", "n_retrievals", "d_head", optional=("d_value", "d_selection")
+        )
+        check_choice(self, "scorer", Scorer)
+        check_choice(self, "selection", Selection)
+        check_choice(self, "biases", Biases)
         if self.scorer == "mlp" and self.separate_value_keys:
-            raise ValueError("separate_value_keys must be False with scorer='mlp': it has no keys")
+            raise ValueError(
+                "separate_value_keys must be False with scorer='mlp', which has no keys, got True"
+            )
         if self.selection == "top_k":
             if self.n_selected is None or not 1 <= self.n_selected <= self.n_retrievals:
                 raise ValueError(
@@ -98,12 +95,11 @@ class CompositionalAttentionConfig:
             raise ValueError(
                 f"n_selected must be None with selection={self.selection!r}, got {self.n_selected}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_dropout(self)
 
     @property
     def n_heads(self) -> int:
-        """The number of searches, which a bias of positions is given to."""
+        """Number of searches; a position bias has one entry for each of them."""
         return self.n_searches
 
     @property
@@ -121,30 +117,31 @@ class CompositionalAttentionConfig:
         return CompositionalAttention(self, d_model, generator=generator)
 
 
-class CompositionalAttention(nn.Module):
-    """S searches, each of which chooses among R retrievals, once for each query.
+class CompositionalAttention(Attention[CompositionalAttentionConfig]):
+    """S searches, each of which selects among R retrievals for every query.
 
     Mittal et al. 2021, section 3. With search i and retrieval j:
 
     - pattern_i = softmax(q_i · k_i / sqrt(d_head)), as in multi-head attention;
     - retrieval_ij = pattern_i v_j;
     - score_ij = softmax over j of (value query_i · (retrieval_ij W_value_key)) / sqrt(d_selection),
-      the value query being a linear map of the query's token;
+      where the value query is a linear map of the query's token;
     - z_i = sum_j score_ij retrieval_ij, and out = sum_i z_i W_O[i] + b_O.
 
-    With S = R and score_ij = 1 for i = j, else 0, it is multi-head attention.
+    With S = R and score_ij = 1 for i = j, else 0, this is multi-head attention.
 
     For N positions the patterns cost S N^2 d_head and the retrievals S R N^2 d_value
     multiplications, S (1 + R) N^2 in all for each unit of width, against 2 S N^2; there are
     2 S + R matrices of d_model x d_head (queries, keys, values), against 3 S, and S more of
     d_model x d_selection for the value queries.
 
-    Where nobody listens between the patterns and z, value keys are not made (their matrix goes to
-    the value queries, which are fewer by a factor of R), and the retrievals, S R N d_value numbers
-    for each example, are made for some examples at a time, and again for the gradient. That needs
-    `selection="softmax"` and one value-key matrix for all retrievals; elsewhere they are kept.
+    Without hooks between the patterns and z, value keys are not computed (their matrix is applied
+    to the value queries, which are fewer by a factor of R), and the retrievals, S R N d_value
+    numbers for each example, are computed in chunks of examples, and again for the gradient. This
+    needs `selection="softmax"` and one value-key matrix for all retrievals; otherwise the
+    retrievals are kept.
 
-    Parameters beside those of `MultiHeadAttention` (`W_Q`, `W_K`, `W_O` with S heads, `W_V` with
+    Parameters besides those of `MultiHeadAttention` (`W_Q`, `W_K`, `W_O` with S heads, `W_V` with
     R): `W_value_query` [search, d_model, d_selection] and `b_value_query`; `W_value_key`
     [d_value, d_selection], or [retrieval, d_value, d_selection], and `b_value_key`; or `W_score`
     [d_selection + d_value] and `b_score`; `W_own` [d_model, d_value] and `b_own`, and an (S+1)th
@@ -165,8 +162,7 @@ class CompositionalAttention(nn.Module):
         *,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         n_searches, n_retrievals, d_head = config.n_searches, config.n_retrievals, config.d_head
         d_value = d_head if config.d_value is None else config.d_value
         d_selection = d_head if config.d_selection is None else config.d_selection
@@ -175,8 +171,8 @@ class CompositionalAttention(nn.Module):
             return lecun_normal(*shape, fan_in=fan_in, generator=generator)
 
         def bias(*shape: int, selection: bool = False) -> nn.Parameter | None:
-            wanted = ("all", "selection") if selection else ("all",)
-            return zeros(*shape) if config.biases in wanted else None
+            has_bias = config.biases == "all" or (selection and config.biases == "selection")
+            return zeros(*shape) if has_bias else None
 
         self.W_Q = weight(n_searches, d_model, d_head, fan_in=d_model)
         self.W_K = weight(n_searches, d_model, d_head, fan_in=d_model)
@@ -186,9 +182,9 @@ class CompositionalAttention(nn.Module):
         self.W_value_query = weight(n_searches, d_model, d_selection, fan_in=d_model)
         self.b_value_query = bias(n_searches, d_selection, selection=True)
         if config.scorer == "dot":
-            keys = (n_retrievals,) if config.separate_value_keys else ()
-            self.W_value_key = weight(*keys, d_value, d_selection, fan_in=d_value)
-            self.b_value_key = bias(*keys, d_selection, selection=True)
+            leading = (n_retrievals,) if config.separate_value_keys else ()
+            self.W_value_key = weight(*leading, d_value, d_selection, fan_in=d_value)
+            self.b_value_key = bias(*leading, d_selection, selection=True)
             self.hook_value_key = HookPoint()
         else:
             self.W_score = weight(d_selection + d_value, fan_in=d_selection + d_value)
@@ -207,32 +203,17 @@ class CompositionalAttention(nn.Module):
         self.hook_value_logits, self.hook_value_scores = HookPoint(), HookPoint()
         self.hook_z = HookPoint()
 
-    def forward(
-        self,
-        x_query: Float[Tensor, "batch query_pos d_model"],
-        x_key: Float[Tensor, "batch key_pos d_model"],
-        *,
-        bias: Float[Tensor, "#batch #search query_pos key_pos"] | None = None,
-        mask: Bool[Tensor, "#batch #search #query_pos key_pos"] | None = None,
-        hooks: CompositionalAttention | None = None,
-    ) -> Float[Tensor, "batch query_pos d_model"]:
-        """What the queries receive; `mask` is True where a query may attend.
-
-        `hooks` names the activations of one step where the weights are shared over depth.
-
-        Raises:
-            ValueError: the mask has another shape.
-            TypeError: it is not boolean.
-        """
-        points = self if hooks is None else hooks
-        check_mask(mask, x_query, x_key, n_heads=self.config.n_searches)
-        asking, told = (self.W_Q, self.W_value_query), (self.W_K, self.W_V)
-        asking_biases, told_biases = (self.b_Q, self.b_value_query), (self.b_K, self.b_V)
-        if x_query is x_key:
-            q, value_query, k, v = _project(x_key, (*asking, *told), (*asking_biases, *told_biases))
-        else:
-            q, value_query = _project(x_query, asking, asking_biases)
-            k, v = _project(x_key, told, told_biases)
+    def _attend(
+        self, x_query: Tensor, x_key: Tensor, bias: Tensor | None, mask: Tensor | None, points: Self
+    ) -> Tensor:
+        query_weights, key_weights = (self.W_Q, self.W_value_query), (self.W_K, self.W_V)
+        query_biases = key_biases = None
+        if self.config.biases != "none":
+            query_biases = _zeros_if_none((self.b_Q, self.b_value_query), query_weights)
+            key_biases = _zeros_if_none((self.b_K, self.b_V), key_weights)
+        q, value_query, k, v = project_queries_and_keys(
+            x_query, x_key, query_weights, key_weights, query_biases, key_biases
+        )
         q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
         value_query = points.hook_value_query(value_query)
 
@@ -244,8 +225,7 @@ class CompositionalAttention(nn.Module):
             pattern = drop_pairs(pattern, self.config.dropout)
         pattern = points.hook_search(points.hook_pattern(pattern))
 
-        z = self._choose(pattern.transpose(1, 2), v, value_query, points)
-        z = points.hook_z(z)
+        z = points.hook_z(self._select_retrievals(pattern.transpose(1, 2), v, value_query, points))
         if self.config.own_value:
             own = linear(x_query, self.W_own.T, self.b_own)
             z = torch.cat([z, own[:, :, None]], dim=2)
@@ -254,20 +234,20 @@ class CompositionalAttention(nn.Module):
             out = linear(out.relu(), self.W_O2.T, self.b_O2)
         return out
 
-    def _choose(
+    def _select_retrievals(
         self,
         pattern: Float[Tensor, "batch query_pos search key_pos"],
         v: Float[Tensor, "batch key_pos retrieval d_value"],
         value_query: Float[Tensor, "batch query_pos search d_selection"],
         points: CompositionalAttention,
     ) -> Float[Tensor, "batch query_pos search d_value"]:
-        """Each search's retrievals, mixed by its value scores."""
+        """The retrievals of each search, mixed by its value scores."""
         config = self.config
-        between = [points.hook_retrieval, points.hook_value_logits, points.hook_value_scores]
+        skipped = [points.hook_retrieval, points.hook_value_logits, points.hook_value_scores]
         if config.scorer == "dot":
-            between.append(points.hook_value_key)
-        direction, offset = self._folded(value_query)
-        if config.selection == "softmax" and direction.ndim == 4 and not observed(*between):
+            skipped.append(points.hook_value_key)
+        direction, offset = self._retrieval_directions(value_query)
+        if config.selection == "softmax" and direction.ndim == 4 and not observed(*skipped):
             return chosen_retrievals(pattern, v, direction, offset)
 
         retrieval = points.hook_retrieval(retrievals(pattern, v))
@@ -275,27 +255,28 @@ class CompositionalAttention(nn.Module):
             keys = self._value_keys(retrieval)
             logits = (points.hook_value_key(keys) * self._scaled(value_query)[..., None, :]).sum(-1)
         else:
-            along = direction if direction.ndim == 5 else direction[..., None, :]
-            logits = (retrieval * along).sum(-1) + offset
-        scores = self._select(points.hook_value_logits(logits))
+            if direction.ndim == 4:
+                direction = direction[..., None, :]
+            logits = (retrieval * direction).sum(-1) + offset
+        scores = self._value_scores(points.hook_value_logits(logits))
         return (retrieval * points.hook_value_scores(scores)[..., None]).sum(-2)
 
-    def _folded(
+    def _retrieval_directions(
         self, value_query: Float[Tensor, "batch query_pos search d_selection"]
     ) -> tuple[Tensor, Float[Tensor, "batch query_pos search #retrieval"]]:
-        """What a retrieval is multiplied with, and what is added, to give its logit.
+        """Direction and offset of the value logits, which are retrieval · direction + offset.
 
-        The first is [batch, query_pos, search, d_value], or with value keys of their own
+        The direction is [batch, query_pos, search, d_value], or with separate value keys
         [batch, query_pos, search, retrieval, d_value].
         """
         if self.config.scorer == "mlp":
-            of_query, of_retrieval = self.W_score.split(
+            query_weight, retrieval_weight = self.W_score.split(
                 [value_query.shape[-1], len(self.W_score) - value_query.shape[-1]]
             )
-            offset = (value_query @ of_query)[..., None]
+            offset = (value_query @ query_weight)[..., None]
             if self.b_score is not None:
                 offset = offset + self.b_score
-            return of_retrieval.expand(*value_query.shape[:3], -1), offset
+            return retrieval_weight.expand(*value_query.shape[:3], -1), offset
         scaled = self._scaled(value_query)
         if self.config.separate_value_keys:
             direction = einsum(
@@ -327,35 +308,30 @@ class CompositionalAttention(nn.Module):
             keys = retrieval @ self.W_value_key
         return keys if self.b_value_key is None else keys + self.b_value_key
 
-    def _select(
+    def _value_scores(
         self, logits: Float[Tensor, "batch query_pos search retrieval"]
     ) -> Float[Tensor, "batch query_pos search retrieval"]:
-        """The value scores: a sum of 1 over the retrievals."""
+        """Value scores, which sum to 1 over the retrievals."""
         selection = self.config.selection
         if selection == "softmax":
             return logits.softmax(-1)
         if selection == "top_k":
             assert self.config.n_selected is not None
-            chosen = logits.topk(self.config.n_selected, dim=-1).indices
-            kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
-            return logits.masked_fill(~kept, -math.inf).softmax(-1)
+            indices = logits.topk(self.config.n_selected, dim=-1).indices
+            selected = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices, True)
+            return logits.masked_fill(~selected, -math.inf).softmax(-1)
         if selection == "gumbel" and self.training:
             return gumbel_softmax(logits)
-        highest = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
+        hard = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
         soft = logits.softmax(-1)
-        return highest + (soft - soft.detach())
+        return hard + (soft - soft.detach())
 
 
-def _project(
-    x: Float[Tensor, "batch pos d_model"],
-    weights: Sequence[Float[Tensor, "head d_model width"]],
+def _zeros_if_none(
     biases: Sequence[Float[Tensor, "head width"] | None],
-) -> list[Float[Tensor, "batch pos head width"]]:
-    """Several projections of every token, some of them without a bias."""
-    if all(bias is None for bias in biases):
-        return project_heads(x, weights)
-    filled = [
+    weights: Sequence[Float[Tensor, "head d_model width"]],
+) -> list[Float[Tensor, "head width"]]:
+    return [
         weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    return project_heads(x, weights, filled)

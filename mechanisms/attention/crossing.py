@@ -1,4 +1,4 @@
-"""Attention from one sequence to another, which have no positions in common."""
+"""Which attention configs allow cross-attention between two sequences."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from mechanisms.protocols import AttentionProtocol
 
 
 def require_crossing(name: str, attention: AttentionProtocol) -> None:
-    """Refuse the config of an attention that only a sequence's attention to itself can be.
+    """Raise a ValueError if `attention` is restricted to self-attention.
+
+    Args:
+        name: the setting that the error message names.
+        attention: the config of an attention module.
 
     Raises:
-        ValueError: it measures distances, or needs all queries of a sequence; the message says
-            `name`.
+        ValueError: it measures distances, or needs all queries of a sequence.
     """
     if attention.measures_distances:
         raise ValueError(
-            f"{name} must not measure distances, which two sequences do not have, got {attention}"
+            f"{name} must not measure distances, which are undefined between two sequences, "
+            f"got {attention}"
         )
     if attention.needs_all_queries:
         raise ValueError(

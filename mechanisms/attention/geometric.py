@@ -1,68 +1,49 @@
-"""Geometric attention: the nearest key that matches takes it all (the Neural Data Router)."""
+"""Geometric attention: each query attends to the nearest matching key (Neural Data Router)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.masks import check_last, check_mask
-from mechanisms.attention.multi_head import project_heads
+from mechanisms.attention.base import Attention, DistanceAttentionConfig, project_heads
 from mechanisms.initialization import lecun_normal, zeros
 
 NORMALIZE_EPSILON = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricAttentionConfig:
-    """Geometric attention with `n_heads` heads of width `d_head`.
+class GeometricAttentionConfig(DistanceAttentionConfig):
+    """Configuration of `GeometricAttention`.
 
     Args:
-        normalize: divide a query's weights by their sum; off in the paper's runs.
-        dropout: probability with which a key is hidden in training, in each example and head,
-            from all queries: they then look beyond it.
+        n_heads: number of heads.
+        d_head: width of a head.
+        normalize: whether a query's weights are divided by their sum; off in the paper's runs.
+        dropout: probability of hiding a key in training, for each example and head, from all
+            queries; they then attend beyond it.
 
     Raises:
-        ValueError: for a width less than 1, or a dropout outside of [0, 1).
+        ValueError: a size is less than 1, or dropout is outside [0, 1).
     """
 
-    n_heads: int
-    d_head: int
     normalize: bool = False
-    dropout: float = 0.0
-
-    def __post_init__(self):
-        for name in ("n_heads", "d_head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
-        return True
-
-    @property
-    def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
-        return False
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The attention module for a residual stream of width `d_model`."""
         return GeometricAttention(self, d_model, generator=generator)
 
 
-class GeometricAttention(nn.Module):
-    """Attention that goes through the keys by distance and stops at those that match.
+class GeometricAttention(Attention[GeometricAttentionConfig]):
+    """Attention in which each query visits the keys by distance and stops at a match.
 
     Csordás, Irie and Schmidhuber 2021, "The Neural Data Router", section 3.2. For each head
 
@@ -72,11 +53,12 @@ class GeometricAttention(nn.Module):
     - A[i, j] = p[i, j] prod (1 - p[i, k]) over all keys k that are nearer to i than j. Of two keys
       at the same distance the right one is the nearer.
 
-    The weights of a query sum to at most 1; `normalize` divides them by max(sum, 1e-12).
+    The weights of a query sum to at most 1; `normalize` divides them by max(sum, 1e-12). Queries
+    are at the last of the key positions.
 
-    The learned scalars start at 1 / sqrt(d_head), 1 and 0. All projections, that of the
-    direction too, start from N(0, 1 / d_model), biases at 0. (The authors' code means to
-    initialise the direction projection specially, but sets a matrix that is not used.)
+    The learned scalars start at 1 / sqrt(d_head), 1 and 0. All projections, including that of the
+    direction, start from N(0, 1 / d_model), biases at 0. (The authors' code intends a special
+    initialisation of the direction projection, but applies it to an unused matrix.)
 
     Hook points: `hook_q`, `hook_k`, `hook_v`, `hook_z` [batch, pos, head, d_head];
     `hook_direction` [batch, pos, head, 2], back and front; `hook_attn_scores` (the logits) and
@@ -90,8 +72,7 @@ class GeometricAttention(nn.Module):
         *,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         n_heads, d_head = config.n_heads, config.d_head
         shape = (n_heads, d_model, d_head)
         self.W_Q = lecun_normal(*shape, fan_in=d_model, generator=generator)
@@ -111,28 +92,9 @@ class GeometricAttention(nn.Module):
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z = HookPoint()
 
-    def forward(
-        self,
-        x_query: Float[Tensor, "batch query_pos d_model"],
-        x_key: Float[Tensor, "batch key_pos d_model"],
-        *,
-        bias: Float[Tensor, "#batch #head query_pos key_pos"] | None = None,
-        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None = None,
-        hooks: GeometricAttention | None = None,
-    ) -> Float[Tensor, "batch query_pos d_model"]:
-        """What the queries, which stand at the last of the keys' positions, receive.
-
-        `mask` is True where a query may attend; `bias` is added to the logits; `hooks` names the
-        activations of one step where the weights are shared over depth.
-
-        Raises:
-            ValueError: the mask has another shape, or there are more queries than
-                keys.
-            TypeError: it is not boolean.
-        """
-        points = self if hooks is None else hooks
-        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
-        check_last(x_query, x_key)
+    def _attend(
+        self, x_query: Tensor, x_key: Tensor, bias: Tensor | None, mask: Tensor | None, points: Self
+    ) -> Tensor:
         if x_query is x_key:
             q, k, v, direction = project_heads(x_key, (self.W_Q, self.W_K, self.W_V, self.W_dir))
         else:
@@ -145,11 +107,11 @@ class GeometricAttention(nn.Module):
         q = (q + self.content_bias) * self.scale
         scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
         back, front = (direction * self.scale_pos + self.s_bias).transpose(1, 2).split(1, dim=-1)
-        places = _places(n_query, n_key, scores.device)
-        scores = scores + torch.where(places.front, front, back)
+        layout = _layout(n_query, n_key, scores.device)
+        scores = scores + torch.where(layout.is_right, front, back)
         if bias is not None:
             scores = scores + bias
-        hidden = places.itself if mask is None else places.itself | ~mask
+        hidden = layout.is_self if mask is None else layout.is_self | ~mask
         if self.training and self.config.dropout:
             shape = (scores.shape[0], scores.shape[1], 1, n_key)
             hidden = hidden | (torch.rand(shape, device=scores.device) < self.config.dropout)
@@ -166,15 +128,16 @@ class GeometricAttention(nn.Module):
 def geometric_weights(
     logits: Float[Tensor, "*batch query_pos key_pos"],
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """p[i, j] times the product of 1 - p[i, k] over all keys k nearer to i than j; p = sigmoid.
+    """Geometric attention weights: p[i, j] times prod (1 - p[i, k]) over keys k nearer than j.
 
-    Queries stand at the last `query_pos` of the keys' positions. A logit of -inf takes its key out.
+    p = sigmoid(logits). Queries are at the last `query_pos` of the key positions. A logit of -inf
+    removes its key.
 
-    The keys are put into the order of their distance, where this is a running product of
-    sigmoid(-logit): no factor is a difference of near numbers, so that its relative error stays at
-    `key_pos` roundings for logits of any size, without logarithms. With w = A dL/dA the gradient
-    is w - p times the sum of w over the key itself and all keys behind it: nothing is divided by
-    a product that vanished.
+    With the keys sorted by distance the product is a cumulative product of sigmoid(-logit). No
+    factor is a difference of similar numbers, so the relative error stays within `key_pos`
+    roundings for logits of any size, without logarithms. With w = A dL/dA the gradient is w - p
+    times the sum of w over the key itself and all keys behind it, so nothing is divided by a
+    product that may be 0.
     """
     # Half precision has too few digits for a product of many factors.
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
@@ -184,55 +147,55 @@ def geometric_weights(
 class _GeometricWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
-        places = _places(*logits.shape[-2:], logits.device)
-        ordered = _take(logits, places.by_distance)
-        p = ordered.sigmoid()
-        passed = ordered.neg_().sigmoid_().cumprod(-1)
+        layout = _layout(*logits.shape[-2:], logits.device)
+        sorted_logits = _take(logits, layout.by_distance)
+        p = sorted_logits.sigmoid()
+        missed = sorted_logits.neg_().sigmoid_().cumprod(-1)
         weights = p.clone()
-        weights[..., 1:] *= passed[..., :-1]
+        weights[..., 1:] *= missed[..., :-1]
         ctx.save_for_backward(p, weights)
-        return _take(weights, places.by_position)
+        return _take(weights, layout.by_position)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         p, weights = ctx.saved_tensors
-        places = _places(*gradient.shape[-2:], gradient.device)
-        w = _take(gradient, places.by_distance).mul_(weights)
-        from_here_on = w.flip(-1).cumsum(-1).flip(-1)
-        return _take(w.addcmul_(p, from_here_on, value=-1), places.by_position)
+        layout = _layout(*gradient.shape[-2:], gradient.device)
+        w = _take(gradient, layout.by_distance).mul_(weights)
+        sum_from_key_on = w.flip(-1).cumsum(-1).flip(-1)
+        return _take(w.addcmul_(p, sum_from_key_on, value=-1), layout.by_position)
 
 
-class _Places:
-    """Where keys lie, seen from each query.
+class _KeyLayout:
+    """Positions of the keys relative to each query.
 
     Attributes:
-        front: [query_pos, key_pos], whether the key is to the right of the query.
-        itself: [query_pos, key_pos], whether it is the query's own position.
-        by_distance: flat indices that bring each row of [query_pos, key_pos] into the order of
-            distance, the query's own position last.
-        by_position: the indices that undo this.
+        is_right: [query_pos, key_pos], whether the key is to the right of the query.
+        is_self: [query_pos, key_pos], whether the key is at the query's own position.
+        by_distance: flat indices that sort each row of [query_pos, key_pos] by distance, with the
+            query's own position last.
+        by_position: flat indices that undo this.
     """
 
     def __init__(self, n_query: int, n_key: int, device: torch.device):
         query = torch.arange(n_key - n_query, n_key, device=device)[:, None]
         key = torch.arange(n_key, device=device)
         offset = key - query
-        self.front = offset > 0
-        self.itself = offset == 0
-        rank = 2 * offset.abs() - self.front.int()
-        order = rank.masked_fill(self.itself, 2 * n_key).argsort(1)
+        self.is_right = offset > 0
+        self.is_self = offset == 0
+        rank = 2 * offset.abs() - self.is_right.int()
+        order = rank.masked_fill(self.is_self, 2 * n_key).argsort(1)
         row = n_key * torch.arange(n_query, device=device)[:, None]
         self.by_distance: Int[Tensor, " flat"] = (row + order).flatten()
         self.by_position: Int[Tensor, " flat"] = (row + order.argsort(1)).flatten()
 
 
 @lru_cache(maxsize=64)
-def _places(n_query: int, n_key: int, device: torch.device) -> _Places:
-    return _Places(n_query, n_key, device)
+def _layout(n_query: int, n_key: int, device: torch.device) -> _KeyLayout:
+    return _KeyLayout(n_query, n_key, device)
 
 
 def _take(x: Float[Tensor, "*batch row column"], flat: Int[Tensor, " flat"]) -> Tensor:
-    """`x` with the entries of each matrix rearranged: a copy."""
+    """A copy of `x` with the entries of each matrix rearranged."""
     rows = x.flatten(-2).flatten(0, -2) if x.ndim > 2 else x.reshape(1, -1)
     return rows.index_select(1, flat).view(x.shape)

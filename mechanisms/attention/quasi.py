@@ -1,7 +1,7 @@
-"""Quasi-attention: how alike two tokens are, times a gate of how far apart they are.
+"""Quasi-attention: the similarity of two tokens times a gate of their distance.
 
-Tay et al. 2019, "Compositional De-Attention Networks". The two matrices behind it, their
-composition, and the whole of it without keeping what is in between.
+Tay et al. 2019, "Compositional De-Attention Networks": affinity and dissimilarity matrices, their
+composition, and a version that does not keep the intermediate matrices.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mechanisms.chunking import GPU_ELEMENTS
+from mechanisms.validation import check_choice
 
 Composition = Literal["tanh", "sigmoid", "arctan", "arctan_scaled", "algebraic"]
 Centring = Literal["none", "matrix", "row"]
@@ -27,17 +30,16 @@ _FUNCTIONS: dict[Composition, Callable[[Tensor], Tensor]] = {
     "algebraic": lambda x: x * (1 + x.square()).rsqrt(),
 }
 
-# Query-key pairs that are computed at once: on a CPU they should stay in its cache.
-_AT_ONCE_ON_CPU = 2**19
-_AT_ONCE = 2**26
+# Query-key pairs that are computed together on a CPU: they should fit its cache.
+_CPU_PAIRS = 2**19
 
-Part = tuple[slice, slice]
-"""Some examples, and some heads."""
+Chunk = tuple[slice, slice]
+"""Examples and heads that are computed together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuasiAttentionConfig:
-    """How affinity E and dissimilarity N become the quasi-attention M = affinity(E) * gate(N).
+    """How affinity E and dissimilarity N are composed into M = affinity(E) * gate(N).
 
     Tay et al. 2019, equations 1 to 4, sections on centring and scaling, and the ablation over
     composition functions.
@@ -47,17 +49,18 @@ class QuasiAttentionConfig:
         beta: factor of the distances in N, above 0.
         affinity: the function of E: `tanh`, `sigmoid`, `arctan` (within π/2 of 0),
             `arctan_scaled` (within 1 of 0) or `algebraic`, x / sqrt(1 + x²).
-        gate: the function of N, one of these.
+        gate: the function of N, one of the same.
         affinity_centring: what is subtracted from E: nothing (`none`), its mean over the `matrix`
-            of one example and head, or its mean over each `row`, the keys of one query; over valid
-            pairs alone.
-        gate_centring: the same for N. Without, N is at most 0 and a sigmoid gate at most 1/2; and
-            far less at the start, as distances grow with the width: of two vectors of unit normal
-            numbers, 1.1 times their width, where their product is about its square root.
-        doubled: whether the gate is multiplied by 2, so that a sigmoid's is 1 at distance 0.
+            of one example and head, or its mean over each `row`, the keys of one query; only over
+            valid pairs.
+        gate_centring: the same for N. Without it, N is at most 0 and a sigmoid gate at most 1/2,
+            and far less at initialisation because distances grow with the width: for two vectors of
+            unit normal numbers the distance is 1.1 times the width, their product about its square
+            root.
+        doubled: whether the gate is multiplied by 2, so that a sigmoid gate is 1 at distance 0.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     alpha: float = 1.0
@@ -72,19 +75,14 @@ class QuasiAttentionConfig:
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        for name, kinds in (
-            ("affinity", Composition),
-            ("gate", Composition),
-            ("affinity_centring", Centring),
-            ("gate_centring", Centring),
-        ):
-            if getattr(self, name) not in get_args(kinds):
-                allowed = ", ".join(get_args(kinds))
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_choice(self, "affinity", Composition)
+        check_choice(self, "gate", Composition)
+        check_choice(self, "affinity_centring", Centring)
+        check_choice(self, "gate_centring", Centring)
 
     @property
     def centres_matrix(self) -> bool:
-        """Whether a pair's value depends on all queries."""
+        """Whether the weight of a pair depends on all queries."""
         return "matrix" in (self.affinity_centring, self.gate_centring)
 
     def centred_affinity(
@@ -92,7 +90,7 @@ class QuasiAttentionConfig:
         affinity: Float[Tensor, "batch head query_pos key_pos"],
         valid: Bool[Tensor, "#batch #head #query_pos key_pos"] | None,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """E, centred over its valid pairs (None: all)."""
+        """E, centred over the valid pairs (None: all)."""
         return _centre(affinity, self.affinity_centring, valid)
 
     def centred_dissimilarity(
@@ -100,13 +98,13 @@ class QuasiAttentionConfig:
         dissimilarity: Float[Tensor, "batch head query_pos key_pos"],
         valid: Bool[Tensor, "#batch #head #query_pos key_pos"] | None,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """N, centred over its valid pairs (None: all)."""
+        """N, centred over the valid pairs (None: all)."""
         return _centre(dissimilarity, self.gate_centring, valid)
 
     def gated(
         self, dissimilarity: Float[Tensor, "batch head query_pos key_pos"]
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The gate of the centred N."""
+        """The gate, given the centred N."""
         gate = _FUNCTIONS[self.gate](dissimilarity)
         return 2 * gate if self.doubled else gate
 
@@ -116,9 +114,9 @@ class QuasiAttentionConfig:
         gate: Float[Tensor, "batch head query_pos key_pos"],
         mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """M, of the centred E and the gate.
+        """M, given the centred E and the gate.
 
-        The mask comes last: -inf in E would be -1 after a tanh, which is to subtract the token.
+        The mask is applied last: -inf in E would be -1 after a tanh, which subtracts the token.
         """
         pattern = _FUNCTIONS[self.affinity](affinity) * gate
         return pattern if mask is None else pattern.masked_fill(~mask, 0.0)
@@ -138,12 +136,12 @@ def _centre(values: Tensor, centring: Centring, valid: Tensor | None) -> Tensor:
 def l1_distances(
     x: Float[Tensor, "batch head query_pos d"], y: Float[Tensor, "batch head key_pos d"]
 ) -> Float[Tensor, "batch head query_pos key_pos"]:
-    """The sum over d of |x - y| for all pairs of positions.
+    """The L1 distance between x and y for all pairs of positions.
 
-    The gradient is 0 where two numbers are equal. It is made for some pairs at a time, feature by
-    feature. Torch's own of `cdist` also keeps the distances and, on a GPU, makes a tensor of all
-    pairs and features; on a CPU forward and backward take 0.6 of its time with 4 features, 0.75
-    with 16, and as long with 64.
+    The gradient is 0 where two numbers are equal. It is computed in chunks of pairs, feature by
+    feature. The gradient of torch's `cdist` also keeps the distances and, on a GPU, allocates a
+    tensor of all pairs and features; on a CPU forward and backward take 0.6 of its time with 4
+    features, 0.75 with 16, and the same with 64.
     """
     return _L1Distances.apply(x, y)  # pyright: ignore[reportReturnType]
 
@@ -161,34 +159,34 @@ class _L1Distances(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (gradient,) = grad_outputs
         x, y = ctx.saved_tensors
-        return _through_distances(gradient, x, y)
+        return _distance_gradients(gradient, x, y)
 
 
-def _through_distances(
+def _distance_gradients(
     gradient: Float[Tensor, "batch head query_pos key_pos"],
     x: Float[Tensor, "batch head query_pos d"],
     y: Float[Tensor, "batch head key_pos d"],
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and y, given that of their distances."""
-    shape = gradient.shape
+    """The gradients with respect to x and y, given that with respect to their distances."""
+    _, _, n_query, n_key = gradient.shape
     gradient = gradient.flatten(0, 1)
-    along_x, along_y = (part.flatten(0, 1).mT.contiguous() for part in (x, y))
-    of_x, of_y = torch.empty_like(along_x), torch.zeros_like(along_y)
-    rows = max(1, _at_once(x) // shape[3])
-    heads = max(1, rows // shape[2])
+    x_rows, y_rows = (tensor.flatten(0, 1).mT.contiguous() for tensor in (x, y))
+    grad_x, grad_y = torch.empty_like(x_rows), torch.zeros_like(y_rows)
+    rows = max(1, _pairs_per_chunk(x) // n_key)
+    heads = max(1, rows // n_query)
     signs = torch.empty_like(gradient[:heads, :rows])
-    for first in range(0, len(gradient), heads):
-        some = slice(first, first + heads)
-        for row in range(0, shape[2], rows):
-            now = slice(row, row + rows)
-            wanted = gradient[some, now]
-            sign = signs[: len(wanted), : wanted.shape[1]]
+    for first_head in range(0, len(gradient), heads):
+        head = slice(first_head, first_head + heads)
+        for first_row in range(0, n_query, rows):
+            row = slice(first_row, first_row + rows)
+            chunk_gradient = gradient[head, row]
+            sign = signs[: len(chunk_gradient), : chunk_gradient.shape[1]]
             for d in range(x.shape[3]):
-                torch.sub(along_x[some, d, now, None], along_y[some, d, None], out=sign)
-                sign.sign_().mul_(wanted)
-                of_x[some, d, now] = sign.sum(-1)
-                of_y[some, d] -= sign.sum(-2)
-    return of_x.mT.reshape(x.shape), of_y.mT.reshape(y.shape)
+                torch.sub(x_rows[head, d, row, None], y_rows[head, d, None], out=sign)
+                sign.sign_().mul_(chunk_gradient)
+                grad_x[head, d, row] = sign.sum(-1)
+                grad_y[head, d] -= sign.sum(-2)
+    return grad_x.mT.reshape(x.shape), grad_y.mT.reshape(y.shape)
 
 
 def quasi_attention(
@@ -198,21 +196,21 @@ def quasi_attention(
     y: Float[Tensor, "batch head key_pos d"],
     v: Float[Tensor, "batch head key_pos d_value"],
     bias: Float[Tensor, "#batch #head query_pos key_pos"] | None,
-    compose: Callable[[Tensor, Tensor, Part], Tensor],
+    compose: Callable[[Tensor, Tensor, Chunk], Tensor],
 ) -> Float[Tensor, "batch head query_pos d_value"]:
-    """M v with M = compose(E, N): E = q · k + bias, N = -||x - y||_1.
+    """M v with M = compose(E, N), where E = q · k + bias and N = -||x - y||_1.
 
-    Of what has a number for each pair, only the distances are kept, which cost most; the rest is
-    made some examples and heads at a time, and once more for the gradient.
+    Of the tensors with one entry per pair only the distances are kept, which cost most to compute.
+    The others are computed in chunks of examples and heads, and again for the gradient.
 
     Args:
-        q: queries of the affinity, with its factor.
+        q: queries of the affinity, multiplied by its factor.
         k: keys of the affinity.
-        x: queries of the dissimilarity, with its factor.
-        y: keys of the dissimilarity, with its factor.
+        x: queries of the dissimilarity, multiplied by its factor.
+        y: keys of the dissimilarity, multiplied by its factor.
         v: values.
         bias: added to E.
-        compose: M, given E and N of the examples and heads that are named.
+        compose: computes M from E and N of one chunk; its third argument is the chunk.
     """
     return _QuasiAttention.apply(q, k, x, y, v, bias, compose)  # pyright: ignore[reportReturnType]
 
@@ -227,14 +225,14 @@ class _QuasiAttention(torch.autograd.Function):
         y: Tensor,
         v: Tensor,
         bias: Tensor | None,
-        compose: Callable[[Tensor, Tensor, Part], Tensor],
+        compose: Callable[[Tensor, Tensor, Chunk], Tensor],
     ) -> Tensor:
         z = v.new_empty(*q.shape[:3], v.shape[3])
         dissimilarity = x.new_empty(*x.shape[:3], y.shape[2])
-        for part in _parts(dissimilarity):
-            torch.neg(torch.cdist(x[part], y[part], p=1.0), out=dissimilarity[part])
-            pattern = compose(_affinity(q, k, bias, part), dissimilarity[part], part)
-            z[part] = pattern @ v[part]
+        for chunk in _chunks(dissimilarity):
+            torch.neg(torch.cdist(x[chunk], y[chunk], p=1.0), out=dissimilarity[chunk])
+            pattern = compose(_affinity(q, k, bias, chunk), dissimilarity[chunk], chunk)
+            z[chunk] = pattern @ v[chunk]
         ctx.save_for_backward(q, k, x, y, v, bias, dissimilarity)
         ctx.compose = compose
         return z
@@ -246,49 +244,52 @@ class _QuasiAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (gradient,) = grad_outputs
         q, k, x, y, v, bias, dissimilarity = ctx.saved_tensors
-        of_q, of_k, of_x, of_y, of_v = (torch.empty_like(part) for part in (q, k, x, y, v))
-        of_bias = None if bias is None else torch.zeros_like(bias)
-        for part in _parts(dissimilarity):
+        grad_q, grad_k, grad_x, grad_y, grad_v = map(torch.empty_like, (q, k, x, y, v))
+        grad_bias = None if bias is None else torch.zeros_like(bias)
+        for chunk in _chunks(dissimilarity):
             with torch.enable_grad():
-                affinity = _affinity(q, k, bias, part).requires_grad_()
-                apart = dissimilarity[part].detach().requires_grad_()
-                pattern = ctx.compose(affinity, apart, part)
-            of_v[part] = pattern.detach().mT @ gradient[part]
-            of_affinity, of_apart = torch.autograd.grad(
-                pattern, (affinity, apart), gradient[part] @ v[part].mT
+                affinity = _affinity(q, k, bias, chunk).requires_grad_()
+                negative_distance = dissimilarity[chunk].detach().requires_grad_()
+                pattern = ctx.compose(affinity, negative_distance, chunk)
+            grad_v[chunk] = pattern.detach().mT @ gradient[chunk]
+            grad_affinity, grad_negative = torch.autograd.grad(
+                pattern, (affinity, negative_distance), gradient[chunk] @ v[chunk].mT
             )
-            of_q[part], of_k[part] = of_affinity @ k[part], of_affinity.mT @ q[part]
-            of_x[part], of_y[part] = _through_distances(of_apart.neg_(), x[part], y[part])
-            if of_bias is not None:
-                where = place(of_bias, part)
-                of_bias[where] += of_affinity.sum_to_size(of_bias[where].shape)
-        return of_q, of_k, of_x, of_y, of_v, of_bias, None
+            grad_q[chunk] = grad_affinity @ k[chunk]
+            grad_k[chunk] = grad_affinity.mT @ q[chunk]
+            grad_x[chunk], grad_y[chunk] = _distance_gradients(
+                grad_negative.neg_(), x[chunk], y[chunk]
+            )
+            if grad_bias is not None:
+                index = broadcast_chunk(grad_bias, chunk)
+                grad_bias[index] += grad_affinity.sum_to_size(grad_bias[index].shape)
+        return grad_q, grad_k, grad_x, grad_y, grad_v, grad_bias, None
 
 
-def _affinity(q: Tensor, k: Tensor, bias: Tensor | None, part: Part) -> Tensor:
+def _affinity(q: Tensor, k: Tensor, bias: Tensor | None, chunk: Chunk) -> Tensor:
     with torch.no_grad():
-        affinity = q[part] @ k[part].mT
-        return affinity if bias is None else affinity.add_(bias[place(bias, part)])
+        affinity = q[chunk] @ k[chunk].mT
+        return affinity if bias is None else affinity.add_(bias[broadcast_chunk(bias, chunk)])
 
 
-def place(tensor: Tensor, part: Part) -> Part:
-    """Where a tensor that may be the same for all examples or heads has a part."""
-    examples, heads = part
+def broadcast_chunk(tensor: Tensor, chunk: Chunk) -> Chunk:
+    """The index of a chunk in a tensor whose batch and head dims may have size 1."""
+    examples, heads = chunk
     return (
         slice(None) if tensor.shape[0] == 1 else examples,
         slice(None) if tensor.shape[1] == 1 else heads,
     )
 
 
-def _at_once(tensor: Tensor) -> int:
-    return _AT_ONCE_ON_CPU if tensor.device.type == "cpu" else _AT_ONCE
+def _pairs_per_chunk(tensor: Tensor) -> int:
+    return _CPU_PAIRS if tensor.device.type == "cpu" else GPU_ELEMENTS
 
 
-def _parts(pairs: Float[Tensor, "batch head query_pos key_pos"]) -> Iterator[Part]:
-    """The examples and heads that are computed together."""
+def _chunks(pairs: Float[Tensor, "batch head query_pos key_pos"]) -> Iterator[Chunk]:
+    """Chunks of examples and heads that cover `pairs`."""
     batch, n_heads = pairs.shape[:2]
-    at_once = max(1, _at_once(pairs) // pairs[0, 0].numel())
-    examples, heads = max(1, at_once // n_heads), min(at_once, n_heads)
+    matrices = max(1, _pairs_per_chunk(pairs) // pairs[0, 0].numel())
+    examples, heads = max(1, matrices // n_heads), min(matrices, n_heads)
     for example in range(0, batch, examples):
         for head in range(0, n_heads, heads):
             yield slice(example, example + examples), slice(head, head + heads)

@@ -1,59 +1,46 @@
-"""Softmax attention with the relative positions of Transformer-XL, and a gate to absolute ones."""
+"""Softmax attention with the relative positions of Transformer-XL and optional absolute ones."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.masks import check_last, check_mask
-from mechanisms.attention.multi_head import normalize_scores, project_heads
+from mechanisms.attention.base import (
+    Attention,
+    DistanceAttentionConfig,
+    project_queries_and_keys,
+)
+from mechanisms.attention.multi_head import normalize_scores
 from mechanisms.initialization import lecun_normal, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeAttentionConfig:
-    """Relative attention with `n_heads` heads of width `d_head`.
+class RelativeAttentionConfig(DistanceAttentionConfig):
+    """Configuration of `RelativeAttention`.
 
     Args:
-        gated: whether each query chooses between relative and absolute positions (the abs/rel
+        n_heads: number of heads.
+        d_head: width of a head.
+        gated: whether a gate mixes relative and absolute positions for each query (the abs/rel
             gate of the Neural Data Router).
-        dropout: probability with which a weight is set to 0 in training.
+        dropout: probability of setting a weight to 0 in training.
 
     Raises:
-        ValueError: for a width less than 1, or a dropout outside of [0, 1).
+        ValueError: a size is less than 1, or dropout is outside [0, 1).
     """
 
-    n_heads: int
-    d_head: int
     gated: bool = False
-    dropout: float = 0.0
-
-    def __post_init__(self):
-        for name in ("n_heads", "d_head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
-        return True
-
-    @property
-    def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
-        return False
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The attention module for a residual stream of width `d_model`; it must be even.
+        """The attention module for a residual stream of width `d_model`, which must be even.
 
         Raises:
             ValueError: d_model is odd.
@@ -61,8 +48,8 @@ class RelativeAttentionConfig:
         return RelativeAttention(self, d_model, generator=generator)
 
 
-class RelativeAttention(nn.Module):
-    """Self-attention whose scores see how far a key is, or where it is.
+class RelativeAttention(Attention[RelativeAttentionConfig]):
+    """Self-attention whose scores depend on the distance to a key, or on its position.
 
     Dai et al. 2019 (Transformer-XL), section 3.3, with fixed sinusoids s_r for the distance r:
     score[i, j] = scale ((q_i + content_bias).k_j + position[i, j]), softmax over j, where
@@ -72,7 +59,8 @@ class RelativeAttention(nn.Module):
       g_i = sigmoid(W_gate x_i + b_gate), and position[i, j] =
       (q_i + pos_bias).(g_i W_pos s_(j - i) + (1 - g_i) W_pos s_j).
 
-    `scale` is learned and starts at 1 / sqrt(d_head), weights from N(0, 1 / d_model), biases at 0.
+    Queries are at the last of the key positions. `scale` is learned and starts at
+    1 / sqrt(d_head), weights start from N(0, 1 / d_model), biases at 0.
 
     Hook points: `hook_q`, `hook_k`, `hook_v`, `hook_z` [batch, pos, head, d_head];
     `hook_attn_scores` and `hook_pattern` [batch, head, query_pos, key_pos]; with `gated` also
@@ -86,10 +74,9 @@ class RelativeAttention(nn.Module):
         *,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
+        super().__init__(config)
         if d_model % 2:
             raise ValueError(f"d_model must be even for the sinusoids, got {d_model}")
-        self.config = config
         n_heads, d_head = config.n_heads, config.d_head
         shape = (n_heads, d_model, d_head)
         self.W_Q = lecun_normal(*shape, fan_in=d_model, generator=generator)
@@ -109,33 +96,10 @@ class RelativeAttention(nn.Module):
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z = HookPoint()
 
-    def forward(
-        self,
-        x_query: Float[Tensor, "batch query_pos d_model"],
-        x_key: Float[Tensor, "batch key_pos d_model"],
-        *,
-        bias: Float[Tensor, "#batch #head query_pos key_pos"] | None = None,
-        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None = None,
-        hooks: RelativeAttention | None = None,
-    ) -> Float[Tensor, "batch query_pos d_model"]:
-        """What the queries, which stand at the last of the keys' positions, receive.
-
-        `mask` is True where a query may attend; `bias` is added to the scores; `hooks` names the
-        activations of one step where the weights are shared over depth.
-
-        Raises:
-            ValueError: the mask has another shape, or there are more queries than
-                keys.
-            TypeError: it is not boolean.
-        """
-        points = self if hooks is None else hooks
-        check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
-        check_last(x_query, x_key)
-        if x_query is x_key:
-            q, k, v = project_heads(x_key, (self.W_Q, self.W_K, self.W_V))
-        else:
-            (q,) = project_heads(x_query, (self.W_Q,))
-            k, v = project_heads(x_key, (self.W_K, self.W_V))
+    def _attend(
+        self, x_query: Tensor, x_key: Tensor, bias: Tensor | None, mask: Tensor | None, points: Self
+    ) -> Tensor:
+        q, k, v = project_queries_and_keys(x_query, x_key, (self.W_Q,), (self.W_K, self.W_V))
         q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
 
         content = ((q + self.content_bias) * self.scale).transpose(1, 2) @ k.permute(0, 2, 3, 1)
@@ -159,6 +123,7 @@ class RelativeAttention(nn.Module):
         n_key: int,
         points: RelativeAttention,
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """The positional part of the scores: relative, or gated between relative and absolute."""
         n_query = q.shape[1]
         table = interleaved_sinusoids(1 - n_key, n_key, x_query.shape[-1]).to(q)
         key = torch.einsum("rd,hde->hre", table, self.W_pos)
@@ -168,7 +133,7 @@ class RelativeAttention(nn.Module):
             return relative
         gate = torch.sigmoid(linear(x_query, self.W_gate, self.b_gate))
         gate = points.hook_position_gate(gate).transpose(1, 2)[..., None]
-        # Position j is distance j from the first position.
+        # Position j is at distance j from the first position.
         absolute = by_distance[..., n_key - 1 :]
         return torch.lerp(absolute, relative, gate.expand(-1, -1, n_query, n_key))
 
@@ -176,10 +141,11 @@ class RelativeAttention(nn.Module):
 def distance_to_position(
     by_distance: Float[Tensor, "batch head query_pos distance"], n_key: int
 ) -> Float[Tensor, "batch head query_pos key_pos"]:
-    """The entries of the distances from each query to each key, of all from 1 - n_key to n_key - 1.
+    """Select, for each query and key, the entry of the distance between them.
 
-    Queries stand at the last positions. A row further down begins one distance earlier: with the
-    rows one after another, that is a matrix whose rows are one entry shorter.
+    `by_distance` has an entry for every distance from 1 - n_key to n_key - 1. Queries are at the
+    last key positions. Each row starts one distance earlier than the row above it, so the flattened
+    rows form a matrix whose rows are one entry shorter.
     """
     if n_key == 1:
         return by_distance
@@ -190,7 +156,7 @@ def distance_to_position(
 
 @lru_cache(maxsize=64)
 def interleaved_sinusoids(first: int, stop: int, d_model: int) -> Float[Tensor, "pos d_model"]:
-    """sin and cos in turns, at rates 1e4^(-2c / d_model), for positions first, ..., stop - 1."""
+    """Alternating sin and cos at rates 1e4^(-2c / d_model) for positions first, ..., stop - 1."""
     rate = torch.exp(torch.arange(0, d_model, 2) * (-math.log(1e4) / d_model))
     angle = torch.arange(first, stop)[:, None] * rate
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)

@@ -10,7 +10,7 @@ from tests.mechanisms.ndr_golden import VARIANTS, router
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_comes_back_with_its_config_and_outputs(kind, tmp_path):
+def test_a_saved_model_is_loaded_with_its_config_and_outputs(kind, tmp_path):
     model = build(KINDS[kind])
     save(model, tmp_path / "model.safetensors")
     loaded = load(tmp_path / "model.safetensors")
@@ -22,7 +22,7 @@ def test_a_saved_model_comes_back_with_its_config_and_outputs(kind, tmp_path):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_saved_router_comes_back_too(variant, tmp_path):
+def test_a_saved_router_is_loaded_with_its_config_and_outputs(variant, tmp_path):
     model = router(**VARIANTS[variant]).eval()
     save(model, tmp_path / "model.safetensors")
     loaded = load(tmp_path / "model.safetensors")
@@ -36,8 +36,8 @@ def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
     save(build(KINDS["plain"]), path)
     before = path.read_bytes()
 
-    def full_disk(tensors, place, metadata):
-        place.write_bytes(b"half")
+    def full_disk(tensors, path, metadata):
+        path.write_bytes(b"half")
         raise OSError("No space left on device")
 
     monkeypatch.setattr("mechanisms.serialization.save_file", full_disk)
@@ -52,20 +52,20 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         load(path)
     save(build(KINDS["plain"]), path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="damaged"):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="must be a safetensors file"):
         load(path)
     save_file({"w": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="holds no model of mechanisms"):
+    with pytest.raises(ValueError, match="must be a file that mechanisms.save wrote"):
         load(path)
     foreign = {"class": "Transformer", "config": json.dumps({"class": "os.system"})}
     save_file({"w": torch.zeros(1)}, path, foreign)
-    with pytest.raises(ValueError, match="no config that mechanisms exports"):
+    with pytest.raises(ValueError, match="class must be a config that mechanisms exports"):
         load(path)
 
 
-def test_precision_and_norms_come_back(tmp_path):
+def test_precision_and_epsilons_are_restored(tmp_path):
     model = build(KINDS["plain"]).double()
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm):
@@ -79,7 +79,7 @@ def test_precision_and_norms_come_back(tmp_path):
     assert torch.equal(loaded(inputs), model(inputs))
 
 
-def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+def test_models_without_a_config_of_their_own_are_not_saved(tmp_path):
     attention = build(KINDS["plain"]).blocks[0].attn
     with pytest.raises(TypeError, match=r"got MultiHeadAttention, which also needs d_model: save"):
         save(attention, tmp_path / "attention.safetensors")

@@ -38,21 +38,21 @@ def tokens(n_batch=2, n=4, d_model=8, seed=2):
     return torch.randn(n_batch, n, d_model, generator=generator, dtype=torch.float64)
 
 
-def counted(i, j, n, mask, centring):
+def centring_pairs(i, j, n, mask, centring):
     """The pairs over which E_ij or N_ij is centred."""
     row = [(i, t) for t in range(n) if mask[i][t]]
     if centring == "row":
         return row
-    # The mask of padding: the same keys for all queries, and no padding asks.
+    # A padding mask: the same keys for all queries, and padding does not count as a query.
     real = [t for t in range(n) if mask[0][t]]
     return [(s, t) for s in real for t in real]
 
 
-def turned(vector, place):
-    """A query or key of the affinity where positions are rotary: complex numbers, turned."""
+def rotated(vector, position):
+    """A query or key of the affinity with rotary positions, as rotated complex numbers."""
     half = len(vector) // 2
     numbers = [
-        complex(vector[c], vector[c + half]) * cmath.exp(1j * place * 10_000 ** (-c / half))
+        complex(vector[c], vector[c + half]) * cmath.exp(1j * position * 10_000 ** (-c / half))
         for c in range(half)
     ]
     return [number.real for number in numbers] + [number.imag for number in numbers]
@@ -71,15 +71,15 @@ def literal(attention, x, mask, bias):
         weight, bias = getattr(attention, f"W_{name}")[h], getattr(attention, f"b_{name}")[h]
         return (weight.T @ token + bias).tolist()
 
-    apart = "" if config.shared else "_apart"
+    suffix = "" if config.shared else "_apart"
     for b in range(batch):
         for h in range(config.n_heads):
             q, k, v, x_, y_ = (
                 [project(name, h, token) for token in x[b]]
-                for name in ("Q", "K", "V", f"Q{apart}", f"K{apart}")
+                for name in ("Q", "K", "V", f"Q{suffix}", f"K{suffix}")
             )
             if config.rotary:
-                q, k = ([turned(one, place) for place, one in enumerate(part)] for part in (q, k))
+                q, k = ([rotated(row, i) for i, row in enumerate(rows)] for rows in (q, k))
             E = [[0.0] * n for _ in range(n)]
             N = [[0.0] * n for _ in range(n)]
             for i in range(n):
@@ -96,7 +96,7 @@ def literal(attention, x, mask, bias):
                     for values, centring in ((E, c.affinity_centring), (N, c.gate_centring)):
                         mean = 0.0
                         if centring != "none":
-                            pairs = counted(i, j, n, mask, centring)
+                            pairs = centring_pairs(i, j, n, mask, centring)
                             mean = sum(values[s][t] for s, t in pairs) / len(pairs)
                         both.append(values[i][j] - mean)
                     weight = FUNCTIONS[c.affinity](both[0]) * FUNCTIONS[c.gate](both[1])
@@ -148,21 +148,21 @@ def test_every_variant_is_the_literal_formula(variant, masked):
     bias = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(4)).double()
     with torch.no_grad():
         out, pattern = literal(attention, x, mask.tolist(), bias)
-        bare = attention(x, x, bias=bias, mask=mask[None, None])
+        out_without_hooks = attention(x, x, bias=bias, mask=mask[None, None])
         kept = {}
         attention.hook_pattern.add_hook(lambda value, hook: kept.update(pattern=value))
-        heard = attention(x, x, bias=bias, mask=mask[None, None])
-    # What padding receives is not defined where it counts neither as key nor as query.
+        out_with_hooks = attention(x, x, bias=bias, mask=mask[None, None])
+    # The output at padding is undefined, since it counts neither as key nor as query.
     real = slice(3) if masked == "padding" else slice(None)
-    torch.testing.assert_close(bare[:, real], out[:, real])
-    torch.testing.assert_close(heard, bare)
+    torch.testing.assert_close(out_without_hooks[:, real], out[:, real])
+    torch.testing.assert_close(out_with_hooks, out_without_hooks)
     torch.testing.assert_close(kept["pattern"][:, :, real], pattern[:, :, real])
 
 
-@pytest.mark.parametrize("at_once", [1, 50, 2**18])
+@pytest.mark.parametrize("pairs", [1, 50, 2**18])
 @pytest.mark.parametrize("bias_shape", [None, (1, 3, 4, 6), (2, 1, 4, 6)])
-def test_what_is_not_kept_changes_neither_outputs_nor_gradients(at_once, bias_shape, monkeypatch):
-    monkeypatch.setattr("mechanisms.attention.quasi._AT_ONCE_ON_CPU", at_once)
+def test_hooks_and_chunk_sizes_change_neither_outputs_nor_gradients(pairs, bias_shape, monkeypatch):
+    monkeypatch.setattr("mechanisms.attention.quasi._CPU_PAIRS", pairs)
     attention = build(shared=False, composition={"gate_centring": "row"})
     x, keys = tokens().requires_grad_(), tokens(n=6, seed=3).requires_grad_()
     mask = torch.rand(2, 1, 4, 6, generator=torch.Generator().manual_seed(5)) < 0.7
@@ -172,15 +172,12 @@ def test_what_is_not_kept_changes_neither_outputs_nor_gradients(at_once, bias_sh
         bias = torch.ones(bias_shape, dtype=torch.float64, requires_grad=True)
         leaves.append(bias)
     weight = tokens(seed=7)
-    bare = attention(x, keys, bias=bias, mask=mask)
-    expected = torch.autograd.grad((bare * weight).sum(), leaves)
+    outputs = [attention(x, keys, bias=bias, mask=mask)]
     attention.hook_gate.add_hook(lambda value, hook: value)
-    heard = attention(x, keys, bias=bias, mask=mask)
-    torch.testing.assert_close(bare, heard)
-    for ours, theirs in zip(
-        torch.autograd.grad((heard * weight).sum(), leaves), expected, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
+    outputs.append(attention(x, keys, bias=bias, mask=mask))
+    torch.testing.assert_close(*outputs)
+    gradients = [torch.autograd.grad((out * weight).sum(), leaves) for out in outputs]
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_gradient_is_the_difference_quotient():
@@ -189,15 +186,15 @@ def test_a_gradient_is_the_difference_quotient():
     assert torch.autograd.gradcheck(lambda x: attention(x, x), (x,))
 
 
-def test_single_precision_agrees_either_way():
+def test_hooks_change_nothing_in_single_precision():
     attention, x = build().float(), tokens().float()
-    bare = attention(x, x)
+    without_hooks = attention(x, x)
     attention.hook_affinity.add_hook(lambda value, hook: value)
-    torch.testing.assert_close(bare, attention(x, x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(without_hooks, attention(x, x), rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_are_added_subtracted_or_deleted():
-    """The three things that a query can do with a token, with q and k chosen for each."""
+    """A query adds, subtracts or deletes a token, with q and k chosen for each case."""
     attention = build(
         d_model=2,
         n_heads=1,
@@ -215,7 +212,7 @@ def test_tokens_are_added_subtracted_or_deleted():
             elif name in ("W_Q", "W_K"):
                 parameter[0].copy_(10 * torch.eye(2))
             elif name == "W_K_apart":
-                # The second feature of a key is how far from everything it is.
+                # The second feature of a key is its distance from every query.
                 parameter[0, 1, 1] = 100
     query = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
     keys = torch.tensor([[[1.0, 0.0], [-1.0, 0.0], [1.0, 1.0]]], dtype=torch.float64)
@@ -229,7 +226,7 @@ def test_tokens_are_added_subtracted_or_deleted():
     torch.testing.assert_close(out, torch.tensor([[[2.0, 0.0]]], dtype=torch.float64))
 
 
-def test_a_row_with_nothing_to_attend_to_yields_zeros():
+def test_a_query_with_all_keys_masked_gets_the_output_bias():
     for centring in ("none", "row"):
         composition = {"affinity_centring": centring, "gate_centring": centring}
         attention, x = build(composition=composition), tokens().requires_grad_()
@@ -241,7 +238,7 @@ def test_a_row_with_nothing_to_attend_to_yields_zeros():
         assert x.grad.isfinite().all()
 
 
-def test_what_a_mask_hides_is_not_seen():
+def test_masked_tokens_have_no_effect():
     for composition in (
         {},
         {"affinity_centring": "row", "gate_centring": "row"},
@@ -261,7 +258,7 @@ def test_what_a_mask_hides_is_not_seen():
             torch.testing.assert_close(now[:, :3], then[:, :3])
 
 
-def test_a_mean_over_the_matrix_is_refused_where_it_would_leak():
+def test_centring_by_matrix_is_refused_if_it_would_leak():
     x = tokens()
     for name in ("affinity_centring", "gate_centring"):
         attention = build(composition={name: "matrix"})
@@ -277,8 +274,8 @@ def test_rotary_queries_are_the_last_of_the_keys_positions():
     torch.testing.assert_close(attention(x[:, -2:], x), attention(x, x)[:, -2:])
 
 
-def test_rotary_patterns_depend_on_distances_alone():
-    """The same token everywhere: a pair's weight is that of another pair as far apart."""
+def test_rotary_patterns_depend_on_distances_only():
+    """With the same token at all positions, pairs at the same distance have the same weight."""
     attention, x = build(rotary=True), tokens(n=1).expand(-1, 5, -1)
     kept = {}
     for name in ("hook_pattern", "hook_dissimilarity"):
@@ -298,7 +295,7 @@ def test_rotary_patterns_depend_on_distances_alone():
     [{}, {"shared": False}, {"rotary": True}],
     ids=["shared", "apart", "rotary"],
 )
-def test_what_a_hook_point_shows_can_be_changed_there(changes):
+def test_each_hook_point_changes_the_output(changes):
     attention, x = build(**changes), tokens()
     before = attention(x, x)
     names = [name for name, _ in attention.named_children() if name.startswith("hook_")]
@@ -311,7 +308,7 @@ def test_what_a_hook_point_shows_can_be_changed_there(changes):
         point.remove_hooks()
 
 
-def test_hooks_show_what_the_pattern_is_made_of():
+def test_hook_points_show_the_factors_of_the_pattern():
     attention, x = build(), tokens()
     kept = {}
     for name in PAIRWISE:
@@ -320,52 +317,52 @@ def test_hooks_show_what_the_pattern_is_made_of():
         )
     mask = MASKS["causal"]
     attention(x, x, mask=mask[None, None])
-    shown = torch.tanh(kept["hook_affinity"]) * torch.sigmoid(kept["hook_dissimilarity"]) * mask
-    torch.testing.assert_close(kept["hook_pattern"], shown)
+    expected = torch.tanh(kept["hook_affinity"]) * torch.sigmoid(kept["hook_dissimilarity"]) * mask
+    torch.testing.assert_close(kept["hook_pattern"], expected)
     torch.testing.assert_close(kept["hook_gate"], torch.sigmoid(kept["hook_dissimilarity"]))
     torch.testing.assert_close(kept["hook_attn_scores"], kept["hook_affinity"])
     assert (kept["hook_dissimilarity"] <= 0).all()
 
 
-def test_dropout_is_of_training_alone():
+def test_dropout_is_applied_in_training_only():
     attention, x = build(dropout=0.5), tokens()
     assert not torch.equal(attention(x, x), attention(x, x))
-    # The gradient is that of what was dropped in the forward pass.
+    # The backward pass uses the dropout mask of the forward pass.
     torch.manual_seed(0)
-    bare = torch.autograd.grad(attention(x, x).square().sum(), attention.W_V)[0]
+    without_hooks = torch.autograd.grad(attention(x, x).square().sum(), attention.W_V)[0]
     attention.hook_pattern.add_hook(lambda value, hook: value)
     torch.manual_seed(0)
-    heard = torch.autograd.grad(attention(x, x).square().sum(), attention.W_V)[0]
-    torch.testing.assert_close(bare, heard)
+    with_hooks = torch.autograd.grad(attention(x, x).square().sum(), attention.W_V)[0]
+    torch.testing.assert_close(without_hooks, with_hooks)
     attention.eval()
     assert torch.equal(attention(x, x), attention(x, x))
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that a tensor made in between has."""
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that an operation returns."""
 
-    numbers = 0
+    elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **kwargs or {})
-        for tensor in made if isinstance(made, tuple | list) else [made]:
+        result = func(*args, **kwargs or {})
+        for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // 8)
-        return made
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
+        return result
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_no_tensor_has_all_pairs_and_features(heard):
+@pytest.mark.parametrize("hooked", [False, True])
+def test_no_tensor_has_all_pairs_and_features(hooked):
     attention, x = build(d_head=16), tokens(n=32)
-    if heard:
+    if hooked:
         attention.hook_pattern.add_hook(lambda value, hook: value)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         attention(x, x).sum().backward()
-    assert 2 * 3 * 32 * 32 <= largest.numbers < 2 * 2 * 3 * 32 * 32
+    assert 2 * 3 * 32 * 32 <= largest.elements < 2 * 2 * 3 * 32 * 32
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_it_drops_into_the_transformer(shared):
+def test_the_transformer_runs_with_coda_attention(shared):
     config = TransformerConfig(
         d_input=7,
         d_output=7,
@@ -406,6 +403,6 @@ def test_parameters_are_those_of_multi_head_attention():
         ({"d_head": 3, "rotary": True}, r"d_head must be even with rotary=True, got 3"),
     ],
 )
-def test_wrong_configs_are_told(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)

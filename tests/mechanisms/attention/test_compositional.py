@@ -47,7 +47,7 @@ def sizes(golden):
     }
 
 
-def put(attention, golden):
+def load_parameters(attention, golden):
     attention.double()
     with torch.no_grad():
         for ours, theirs in PARAMETERS.items():
@@ -59,8 +59,8 @@ def put(attention, golden):
     } | {"W_O"}
 
 
-def seen(attention, *arguments, names, **keywords):
-    """What the hook points of these names show, and the output."""
+def record(attention, *arguments, names, **keywords):
+    """The activations at the named hook points, and the output."""
     kept = {}
     for name in names:
         getattr(attention, f"hook_{name}").add_hook(
@@ -72,7 +72,7 @@ def seen(attention, *arguments, names, **keywords):
     return kept
 
 
-SHOWN = {
+GOLDEN_NAMES = {
     "q": ("q", True),
     "k": ("k", True),
     "v": ("v", True),
@@ -88,18 +88,18 @@ SHOWN = {
 
 
 def check(attention, golden, *arguments, tag="", out="out", **keywords):
-    names = [name for name, (theirs, _) in SHOWN.items() if tag + theirs in golden]
+    names = [name for name, (theirs, _) in GOLDEN_NAMES.items() if tag + theirs in golden]
     assert len(names) >= 10
-    kept = seen(attention, *arguments, names=names, **keywords)
+    kept = record(attention, *arguments, names=names, **keywords)
     for name in names:
-        theirs, heads_first = SHOWN[name]
+        theirs, heads_first = GOLDEN_NAMES[name]
         expected = golden[tag + theirs]
         expected = expected.transpose(1, 2) if heads_first else expected
         torch.testing.assert_close(kept[name], expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(kept["out"], golden[tag + out], rtol=1e-10, atol=1e-10)
-    # And the same where nobody listens.
-    unheard = attention(*arguments, **keywords)
-    torch.testing.assert_close(unheard, golden[tag + out], rtol=1e-10, atol=1e-10)
+    # The same without hooks.
+    out_without_hooks = attention(*arguments, **keywords)
+    torch.testing.assert_close(out_without_hooks, golden[tag + out], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["shared", "separate", "shared_concat"])
@@ -111,7 +111,7 @@ def test_contextual_attention_is_the_authors(name):
         own_value=name == "shared_concat",
     )
     attention = config.build(golden["x"].shape[-1])
-    put(attention, golden)
+    load_parameters(attention, golden)
     x = golden["x"]
     others = ~torch.eye(x.shape[1], dtype=torch.bool)
     check(attention, golden, x, x, mask=others[None, None])
@@ -130,7 +130,7 @@ def test_sort_of_clevr_block_is_the_authors():
         positions="none",
     )
     block = Block(config).double()
-    put(block.attn, golden)
+    load_parameters(block.attn, golden)
     with torch.no_grad():
         for norm, theirs in ((block.ln1, "norm1"), (block.ln2, "norm2")):
             norm.weight.copy_(golden[f"{theirs}.w"])
@@ -148,7 +148,7 @@ def test_scan_attention_is_the_authors():
     golden = load("comp_scan_dot")
     config = CompositionalAttentionConfig(**sizes(golden), biases="selection")
     attention = config.build(golden["x_q"].shape[-1])
-    put(attention, golden)
+    load_parameters(attention, golden)
     x = golden["x_q"]
     padding = torch.from_numpy(golden["pad_mask"])
     causal = torch.from_numpy(golden["self_causal_mask"])
@@ -259,7 +259,7 @@ def test_every_variant_is_the_literal_formula(changes):
         )
 
 
-def test_with_scores_of_the_identity_it_is_multi_head_attention():
+def test_with_identity_scores_it_is_multi_head_attention():
     heads = AttentionConfig(n_heads=3, d_head=5, d_value=6).build(
         12, generator=torch.Generator().manual_seed(5)
     )
@@ -276,48 +276,43 @@ def test_with_scores_of_the_identity_it_is_multi_head_attention():
     [{}, {"scorer": "mlp"}, {"biases": "none"}, {"n_retrievals": 1}],
     ids=["dot", "mlp", "no biases", "one retrieval"],
 )
-@pytest.mark.parametrize("at_once", [1, 2**18])
-def test_retrievals_that_are_not_kept_change_neither_outputs_nor_gradients(
-    changes, at_once, monkeypatch
-):
-    monkeypatch.setattr("mechanisms.attention.chosen_retrievals._AT_ONCE_ON_CPU", at_once)
+@pytest.mark.parametrize("elements", [1, 2**18])
+def test_hooks_and_chunk_sizes_change_neither_outputs_nor_gradients(changes, elements, monkeypatch):
+    monkeypatch.setattr("mechanisms.chunking.CPU_ELEMENTS", elements)
     attention, x = build(**changes).double(), tokens().double().requires_grad_()
     weight = tokens(seed=7).double()
     parameters = [x, *attention.parameters()]
-    bare = attention(x, x)
-    expected = torch.autograd.grad((bare * weight).sum(), parameters)
+    outputs = [attention(x, x)]
     attention.hook_retrieval.add_hook(lambda value, hook: value)
-    heard = attention(x, x)
-    torch.testing.assert_close(bare, heard)
-    # A parameter that moves nothing has a gradient too, of zero: an optimizer asks for all.
-    for ours, theirs in zip(
-        torch.autograd.grad((heard * weight).sum(), parameters), expected, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
+    outputs.append(attention(x, x))
+    torch.testing.assert_close(*outputs)
+    # A parameter without effect has a gradient of zero, since an optimizer needs one for all.
+    gradients = [torch.autograd.grad((out * weight).sum(), parameters) for out in outputs]
+    torch.testing.assert_close(*gradients)
 
 
-def test_the_fast_way_is_taken_in_single_precision_too():
+def test_hooks_change_nothing_in_single_precision():
     attention, x = build(), tokens()
-    bare = attention(x, x)
-    assert seen(attention, x, x, names=["retrieval"])["retrieval"].shape == (5, 6, 3, 4, 6)
+    without_hooks = attention(x, x)
+    assert record(attention, x, x, names=["retrieval"])["retrieval"].shape == (5, 6, 3, 4, 6)
     attention.hook_retrieval.add_hook(lambda value, hook: value)
-    torch.testing.assert_close(bare, attention(x, x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(without_hooks, attention(x, x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_what_a_hook_point_shows_can_be_changed_there(changes):
+def test_each_hook_point_changes_the_output(changes):
     attention, x = build(**changes).eval(), tokens()
     before = attention(x, x)
     names = [name for name, _ in attention.named_children() if name.startswith("hook_")]
     for name in names:
         point = getattr(attention, name)
-        # A constant for all retrievals would be cancelled by the softmax.
+        # A change that is the same for all retrievals would cancel out in the softmax.
         point.add_hook(lambda value, hook: value.flip(-1) * 1.5 + value.roll(1, dims=0))
         changed = not torch.allclose(attention(x, x), before, atol=1e-3)
         point.remove_hooks()
-        # With one retrieval there is nothing to select; the linear scorer's query cancels out.
-        idle = {"hook_value_query", "hook_value_key", "hook_value_logits"}
-        if (changes.get("n_retrievals") == 1 and name in idle) or (
+        # With one retrieval there is nothing to select; the query of the mlp scorer cancels out.
+        without_effect = {"hook_value_query", "hook_value_key", "hook_value_logits"}
+        if (changes.get("n_retrievals") == 1 and name in without_effect) or (
             changes.get("scorer") == "mlp" and name == "hook_value_query"
         ):
             assert not changed, name
@@ -325,18 +320,18 @@ def test_what_a_hook_point_shows_can_be_changed_there(changes):
             assert changed, name
 
 
-def test_a_query_that_may_attend_to_nothing_retrieves_nothing():
+def test_a_query_with_all_keys_masked_retrieves_zeros():
     attention, x = build(), tokens().requires_grad_()
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False
-    kept = seen(attention, x, x, mask=mask[None, None], names=["pattern", "retrieval", "z"])
+    kept = record(attention, x, x, mask=mask[None, None], names=["pattern", "retrieval", "z"])
     assert not kept["retrieval"][:, 2].any()
     assert not kept["z"][:, 2].any()
     attention(x, x, mask=mask[None, None]).sum().backward()
     assert x.grad.isfinite().all()
 
 
-def test_dropout_and_gumbel_noise_are_of_training_alone():
+def test_dropout_and_gumbel_noise_are_applied_in_training_only():
     for changes in ({"dropout": 0.5}, {"selection": "gumbel"}):
         attention, x = build(**changes), tokens()
         assert not torch.equal(attention(x, x), attention(x, x))
@@ -346,7 +341,7 @@ def test_dropout_and_gumbel_noise_are_of_training_alone():
 
 def test_hard_selection_has_the_gradient_of_the_softmax():
     attention, x = build(selection="hard"), tokens()
-    kept = seen(attention, x, x, names=["value_scores"])["value_scores"]
+    kept = record(attention, x, x, names=["value_scores"])["value_scores"]
     assert torch.equal(kept.sort(-1).values[..., -1], torch.ones(5, 6, 3))
     assert torch.equal(kept.sum(-1), torch.ones(5, 6, 3))
     attention(x, x).square().sum().backward()
@@ -365,13 +360,13 @@ def test_hard_selection_has_the_gradient_of_the_softmax():
         ({"biases": "some"}, "biases must be one of all, selection, none"),
     ],
 )
-def test_wrong_configs_are_told(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)
 
 
 def test_parameters_are_counted_as_in_the_paper():
-    """2 S + R matrices for queries, keys and values: beside them the selection's and the output."""
+    """2 S + R matrices for queries, keys and values; the rest is selection and output."""
     attention = build(d_value=5, d_selection=5, biases="none")
     count = sum(parameter.numel() for parameter in attention.parameters())
     assert count == (2 * 3 + 4) * 12 * 5 + 3 * 12 * 5 + 5 * 5 + 3 * 5 * 12

@@ -79,22 +79,22 @@ def test_the_gradient_is_that_of_the_literal_formula():
 
 def test_queries_at_the_last_positions_are_the_last_rows():
     logits = random_logits(2, 7, 7)
-    whole = geometric_weights(logits)
+    full = geometric_weights(logits)
     for n_query in (1, 3, 7):
         last = geometric_weights(logits[:, -n_query:])
-        # Fewer rows lie otherwise in a kernel's vectors, and their last digit may differ.
-        assert torch.allclose(last, whole[:, -n_query:], rtol=1e-12, atol=1e-15)
+        # Fewer rows are vectorised differently by the kernel, so the last digit may differ.
+        assert torch.allclose(last, full[:, -n_query:], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["moderate", "large", "zero"])
+@pytest.mark.parametrize("logits", ["moderate", "large", "zero"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parity_of_the_activation(kind, dtype):
+def test_parity_of_the_activation(logits, dtype):
     golden = load("ndr_geometric_activation", dtype)
-    weights = geometric_weights(golden[f"{kind}.logits"])
-    error = (weights - golden[f"{kind}.nonorm.attn"]).abs().max()
+    weights = geometric_weights(golden[f"{logits}.logits"])
+    error = (weights - golden[f"{logits}.nonorm.attn"]).abs().max()
     assert error < TOLERANCE[dtype]
     normalized = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
-    assert (normalized - golden[f"{kind}.norm.attn"]).abs().max() < TOLERANCE[dtype]
+    assert (normalized - golden[f"{logits}.norm.attn"]).abs().max() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -104,9 +104,9 @@ def test_parity_with_the_authors_attention(normalize, dtype):
     config = GeometricAttentionConfig(n_heads=3, d_head=4, normalize=normalize)
     attention = put(GeometricAttention(config, 12), attention_weights(golden), dtype)
     x = golden["x_kv"].clone().requires_grad_()
-    seen = {}
+    activations = {}
     for name, point in attention.named_children():
-        point.add_hook(lambda value, hook, name=name: seen.__setitem__(name, value))
+        point.add_hook(lambda value, hook, name=name: activations.__setitem__(name, value))
     out = attention(x, x, mask=~golden["pad_mask"][:, None, None])
     (out * golden["grad_weight"]).sum().backward()
 
@@ -117,12 +117,12 @@ def test_parity_with_the_authors_attention(normalize, dtype):
         assert torch.equal(ours.isinf(), theirs.isinf())
 
     close(out, golden["out"])
-    close(seen["hook_attn_scores"], golden["logits"])
-    close(seen["hook_pattern"], golden["attn"])
-    close(seen["hook_z"].transpose(1, 2), golden["z"])
-    close((seen["hook_q"] + golden["content_bias"]).transpose(1, 2), golden["q"])
-    close(seen["hook_k"].transpose(1, 2), golden["k"])
-    close(seen["hook_v"].transpose(1, 2), golden["v"])
+    close(activations["hook_attn_scores"], golden["logits"])
+    close(activations["hook_pattern"], golden["attn"])
+    close(activations["hook_z"].transpose(1, 2), golden["z"])
+    close((activations["hook_q"] + golden["content_bias"]).transpose(1, 2), golden["q"])
+    close(activations["hook_k"].transpose(1, 2), golden["k"])
+    close(activations["hook_v"].transpose(1, 2), golden["v"])
     close(x.grad, golden["grad_x_kv"])
     close(attention.W_dir.grad, golden["grad_W_dir"])
     close(attention.s_bias.grad, golden["grad_s_bias"])
@@ -133,7 +133,7 @@ def build(**changes):
     return GeometricAttention(config, 12, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_row_with_nothing_to_attend_to_gives_zeros():
+def test_a_query_with_all_keys_masked_gets_zeros():
     attention = build()
     x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_()
     mask = torch.tensor([True, False])[:, None, None, None]
@@ -150,13 +150,13 @@ def test_keys_that_are_masked_change_nothing():
     mask = (torch.arange(6) < 4)[None, None, None]
     changed = x.clone()
     changed[:, 4:] = 7.0
-    whole = attention(x, x, mask=mask)[:, :4]
-    assert torch.equal(whole, attention(changed, changed, mask=mask)[:, :4])
+    masked = attention(x, x, mask=mask)[:, :4]
+    assert torch.equal(masked, attention(changed, changed, mask=mask)[:, :4])
     short = x[:, :4]
-    assert torch.allclose(whole, attention(short, short), atol=1e-6)
+    assert torch.allclose(masked, attention(short, short), atol=1e-6)
 
 
-def test_hidden_keys_are_looked_beyond():
+def test_dropout_hides_keys_and_queries_attend_beyond_them():
     attention = build(dropout=0.5).train()
     x = torch.randn(64, 6, 12, generator=torch.Generator().manual_seed(1))
     patterns = []
@@ -184,7 +184,7 @@ def test_a_bias_is_added_to_the_logits():
 @pytest.mark.parametrize(
     "changes", [{"n_heads": 0}, {"d_head": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
 )
-def test_wrong_settings_are_named(changes):
+def test_invalid_settings_are_refused(changes):
     (name,) = changes
     with pytest.raises(ValueError, match=name):
         build(**changes)
@@ -194,5 +194,5 @@ def test_half_precision_is_computed_in_float32():
     logits = random_logits(2, 8, 8, dtype=torch.float32)
     half = geometric_weights(logits.bfloat16())
     assert half.dtype == torch.bfloat16
-    whole = geometric_weights(logits.bfloat16().float())
-    assert torch.equal(half, whole.bfloat16())
+    single = geometric_weights(logits.bfloat16().float())
+    assert torch.equal(half, single.bfloat16())

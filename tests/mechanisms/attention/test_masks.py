@@ -1,4 +1,4 @@
-"""Masks and positions that an attention would misread are refused by every one of them."""
+"""Every attention refuses masks and positions that it would misinterpret."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CONFIGS = {
     "geometric": mechanisms.GeometricAttentionConfig(n_heads=2, d_head=4),
     "relative": mechanisms.RelativeAttentionConfig(n_heads=2, d_head=4),
 }
-PLACED = {
+MEASURING_DISTANCES = {
     "rotary": mechanisms.AttentionConfig(n_heads=2, d_head=4, rotary=True),
     "rotary coda": mechanisms.CodaAttentionConfig(n_heads=2, d_head=4, rotary=True),
     "geometric": CONFIGS["geometric"],
@@ -29,7 +29,7 @@ def tokens(n, seed=0):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_mask_has_a_dim_for_batch_heads_queries_and_keys(config):
     attention, x = config.build(8).eval(), tokens(3)
-    # As many examples as positions: whether it is of keys or of pairs, its shape does not say.
+    # With as many examples as positions, the shape does not tell keys from pairs.
     keys = torch.tensor([[True, True, False]] * 3)
     message = r"mask must be \[batch, head, query_pos, key_pos\] = \[3, 2, 3, 3\], .* got "
     for mask in (keys, keys[None], keys[:, None, None, :2], keys.expand(1, 4, 3, 3)):
@@ -40,13 +40,15 @@ def test_a_mask_has_a_dim_for_batch_heads_queries_and_keys(config):
     other = x.clone()
     other[:, 2] += 1.0
     for mask in (keys[:, None, None], keys[None, None]):
-        seen = (attention(some, some, mask=mask)[:, :2] for some in (x, other))
-        torch.testing.assert_close(*seen)
+        outputs = (attention(inputs, inputs, mask=mask)[:, :2] for inputs in (x, other))
+        torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("config", PLACED.values(), ids=PLACED)
+@pytest.mark.parametrize("config", MEASURING_DISTANCES.values(), ids=MEASURING_DISTANCES)
 def test_queries_are_at_the_last_of_the_keys_positions(config):
     attention = config.build(8).eval()
     assert attention(tokens(2), tokens(4, seed=1)).shape == (3, 2, 8)
-    with pytest.raises(ValueError, match="there must be at most 4, got 5"):
+    with pytest.raises(
+        ValueError, match="number of queries must be at most the number of keys = 4, got 5"
+    ):
         attention(tokens(5), tokens(4, seed=1))

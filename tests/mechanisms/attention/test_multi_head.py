@@ -13,9 +13,9 @@ NETWORKS = {"default": "single", "mlp_relu": "relu", "mlp_linear": "linear"}
 
 def golden_variant(path):
     """The file's name is hyla_attn_{normalization}_{network}_{case}.npz."""
-    rest = path.stem.removeprefix("hyla_attn_").rsplit("_", 1)[0]
-    normalization = next(n for n in ("softmax", "none", "rms_head") if rest.startswith(n))
-    return normalization, NETWORKS[rest.removeprefix(normalization + "_")]
+    name = path.stem.removeprefix("hyla_attn_").rsplit("_", 1)[0]
+    normalization = next(n for n in ("softmax", "none", "rms_head") if name.startswith(n))
+    return normalization, NETWORKS[name.removeprefix(normalization + "_")]
 
 
 def golden_attention(data, variant, dtype):
@@ -33,11 +33,11 @@ def golden_attention(data, variant, dtype):
     return attention
 
 
-def listen(attention):
-    seen = {}
+def record(attention):
+    activations = {}
     for name, point in attention.named_children():
-        point.add_hook(lambda x, hook, name=name: seen.__setitem__(name, x.detach().clone()))
-    return seen
+        point.add_hook(lambda x, hook, name=name: activations.__setitem__(name, x.detach().clone()))
+    return activations
 
 
 def close(ours, theirs, dtype):
@@ -56,7 +56,7 @@ def test_every_variant_has_a_golden_file():
 def test_agrees_with_the_authors(path, dtype):
     data = np.load(path)
     attention = golden_attention(data, golden_variant(path), dtype)
-    seen = listen(attention)
+    activations = record(attention)
     x_query, x_key = (torch.tensor(data[name], dtype=dtype) for name in ("x_q", "x_kv"))
     bias = torch.tensor(data["attention_bias"], dtype=dtype)
     cases = {
@@ -68,12 +68,12 @@ def test_agrees_with_the_authors(path, dtype):
         out = attention(x_query, x_key, **arguments)
         assert close(out, data[f"{tag}.out"], dtype)
         for name, key in (("hook_q", "q"), ("hook_k", "k"), ("hook_v", "v"), ("hook_z", "z")):
-            assert close(seen[name], data[f"{tag}.{key}"], dtype)
-        assert close(seen["hook_pattern"], data[f"{tag}.attn"], dtype)
+            assert close(activations[name], data[f"{tag}.{key}"], dtype)
+        assert close(activations["hook_pattern"], data[f"{tag}.attn"], dtype)
         if tag != "bias_masked":
-            assert close(seen["hook_attn_scores"], data[f"{tag}.scores_with_bias"], dtype)
-        if "hook_value_hidden" in seen:
-            assert close(seen["hook_value_hidden"], data[f"{tag}.hidden_post_act"], dtype)
+            assert close(activations["hook_attn_scores"], data[f"{tag}.scores_with_bias"], dtype)
+        if "hook_value_hidden" in activations:
+            assert close(activations["hook_value_hidden"], data[f"{tag}.hidden_post_act"], dtype)
 
 
 def slow_attention(attention, x_query, x_key, mask):
@@ -138,7 +138,7 @@ def test_agrees_with_a_loop_over_the_formulas(variant):
 
 
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
-def test_a_query_that_sees_nothing_gets_the_output_bias_and_finite_gradients(variant):
+def test_a_query_with_all_keys_masked_gets_the_output_bias_and_finite_gradients(variant):
     attention, x_query, x_key = small(variant)
     out = attention(x_query, x_key, mask=torch.zeros(1, 1, 4, 6, dtype=torch.bool))
     assert torch.equal(out, attention.b_O.expand_as(out))
@@ -164,31 +164,32 @@ def test_each_hook_point_changes_the_output(variant, rotary):
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
 def test_rotary_scores_are_those_of_rotated_queries_and_keys(variant):
     attention, _, x = small(variant, rotary=True)
-    seen = listen(attention)
+    activations = record(attention)
     attention(x, x)
-    turn = torch.exp(1j * torch.arange(6))[:, None]  # one pair of channels
-    turned = {}
+    rotation = torch.exp(1j * torch.arange(6))[:, None]  # one pair of channels
+    rotated = {}
     for name in ("q", "k"):
-        plain = torch.view_as_complex(seen[f"hook_{name}"])
-        turned[name] = torch.view_as_real(plain * turn)
-        assert torch.allclose(seen[f"hook_rot_{name}"], turned[name], atol=1e-6)
-    scores = torch.einsum("bqhd,bkhd->bhqk", seen["hook_rot_q"], seen["hook_rot_k"]) / 2**0.5
-    assert torch.allclose(seen["hook_attn_scores"], scores, atol=1e-12)
+        plain = torch.view_as_complex(activations[f"hook_{name}"])
+        rotated[name] = torch.view_as_real(plain * rotation)
+        assert torch.allclose(activations[f"hook_rot_{name}"], rotated[name], atol=1e-6)
+    scores = (
+        torch.einsum("bqhd,bkhd->bhqk", activations["hook_rot_q"], activations["hook_rot_k"])
+        / 2**0.5
+    )
+    assert torch.allclose(activations["hook_attn_scores"], scores, atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
-def test_rotary_attention_depends_on_distances_and_not_on_the_place(variant):
+def test_rotary_attention_depends_on_distances_and_not_on_positions(variant):
     attention, _, x = small(variant, rotary=True)
     near = torch.ones(6, 6, dtype=torch.bool).tril() & ~torch.ones(6, 6, dtype=torch.bool).tril(-3)
     moved = x.roll(2, dims=1)
-    here, there = (
-        attention(x, x, mask=near[None, None]),
-        attention(moved, moved, mask=near[None, None]),
-    )
-    # From the third token on, all that is seen has moved along.
-    assert torch.allclose(here[:, 2:4], there[:, 4:], atol=1e-12)
-    turned = x[:, [1, 0, 2, 3, 4, 5]]
-    assert not torch.allclose(attention(turned, turned)[:, 5], attention(x, x)[:, 5], atol=1e-4)
+    out = attention(x, x, mask=near[None, None])
+    moved_out = attention(moved, moved, mask=near[None, None])
+    # From the third token on, all keys in the window have moved along.
+    assert torch.allclose(out[:, 2:4], moved_out[:, 4:], atol=1e-12)
+    swapped = x[:, [1, 0, 2, 3, 4, 5]]
+    assert not torch.allclose(attention(swapped, swapped)[:, 5], attention(x, x)[:, 5], atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
@@ -199,15 +200,15 @@ def test_rotary_queries_are_the_last_of_the_keys_positions(variant):
 
 def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
     attention, x_query, x_key = small("softmax", dropout=0.5)
-    seen = listen(attention)
+    activations = record(attention)
     torch.manual_seed(0)
     attention.train()(x_query, x_key)
-    dropped = seen["hook_pattern"] == 0
+    dropped = activations["hook_pattern"] == 0
     assert torch.equal(dropped, dropped[:1, :1].expand_as(dropped))
     assert 0 < dropped.double().mean() < 1
-    kept = seen["hook_pattern"][~dropped]
+    kept = activations["hook_pattern"][~dropped]
     attention.eval()(x_query, x_key)
-    assert torch.allclose(kept, 2 * seen["hook_pattern"][~dropped])
+    assert torch.allclose(kept, 2 * activations["hook_pattern"][~dropped])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
         ),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**settings)
 

@@ -41,8 +41,8 @@ def test_buckets_by_hand():
 
 def test_fewer_queries_are_the_last_ones():
     arguments = {"n_buckets": 6, "max_distance": 20}
-    whole = relative_buckets(10, 10, **arguments)
-    assert torch.equal(relative_buckets(3, 10, **arguments), whole[-3:])
+    full = relative_buckets(10, 10, **arguments)
+    assert torch.equal(relative_buckets(3, 10, **arguments), full[-3:])
 
 
 def test_sinusoids_agree_with_the_authors():
@@ -50,14 +50,14 @@ def test_sinusoids_agree_with_the_authors():
     assert np.abs(sinusoidal_embedding(40, 32).numpy() - theirs).max() < 1e-5
 
 
-def test_odd_widths_leave_the_last_channel_empty():
+def test_odd_widths_leave_the_last_channel_at_zero():
     embedding = sinusoidal_embedding(7, 9)
     assert (embedding[:, 8] == 0).all()
     assert embedding[3, 0] == pytest.approx(math.sin(3))
     assert embedding[3, 4] == pytest.approx(math.cos(3))
 
 
-def test_too_narrow_for_sinusoids():
+def test_too_narrow_sinusoids_are_refused():
     with pytest.raises(ValueError, match=r"at least 4 .* got 3"):
         sinusoidal_embedding(5, 3)
 
@@ -66,14 +66,14 @@ def complex_rotation(x, first):
     """The same in float64: the two halves of the channels are real and imaginary parts."""
     x = np.asarray(x.detach(), dtype=np.float64)
     half = x.shape[-1] // 2
-    turned = np.empty_like(x)
-    for place in range(x.shape[1]):
+    rotated = np.empty_like(x)
+    for position in range(x.shape[1]):
         for channel in range(half):
-            number = x[:, place, :, channel] + 1j * x[:, place, :, channel + half]
-            number = number * np.exp(1j * (first + place) * 10_000 ** (-channel / half))
-            turned[:, place, :, channel] = number.real
-            turned[:, place, :, channel + half] = number.imag
-    return torch.tensor(turned)
+            number = x[:, position, :, channel] + 1j * x[:, position, :, channel + half]
+            number = number * np.exp(1j * (first + position) * 10_000 ** (-channel / half))
+            rotated[:, position, :, channel] = number.real
+            rotated[:, position, :, channel + half] = number.imag
+    return torch.tensor(rotated)
 
 
 def vectors(n_positions, d_head, seed=0):
@@ -91,13 +91,13 @@ def test_rotations_are_products_of_complex_numbers(d_head, first):
 
 
 def test_rotation_by_hand():
-    """One pair of channels: position p turns it by p radians."""
+    """With one pair of channels, position p rotates it by p radians."""
     x = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2)
     expected = torch.tensor([[1, 0], [math.cos(1), math.sin(1)], [math.cos(2), math.sin(2)]])
     assert torch.allclose(rotate(x)[0, :, 0], expected)
 
 
-def test_rotated_products_depend_on_distance_alone():
+def test_rotated_products_depend_on_distance_only():
     q, k = (vectors(1, 8, seed).expand(-1, 12, -1, -1) for seed in (1, 2))
 
     def scores(first):
@@ -111,17 +111,17 @@ def test_rotated_products_depend_on_distance_alone():
 
 def test_rotations_keep_norms_and_the_first_position():
     x = vectors(50, 6)
-    turned = rotate(x)
-    assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-12)
-    assert torch.equal(turned[:, 0], x[:, 0])
-    assert torch.allclose(rotate(x[:, -4:], first=46), turned[:, -4:], atol=1e-12)
+    rotated = rotate(x)
+    assert torch.allclose(rotated.norm(dim=-1), x.norm(dim=-1), atol=1e-12)
+    assert torch.equal(rotated[:, 0], x[:, 0])
+    assert torch.allclose(rotate(x[:, -4:], first=46), rotated[:, -4:], atol=1e-12)
 
 
 def test_a_rotation_in_half_precision_is_exact_up_to_its_rounding():
     x = vectors(2, 8).bfloat16()
-    turned = rotate(x, first=3000)
-    assert turned.dtype == torch.bfloat16
-    assert torch.equal(turned, rotate(x.float(), first=3000).bfloat16())
+    rotated = rotate(x, first=3000)
+    assert rotated.dtype == torch.bfloat16
+    assert torch.equal(rotated, rotate(x.float(), first=3000).bfloat16())
 
 
 def test_gradients_flow_after_a_call_in_inference_mode():
@@ -133,7 +133,7 @@ def test_gradients_flow_after_a_call_in_inference_mode():
     assert leaf.grad.isfinite().all()
 
 
-def test_odd_widths_are_not_rotated():
+def test_odd_widths_are_refused_by_rotate():
     with pytest.raises(ValueError, match=r"d_head must be even for rotary positions, got 5"):
         rotate(vectors(2, 5))
 
@@ -147,7 +147,7 @@ def test_odd_widths_are_not_rotated():
         ({"max_distance": 1}, "max_distance must be greater than 4, .* got 1"),
     ],
 )
-def test_buckets_that_cannot_be_told_apart_are_refused(changes, message):
+def test_invalid_bucket_sizes_are_refused(changes, message):
     sizes = {"n_buckets": 8, "max_distance": 16} | changes
     with pytest.raises(ValueError, match=message):
         relative_buckets(3, 3, **sizes)

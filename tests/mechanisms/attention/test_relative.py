@@ -47,11 +47,11 @@ def literal(attention, x):
 
 
 def scores_of(attention, x_query, x_key):
-    seen = []
-    attention.hook_attn_scores.add_hook(lambda scores, hook: seen.append(scores))
+    recorded = []
+    attention.hook_attn_scores.add_hook(lambda scores, hook: recorded.append(scores))
     attention(x_query, x_key)
     attention.hook_attn_scores.remove_hooks()
-    return seen[0]
+    return recorded[0]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -66,38 +66,40 @@ def test_scores_are_those_of_the_literal_formula(gated, length):
     # The sinusoids are float32.
     assert torch.allclose(ours, literal(attention, x), atol=1e-5)
     for n_query in (1, length):
-        part = scores_of(attention, x[:, -n_query:], x)
-        assert torch.allclose(part, ours[:, :, -n_query:], atol=1e-12)
+        last = scores_of(attention, x[:, -n_query:], x)
+        assert torch.allclose(last, ours[:, :, -n_query:], atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parity_with_the_authors(dtype):
     golden = load("ndr_relative_attn_absgate", dtype)
     attention = put(build(gated=True), attention_weights(golden), dtype)
-    seen = {}
+    activations = {}
     for name, point in attention.named_children():
-        point.add_hook(lambda value, hook, name=name: seen.__setitem__(name, value))
+        point.add_hook(lambda value, hook, name=name: activations.__setitem__(name, value))
     x = golden["x"]
     table = interleaved_sinusoids(-8, 9, 12).to(dtype)
     assert (table - golden["pos_table"]).abs().max() < 1e-6
     with pytest.MonkeyPatch.context() as patch:
-        # The same float32 sinusoids, to the last bit: theirs were computed another way.
+        # The authors' float32 sinusoids, which were computed differently, bit by bit.
         patch.setattr(
             "mechanisms.attention.relative.interleaved_sinusoids",
             lambda first, stop, d_model: golden["pos_table"],
         )
         no_mask = attention(x, x)
-        pattern_without_mask = seen["hook_pattern"]
+        pattern_without_mask = activations["hook_pattern"]
         out = attention(x, x, mask=~golden["pad_mask"][:, None, None])
     tolerance = TOLERANCE[dtype]
     assert (no_mask - golden["out_nomask"]).abs().max() < tolerance
     assert (pattern_without_mask - golden["attn_nomask"]).abs().max() < tolerance
     assert (out - golden["out"]).abs().max() < tolerance
-    assert (seen["hook_pattern"] - golden["attn"]).abs().max() < tolerance
-    assert (seen["hook_position_gate"].transpose(1, 2) - golden["absgate"]).abs().max() < tolerance
+    assert (activations["hook_pattern"] - golden["attn"]).abs().max() < tolerance
+    assert (
+        activations["hook_position_gate"].transpose(1, 2) - golden["absgate"]
+    ).abs().max() < tolerance
 
 
-def test_a_row_with_nothing_to_attend_to_gives_zeros():
+def test_a_query_with_all_keys_masked_gets_zeros():
     attention = build(gated=True)
     x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_()
     mask = torch.tensor([True, False])[:, None, None, None]
@@ -107,13 +109,13 @@ def test_a_row_with_nothing_to_attend_to_gives_zeros():
     assert x.grad.isfinite().all()
 
 
-def test_each_query_is_given_its_distances():
+def test_distance_to_position_selects_the_distances_of_each_query():
     distances = torch.arange(-4, 5.0).expand(1, 1, 3, 9)
     expected = torch.arange(5.0) - torch.tensor([2.0, 3.0, 4.0])[:, None]
     assert torch.equal(distance_to_position(distances, 5)[0, 0], expected)
 
 
-def test_wrong_settings_are_named():
+def test_invalid_settings_are_refused():
     for changes in ({"n_heads": 0}, {"d_head": 0}, {"dropout": 1.0}):
         (name,) = changes
         with pytest.raises(ValueError, match=name):

@@ -22,7 +22,7 @@ def literal(x, W_in, b_in, W_out):
 @pytest.mark.parametrize("at_once", [1, 31, 10**6])
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_outputs_and_gradients_are_those_of_the_formula(rows, at_once, monkeypatch):
-    monkeypatch.setattr(module, "_AT_ONCE_ON_CPU", at_once)
+    monkeypatch.setattr("mechanisms.chunking.CPU_ELEMENTS", at_once)
     ours, theirs = parts(rows), parts(rows)
     gradient = torch.randn(rows, 3, dtype=torch.float64)
     found, expected = perceptrons(*ours), literal(*theirs)

@@ -1,0 +1,28 @@
+"""Checks of config settings; each error names the setting, what is allowed and what was passed."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+
+def check_sizes(
+    config: object, *required: str, optional: tuple[str, ...] = (), minimum: int = 1
+) -> None:
+    """Raise a ValueError if a setting is less than `minimum`; `optional` ones may be None."""
+    passed = [name for name in optional if getattr(config, name) is not None]
+    for name in (*required, *passed):
+        if getattr(config, name) < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {getattr(config, name)}")
+
+
+def check_choice(config: object, name: str, choices: Any) -> None:
+    """Raise a ValueError unless the setting is one of `choices`, a Literal type."""
+    value, allowed = getattr(config, name), get_args(choices)
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_dropout(config: Any) -> None:
+    """Raise a ValueError unless `config.dropout` is in [0, 1)."""
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {config.dropout}")
