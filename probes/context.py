@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from probes.capturing.hooking import HookedModel, Inputs, call, evaluating
+from probes.capturing.hooking import HookedModel, evaluating
+from probes.capturing.inputs import Inputs, call
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 

@@ -1,1 +1,1 @@
-"""Run a model on a task and keep what its hooks show."""
+"""Run a model on batches of a task and keep the activations of chosen hooks."""

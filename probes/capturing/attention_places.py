@@ -1,4 +1,4 @@
-"""Attention at several places of a model, each with queries, keys and a mask of its own."""
+"""Capture and score the attention modules of a model, each with its own queries, keys and mask."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from probes.attention_pairs import PAIRS
 from probes.capturing.capture import Batch, Quantity, capture
 from probes.capturing.hooking import HookedModel
 
-_CLOSE: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
+_JOIN: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
 
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """A place where a model attends, such as between a decoder and an encoder.
+    """An attention module of a model, such as a decoder's cross-attention.
 
     Attributes:
-        hooks: the start of the names of its hooks; or a glob (`blocks.*.attn.`), for several
-            layers.
-        valid: [example, query_pos, key_pos]: the pairs that are no padding, nor hidden by a mask.
-        sign: the planted signs, if they are known, -1, 0 or 1: see `score_signedness`.
+        hooks: prefix of its hook names; or a glob (`blocks.*.attn.`), for several layers.
+        valid: [example, query_pos, key_pos]: True for pairs that are neither padded nor masked.
+        sign: true signs of the pairs (-1, 0 or 1), if known: see `score_signedness`.
     """
 
     hooks: str
@@ -39,45 +38,45 @@ def capture_places(
     places: Mapping[str, AttentionPlace],
     hooks: Sequence[str],
 ) -> dict[str, xr.Dataset]:
-    """Keep what hooks of attention show at several places, beside the pairs that count.
+    """Capture hooked activations of several attention modules, with the valid pairs of each.
 
     Args:
         model: as in `capture`.
-        batches: as in `capture`; the model runs over them once for each place.
-        places: by name; their examples are those of all batches, in this order.
-        hooks: names of hooks [example, head, query_pos, key_pos] that every place has, without
-            what they start with and `hook_`: `["pattern", "gate"]`.
+        batches: as in `capture`; the model runs over them once per module.
+        places: attention modules by name; their examples are those of all batches, in order.
+        hooks: hooks [example, head, query_pos, key_pos] that every module has, named without the
+            prefix and `hook_`: `["pattern", "gate"]`.
 
     Returns:
-        For each place a dataset with a variable for each hook [example, layer, head, query_pos,
-        key_pos], `valid` [example, query_pos, key_pos], and `sign` where it is known. A place
+        For each module a dataset with one variable per hook [example, layer, head, query_pos,
+        key_pos], `valid` [example, query_pos, key_pos], and `sign` if it is known. A module
         without a glob is layer 0.
 
     Raises:
-        KeyError: an unknown hook; the message lists the nearest.
-        ValueError: no batch, or examples of a place that are not those of the batches.
+        KeyError: an unknown hook; the message lists the nearest names.
+        ValueError: there is no batch, or a module has another number of examples.
 
     Example:
         >>> places = {"self": AttentionPlace("blocks.*.attn.", valid)}
         >>> score_signedness(**capture_places(model, batches, places, ["pattern"])["self"])
     """
-    every, found = list(batches), {}
+    all_batches, captured = list(batches), {}
     dims = ("example", "head", "query_pos", "key_pos")
-    for name, place in places.items():
-        wanted = {hook: Quantity(f"{place.hooks}hook_{hook}", dims=dims) for hook in hooks}
-        data = cast(xr.Dataset, capture(model, every, wanted)[list(hooks)])
+    for name, module in places.items():
+        quantities = {hook: Quantity(f"{module.hooks}hook_{hook}", dims=dims) for hook in hooks}
+        data = cast(xr.Dataset, capture(model, all_batches, quantities)[list(hooks)])
         data = data if "layer" in data.dims else data.expand_dims(layer=[0])
-        for variable, values in (("valid", place.valid), ("sign", place.sign)):
+        for variable, values in (("valid", module.valid), ("sign", module.sign)):
             if values is None:
                 continue
             if len(values) != data.sizes["example"]:
                 raise ValueError(
-                    f"{variable} must be of {data.sizes['example']} examples at {name}, got "
+                    f"{variable} must have {data.sizes['example']} examples at {name}, got "
                     f"{len(values)}"
                 )
             data[variable] = PAIRS, values.cpu().numpy()
-        found[name] = data.assign_coords(head=range(data.sizes["head"]))
-    return found
+        captured[name] = data.assign_coords(head=range(data.sizes["head"]))
+    return captured
 
 
 def score_places(
@@ -87,28 +86,28 @@ def score_places(
     hooks: Sequence[str],
     score: Callable[[xr.Dataset], xr.Dataset],
 ) -> xr.Dataset:
-    """Score what hooks of attention show at several places, in one dataset.
+    """Apply a score to several attention modules of a model and join the results.
 
     Args:
         model, batches, places, hooks: as in `capture_places`.
-        score: what is computed of a dataset of `capture_places`; its result has none of the dims
-            `example`, `query_pos` and `key_pos`, in which places differ.
+        score: maps a dataset of `capture_places` to scores without the dims `example`,
+            `query_pos` and `key_pos`, whose sizes differ between modules.
 
     Returns:
-        [place, ...] of what `score` gives; NaN for a layer or head that a place lacks.
+        The results of `score` [place, ...]; NaN for a layer or head that a module lacks.
 
     Raises:
-        KeyError, ValueError: as `capture_places`; or there is no place.
+        KeyError, ValueError: as `capture_places`; or `places` is empty.
 
     Example:
         `score_places(model, batches, places, ["pattern"], lambda data: score_signedness(**data))`
     """
     if not places:
         raise ValueError("places must name at least one place, got none")
-    captured = capture_places(model, batches, places, hooks)
-    scores = [score(data) for data in captured.values()]
-    # Places may have layers of their own.
-    return xr.concat(scores, xr.Variable("place", list(captured)), join="outer", **_CLOSE)
+    datasets = capture_places(model, batches, places, hooks)
+    scores = [score(data) for data in datasets.values()]
+    # Modules may differ in their layers.
+    return xr.concat(scores, xr.Variable("place", list(datasets)), join="outer", **_JOIN)
 
 
 def examine_places(
@@ -117,28 +116,31 @@ def examine_places(
     hooks: Sequence[str],
     score: Callable[[xr.Dataset], xr.Dataset],
 ) -> xr.Dataset:
-    """Score what hooks of attention show in several models, on several splits.
+    """Apply a score to the attention modules of several models, on several splits.
 
     Args:
-        models: by name, such as `{"trained": model, "untrained": other}`: all see the same
+        models: by name, such as `{"trained": model, "untrained": other}`; all run on the same
             examples.
-        examples: by split: the batches, and the places where models attend in them.
+        examples: by split: the batches, and the attention modules with their valid pairs.
         hooks, score: as in `score_places`.
 
     Returns:
-        [model, split, place, ...] of what `score` gives.
+        The results of `score` [model, split, place, ...].
 
     Raises:
-        KeyError, ValueError: as `score_places`; or there is no model, or no split.
+        KeyError, ValueError: as `score_places`; or there is no model or no split.
 
     Example:
         `examine_places({"trained": model}, {"id": (batches, places)}, ["pattern"], score)`
     """
     if not models or not examples:
-        raise ValueError("models and examples must not be empty")
+        raise ValueError(
+            "models and examples must not be empty, got "
+            f"{len(models)} models and {len(examples)} splits"
+        )
     parts = [
-        [score_places(model, *given, hooks, score) for model in models.values()]
-        for given in examples.values()
+        [score_places(model, batches, places, hooks, score) for model in models.values()]
+        for batches, places in examples.values()
     ]
-    found = xr.combine_nested(parts, ["split", "model"], join="outer", **_CLOSE)
-    return cast(xr.Dataset, found).assign_coords(model=list(models), split=list(examples))
+    scores = xr.combine_nested(parts, ["split", "model"], join="outer", **_JOIN)
+    return cast(xr.Dataset, scores).assign_coords(model=list(models), split=list(examples))

@@ -1,4 +1,4 @@
-"""What all probes share: which models they take, how hooks are named, how a model is run."""
+"""Models with hooks: the interface that probes accept, hook names, and evaluation mode."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,10 +9,7 @@ from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
-
-Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
-"""What a model is called with: one tensor, positional arguments, or keyword arguments."""
+from torch import nn
 
 
 @runtime_checkable
@@ -26,7 +23,7 @@ class HookedModel(Protocol):
 
     @property
     def hooks(self) -> Callable[..., Any]:
-        """`hooks(fwd_hooks=[(name, function)])`: a context in which the hooks are attached."""
+        """`hooks(fwd_hooks=[(name, function)])`: a context manager that attaches the hooks."""
         ...
 
     @property
@@ -40,18 +37,18 @@ class HookedModel(Protocol):
 
 
 def check_model(model: HookedModel) -> None:
-    """Refuse what cannot be hooked.
+    """Raise an error for a model that cannot be hooked.
 
     Raises:
         TypeError: the model is no `nn.Module` with `hook_dict`, `hooks` and `run_with_hooks`.
-        ValueError: the model, or a part of it, was compiled.
+        ValueError: the model, or a submodule, is compiled.
     """
     compiled = _compiled_part(model)
     if compiled is not None:
         raise ValueError(
-            f"model is compiled (at {compiled!r}), and hooks added after torch.compile are "
-            "silently ignored; pass the eager model: compile a separate handle, `fast = "
-            "torch.compile(model)`, train through `fast` and analyse `model`"
+            f"model must be eager, got one that is compiled (at {compiled!r}): hooks added after "
+            "torch.compile are silently ignored. Pass the eager model: compile a separate handle, "
+            "`fast = torch.compile(model)`, train through `fast` and analyse `model`"
         )
     if not (isinstance(model, nn.Module) and isinstance(model, HookedModel)):
         raise TypeError(
@@ -62,92 +59,82 @@ def check_model(model: HookedModel) -> None:
 
 
 def resolve_hooks(model: HookedModel, pattern: str) -> list[str]:
-    """Hook names that `pattern` stands for, in natural order (layer 10 after layer 9).
+    """List the hooks that a name or glob matches, in natural order (layer 10 after layer 9).
 
     Args:
-        pattern: a hook name, or a glob that is matched part by part between the dots:
-            `blocks.*.attn.hook_pattern` means each layer's pattern, `blocks.[01].*.hook_*` the
+        model: a hooked model.
+        pattern: a hook name, or a glob whose wildcards do not match dots:
+            `blocks.*.attn.hook_pattern` is the pattern of each layer, `blocks.[01].*.hook_*` the
             hooks one level inside the first two layers.
 
     Returns:
-        At least one name; exactly one when `pattern` is a hook name.
+        At least one name; exactly one if `pattern` is a hook name.
 
     Raises:
         KeyError: nothing matches; the message lists the nearest names.
+
+    Example:
+        `resolve_hooks(model, "blocks.*.attn.hook_pattern")`
     """
     names = list(model.hook_dict)
     if pattern in names:
         return [pattern]
-    parts = pattern.split(".")
-    matches = [name for name in names if _matches(name.split("."), parts)]
+    pattern_parts = pattern.split(".")
+    matches = [name for name in names if _matches(name.split("."), pattern_parts)]
     if not matches:
         near = get_close_matches(pattern, names, n=5, cutoff=0.0)
         raise KeyError(
-            f"no hook {pattern!r} in {type(model).__name__}; nearest: {', '.join(near)} "
-            f"({len(names)} hooks in all, see model.hook_dict)"
+            f"hook must be one of the {len(names)} hooks of {type(model).__name__} (see "
+            f"model.hook_dict), got {pattern!r}; nearest: {', '.join(near)}"
         )
     return sorted(matches, key=natural_key)
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether `pattern` has wildcards."""
-    return any(sign in pattern for sign in "*?[")
+    """Whether a hook pattern has wildcards."""
+    return any(wildcard in pattern for wildcard in "*?[")
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Sort key by which numbers inside a name count as numbers."""
+    """Sort key that compares numbers inside names by value."""
     return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in re.split(r"(\d+)", name)
+        (chunk.isdigit(), int(chunk) if chunk.isdigit() else 0, chunk)
+        for chunk in re.split(r"(\d+)", name)
     ]
 
 
 def layer_numbers(pattern: str, names: Sequence[str]) -> list[int]:
-    """The layer (or step) number in each name that the glob `pattern` stands for.
+    """Read the layer (or step) number in each hook name that the glob `pattern` matches.
 
     Raises:
-        ValueError: the names differ in more than one number, so that no single `layer` axis could
-            hold them, or a name has no number.
+        ValueError: a name has no number, or the names differ in more than one number, so that no
+            single `layer` axis can hold them.
     """
-    parts = [name.split(".") for name in names]
-    varying = [i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1]
+    split_names = [name.split(".") for name in names]
+    varying = [i for i, parts in enumerate(zip(*split_names, strict=False)) if len(set(parts)) > 1]
     if not varying:
-        varying = [i for i, part in enumerate(parts[0]) if part.isdigit()][:1]
-    if len(varying) != 1 or not all(part[varying[0]].isdigit() for part in parts):
+        varying = [i for i, part in enumerate(split_names[0]) if part.isdigit()][:1]
+    if len(varying) != 1 or not all(parts[varying[0]].isdigit() for parts in split_names):
         raise ValueError(
             f"hook pattern {pattern!r} must match names that differ in one layer number only, but "
             f"it matches {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
         )
-    return [int(part[varying[0]]) for part in parts]
+    return [int(parts[varying[0]]) for parts in split_names]
 
 
 @contextmanager
 def evaluating(model: HookedModel) -> Iterator[None]:
-    """Evaluation mode without gradients; each part gets its own training flag back at the end."""
-    parts = list(_modules(model))
-    flags = [part.training for part in parts]
-    for part in parts:
-        part.training = False
+    """Run in evaluation mode without gradients, then restore each module's training flag."""
+    modules = list(_modules(model))
+    flags = [module.training for module in modules]
+    for module in modules:
+        module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        for part, flag in zip(parts, flags, strict=True):
-            part.training = flag
-
-
-def call(model: HookedModel, inputs: Inputs) -> Any:
-    """The model's output for a tensor, a tuple of arguments or a mapping of keyword arguments."""
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    if isinstance(inputs, tuple):
-        return model(*inputs)
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    raise TypeError(
-        "inputs must be a Tensor, a tuple (arguments) or a mapping (keyword arguments), "
-        f"got {type(inputs).__name__}"
-    )
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:
@@ -155,29 +142,29 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
 
 
 def _modules(model: HookedModel) -> Iterator[nn.Module]:
-    # A TransformerBridge keeps the wrapped model out of its registered children.
+    # A TransformerBridge does not register the wrapped model as a child.
     roots = [model, *vars(model).values()]
-    seen = dict.fromkeys(
+    modules = dict.fromkeys(
         chain.from_iterable(root.modules() for root in roots if isinstance(root, nn.Module))
     )
-    return iter(seen)
+    return iter(modules)
 
 
 def _compiled_part(model: object) -> str | None:
-    """The name of a compiled part of the model, "the model" for the root, None when eager."""
+    """Name a compiled submodule ("the model" for the root); None if the model is eager."""
     if not isinstance(model, nn.Module):
         return None
-    # Imported here: 2 s, and only ever needed beside a model that has long been built.
+    # Imported here because the import takes 2 s.
     from torch._dynamo.eval_frame import OptimizedModule
 
-    for name, part in model.named_modules():
-        forward = part.forward
+    for name, module in model.named_modules():
+        forward = module.forward
         # torch.compile marks a function with the original; torch.compiler.disable does so too.
         wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
         disabled = getattr(forward, "_torchdynamo_disable", False)
         if (
-            isinstance(part, OptimizedModule)
-            or part._compiled_call_impl is not None
+            isinstance(module, OptimizedModule)
+            or module._compiled_call_impl is not None
             or (wrapped and not disabled)
         ):
             return name or "the model"

@@ -1,40 +1,54 @@
-"""What a model is called with and answers, taken apart by examples."""
+"""Inputs of a model: call it, count and slice examples, and check its answers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
-from probes.capturing.hooking import Inputs
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+"""The inputs of a model: one tensor, positional arguments, or keyword arguments."""
 
 
-def check_answer(answered: Tensor, examples: int) -> Tensor:
-    """The answers on the CPU, checked.
+def call(model: Callable[..., Any], inputs: Inputs) -> Any:
+    """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    raise TypeError(
+        "inputs must be a Tensor, a tuple (arguments) or a mapping (keyword arguments), "
+        f"got {type(inputs).__name__}"
+    )
+
+
+def check_answer(answers: Tensor, n_examples: int) -> Tensor:
+    """Check the answers of a model to some examples and move them to the CPU.
 
     Raises:
-        TypeError: they are not whole numbers.
-        ValueError: they are no tensor with one row for each example.
+        TypeError: the answers are not integers.
+        ValueError: the answers are not a tensor with one row per example.
     """
-    if not isinstance(answered, Tensor) or answered.ndim == 0 or len(answered) != examples:
-        shape = tuple(answered.shape) if isinstance(answered, Tensor) else type(answered).__name__
-        raise ValueError(f"answer must return a tensor [{examples} examples, ...], got {shape}")
-    if answered.is_floating_point() or answered.is_complex():
-        raise TypeError(
-            f"answer must return whole numbers, which can be compared, got {answered.dtype}"
-        )
-    return answered.cpu()
+    if not isinstance(answers, Tensor) or answers.ndim == 0 or len(answers) != n_examples:
+        shape = tuple(answers.shape) if isinstance(answers, Tensor) else type(answers).__name__
+        raise ValueError(f"answer must return a tensor [{n_examples} examples, ...], got {shape}")
+    if answers.is_floating_point() or answers.is_complex():
+        raise TypeError(f"answer must return integers, got {answers.dtype}")
+    return answers.cpu()
 
 
 def count_examples(name: str, inputs: Inputs) -> int:
-    """How many examples a model's inputs hold.
+    """Count the examples in a model's inputs.
 
     Raises:
-        ValueError: none, or different numbers of them.
+        ValueError: there are none, or tensors differ in their number of examples.
     """
     tensors = _tensors(inputs)
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
-            f"{name} must be tensors of one number of examples (at least 1), "
+            f"{name} must be tensors with the same number of examples (at least 1), "
             f"got shapes {[tuple(tensor.shape) for tensor in tensors]}"
         )
     return counts.pop()
@@ -46,16 +60,16 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
     return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
 
 
-def take_examples(inputs: Inputs, part: slice) -> Inputs:
-    """Some of the examples, in the same layout."""
+def take_examples(inputs: Inputs, rows: slice) -> Inputs:
+    """Take a slice of the examples, in the same layout."""
     if isinstance(inputs, Tensor):
-        return inputs[part]
+        return inputs[rows]
     if isinstance(inputs, Mapping):
-        return {name: tensor[part] for name, tensor in inputs.items()}
-    return tuple(tensor[part] for tensor in inputs)
+        return {name: tensor[rows] for name, tensor in inputs.items()}
+    return tuple(tensor[rows] for tensor in inputs)
 
 
-def parts(examples: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` that cover all examples."""
-    for start in range(0, examples, size):
-        yield slice(start, min(start + size, examples))
+def slices(n_examples: int, batch_size: int) -> Iterator[slice]:
+    """Yield slices of at most `batch_size` examples that cover all examples."""
+    for start in range(0, n_examples, batch_size):
+        yield slice(start, min(start + batch_size, n_examples))

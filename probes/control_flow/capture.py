@@ -33,7 +33,7 @@ def capture_control_flow(
     Args:
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents`, of one width; at least one.
-        answer: from the model's output to the answers, whole numbers [example].
+        answer: from the model's output to the answers, integers [example].
         gates: glob of the gates' hooks, one for each step, each [example, pos, d].
         attention: glob of the attention's hooks, each [example, head, query_pos, key_pos].
         before, after: globs of the columns' states, [example, pos, d], before and after a step.

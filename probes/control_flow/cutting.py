@@ -11,15 +11,15 @@ import xarray as xr
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from probes.capturing.hooking import (
-    HookedModel,
+from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import (
     Inputs,
     call,
-    check_model,
-    evaluating,
-    resolve_hooks,
+    check_answer,
+    count_examples,
+    slices,
+    take_examples,
 )
-from probes.capturing.inputs import check_answer, count_examples, parts, take_examples
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -75,7 +75,7 @@ def cut(
             [batch, pos, d] (d may be 1; all are closed).
         attention: glob of the attention's hooks, one per step (`blocks.*.attn.hook_pattern`),
             each [batch, head, query_pos, key_pos].
-        answer: from the model's output to the answers, whole numbers [batch].
+        answer: from the model's output to the answers, integers [batch].
         targets: the right answers.
         cuts: cells per example and condition. An example that has fewer is left out there.
         lasting: whether a cut holds until the last step.
@@ -96,7 +96,7 @@ def cut(
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest.
-        TypeError: a model that cannot be hooked, answers that are not whole numbers.
+        TypeError: a model that cannot be hooked, answers that are not integers.
         ValueError: a compiled model, sizes that do not fit, read-out columns that are not valid,
             numbers out of range.
         RuntimeError: a hook did not fire exactly once in a forward pass.
@@ -114,7 +114,7 @@ def cut(
     answers: dict[str, list[Tensor]] = {condition: [] for condition in generators}
     plain: list[Tensor] = []
     with evaluating(model):
-        for part in parts(len(targets), batch_size):
+        for part in slices(len(targets), batch_size):
             batch = take_examples(inputs, part)
             size = part.stop - part.start
             check = partial(_check_answers, examples=size)

@@ -8,8 +8,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, Inputs
-from probes.capturing.inputs import parts, take_examples
+from probes.capturing.hooking import HookedModel
+from probes.capturing.inputs import Inputs, slices, take_examples
 from probes.control_flow.capture import capture_control_flow
 from probes.control_flow.cutting import cut
 from probes.control_flow.graphs import extract_control_flow
@@ -45,7 +45,7 @@ def examine_control_flow(
         truth: of `score_control_flow`, with `depth`, `target` [example], the right answers,
             `readout`, and `valid` [example, pos].
         untrained: the same model with random weights.
-        answer: from the model's output to the answers, whole numbers [example].
+        answer: from the model's output to the answers, integers [example].
         thresholds: by what makes a node, "gate" or "change", from which value on it is one: the
             `gate_threshold` of `extract_control_flow`.
         attention_threshold: least weight of a read.
@@ -78,7 +78,8 @@ def examine_control_flow(
             )
     """
     examples = [
-        _Examples(take_examples(inputs, part)) for part in parts(truth.sizes["example"], batch_size)
+        _Examples(take_examples(inputs, part))
+        for part in slices(truth.sizes["example"], batch_size)
     ]
     columns = capture_control_flow(model, examples, answer=answer)
     control = capture_control_flow(untrained, examples, answer=answer)

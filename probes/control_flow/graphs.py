@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from probes.capturing.inputs import parts
+from probes.capturing.inputs import slices
 from probes.control_flow.updates import GateThreshold, gate_levels, open_gates
 
 INPUT_STEP = -1
@@ -126,7 +126,7 @@ def collapse_columns(graphs: xr.Dataset, *, groups: xr.DataArray | None = None) 
         left out. Target and source are columns, or groups counted from 0 to the largest.
 
     Raises:
-        TypeError, ValueError: groups that are no whole numbers from -1 on, or of other sizes.
+        TypeError, ValueError: groups that are not integers from -1 on, or of other sizes.
     """
     size = graphs.sizes["pos"]
     read = graphs["head"].to_numpy() != NO_HEAD
@@ -160,11 +160,11 @@ def group_numbers(groups: xr.DataArray, shape: tuple[int, int]) -> Int[np.ndarra
     """The group of each column, checked.
 
     Raises:
-        TypeError, ValueError: no whole numbers from -1 on, or of another shape.
+        TypeError, ValueError: not integers from -1 on, or of another shape.
     """
     numbers = ordered("groups", groups, ("example", "pos"))
     if numbers.dtype.kind not in "iu":
-        raise TypeError(f"groups must hold whole numbers, got {numbers.dtype}")
+        raise TypeError(f"groups must hold integers, got {numbers.dtype}")
     if numbers.shape != shape:
         raise ValueError(f"groups must have the shape {shape} of the graphs, got {numbers.shape}")
     if numbers.min(initial=-1) < -1:
@@ -178,14 +178,13 @@ def column_numbers(
     """One valid column per example, checked.
 
     Raises:
-        ValueError: no whole numbers, of another shape, or columns that are not valid.
+        ValueError: not integers, of another shape, or columns that are not valid.
     """
     numbers = ordered(name, columns, ("example",))
     examples, width = valid.shape
     if numbers.shape != (examples,) or numbers.dtype.kind not in "iu":
         raise ValueError(
-            f"{name} must be whole numbers of shape ({examples},), got {numbers.dtype} "
-            f"{numbers.shape}"
+            f"{name} must be integers of shape ({examples},), got {numbers.dtype} {numbers.shape}"
         )
     inside = (numbers >= 0) & (numbers < width)
     if not inside.all() or not valid[np.arange(examples), numbers].all():
@@ -261,7 +260,7 @@ def _edges(
         "head": [np.full(len(pos), NO_HEAD)],
         "weight": [1 - gate[example, step, pos]],
     }
-    for part in parts(len(update), _CHUNK):
+    for part in slices(len(update), _CHUNK):
         example, step, pos = np.nonzero(update[part])
         example += part.start
         rows = attention[example, step, :, pos, :]  # [node, head, key_pos]

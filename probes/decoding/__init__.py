@@ -1,1 +1,1 @@
-"""Linear decoding of latents from codes, and codes in the plane."""
+"""Linear decoding of latents from codes, and two-dimensional projections of codes."""

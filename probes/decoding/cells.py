@@ -1,7 +1,6 @@
-"""What the decoders share: datasets to matrices, cells of a grid, folds."""
+"""Datasets as tables of samples, and the grid of cells that get a probe each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,84 +9,83 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from transformer_lens.utilities.statistics import derive_generator
 
 ALL = "all"
 
 Split = tuple[xr.Dataset, Mapping[str, xr.Dataset]]
-"""The dataset to fit to, and the named datasets to score on."""
+"""The dataset to fit on, and the datasets to score on by name."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One dataset as samples.
+    """A dataset as a table of samples.
 
     Attributes:
-        code: [sample, *cells, feature].
-        label: [sample].
-        kind: which samples share a label in the control task [sample].
-        example: index of the example that a sample belongs to [sample].
-        examples: how many examples there are.
-        cells: by dim, the coordinate values as strings.
+        code: features of each cell [sample, *cells, feature].
+        label: label of each sample [sample].
+        types: type of each sample in the control task [sample].
+        example: index of each sample's example [sample].
+        n_examples: number of examples.
+        cells: coordinate values of each cell dim, as strings.
     """
 
     code: Float[np.ndarray, "sample ..."]
     label: Shaped[np.ndarray, " sample"]
-    kind: Shaped[np.ndarray, " sample"] | None
+    types: Shaped[np.ndarray, " sample"] | None
     example: Int[np.ndarray, " sample"]
-    examples: int
+    n_examples: int
     cells: dict[str, list[str]]
 
     def features(self, cell: Sequence[int | None]) -> Float[Tensor, "sample feature"]:
-        """The code of a cell; None stands for all values of that dim together."""
-        index = tuple(slice(None) if at is None else at for at in cell)
-        chosen = self.code[(slice(None), *index)]
-        return torch.from_numpy(chosen.reshape(len(chosen), -1).astype(np.float64))
+        """Take the code of a cell; None means all values of that dim together."""
+        index = tuple(slice(None) if number is None else number for number in cell)
+        code = self.code[(slice(None), *index)]
+        return torch.from_numpy(code.reshape(len(code), -1).astype(np.float64))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of the variables, and the dims that make samples and cells."""
+    """Names of the variables of a dataset, and its dims that index samples and cells."""
 
     code: str
     label: str
-    kind: str | None
+    types: str | None
     samples: Sequence[str]
     cells: Sequence[str]
 
 
 def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
-    """A dataset as a table of samples.
+    """Read a dataset as a table of samples.
 
     Raises:
         KeyError: the dataset lacks a variable.
-        ValueError: dims that do not fit, no samples, NaN or infinite values in code or label.
+        ValueError: dims do not match, there are no samples, or code or label are not finite.
     """
-    code, label, kind = layout.code, layout.label, layout.kind
+    code, label, types = layout.code, layout.label, layout.types
     samples, cells = layout.samples, layout.cells
-    for variable in (code, label, *([kind] if kind else [])):
+    for variable in (code, label, *([types] if types else [])):
         if variable not in data:
-            raise KeyError(f"{name} has no variable {variable!r}, only {sorted(map(str, data))}")
+            raise KeyError(f"{name} must hold {variable!r}, got {sorted(map(str, data))}")
     array = data[code]
-    wanted = (*samples, *cells)
-    missing = [dim for dim in wanted if dim not in array.dims]
-    if missing or not samples or len(set(wanted)) != len(wanted):
+    leading = (*samples, *cells)
+    missing = [dim for dim in leading if dim not in array.dims]
+    if missing or not samples or len(set(leading)) != len(leading):
         raise ValueError(
-            f"samples {tuple(samples)} and cells {tuple(cells)} must be different dims of "
-            f"{code!r}, which has {array.dims} in {name}"
+            f"samples and cells must be distinct dims of {code!r} in {name}, {array.dims}, got "
+            f"{tuple(samples)} and {tuple(cells)}"
         )
-    features = [dim for dim in array.dims if dim not in wanted]
-    ordered = array.transpose(*wanted, *features)
+    features = [dim for dim in array.dims if dim not in leading]
+    ordered = array.transpose(*leading, *features)
     sizes = [array.sizes[dim] for dim in samples]
-    grid = [array.sizes[dim] for dim in cells]
-    values = ordered.to_numpy().reshape(int(np.prod(sizes)), *grid, -1)
+    cell_sizes = [array.sizes[dim] for dim in cells]
+    values = ordered.to_numpy().reshape(int(np.prod(sizes)), *cell_sizes, -1)
     if values.size == 0:
-        raise ValueError(f"{code!r} is empty in {name}: sizes {dict(array.sizes)}")
+        raise ValueError(f"{code!r} must not be empty, got sizes {dict(array.sizes)} in {name}")
     bad = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
     if bad:
         raise ValueError(
-            f"{code!r} must be finite, but in {name} {bad} of {len(values)} samples hold NaN or "
-            "infinite values"
+            f"{code!r} must be finite, got {bad} of {len(values)} samples with NaN or infinite "
+            f"values in {name}"
         )
 
     def per_sample(variable: str) -> np.ndarray:
@@ -96,20 +94,20 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
         if extra:
             raise ValueError(
                 f"{variable!r} must have no dims but the samples {tuple(samples)}, "
-                f"it has {column.dims} in {name}"
+                f"got {column.dims} in {name}"
             )
-        absent = {dim: array.sizes[dim] for dim in samples if dim not in column.dims}
-        flat = column.expand_dims(absent).transpose(*samples).to_numpy().reshape(-1)
+        missing_sizes = {dim: array.sizes[dim] for dim in samples if dim not in column.dims}
+        flat = column.expand_dims(missing_sizes).transpose(*samples).to_numpy().reshape(-1)
         if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-            raise ValueError(f"{variable!r} must be finite, it holds NaN or infinity in {name}")
+            raise ValueError(f"{variable!r} must be finite, got NaN or infinity in {name}")
         return flat
 
     return Table(
         code=values,
         label=per_sample(label),
-        kind=per_sample(kind) if kind else None,
+        types=per_sample(types) if types else None,
         example=np.repeat(np.arange(sizes[0]), len(values) // sizes[0]),
-        examples=sizes[0],
+        n_examples=sizes[0],
         cells={
             dim: [str(value) for value in array[dim].to_numpy()]  # the index when it has no coord
             for dim in cells
@@ -119,22 +117,22 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The table to fit to, and the tables to score on."""
+    """The table to fit on, and the tables to score on."""
 
     fit: Table
     tests: dict[str, Table]
 
     @property
-    def every(self) -> list[Table]:
-        """All of them, first the one to fit to."""
+    def all_tables(self) -> list[Table]:
+        """The table to fit on, then the tables to score on."""
         return [self.fit, *self.tests.values()]
 
 
 def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dict[str, Tables]:
-    """Tables of the "probe", and of the "untrained" model when there is one, all of one layout.
+    """Read the tables of the "probe" and, if given, the "untrained" model, in one layout.
 
     Raises:
-        KeyError, ValueError: as `read_table`; layouts or splits that differ, no split.
+        KeyError, ValueError: as in `read_table`; or layouts or splits differ, or there is none.
     """
     sources: dict[str, Tables] = {}
     for source, split in {"probe": trained, "untrained": untrained}.items():
@@ -143,21 +141,21 @@ def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dic
         prefix = "" if source == "probe" else "untrained "
         fit, tests = split
         table = read_table(f"{prefix}fit", fit, layout)
-        named = {
+        test_tables = {
             name: read_table(f"{prefix}tests[{name!r}]", data, layout)
             for name, data in tests.items()
         }
-        sources[source] = Tables(table, named)
-        first = sources["probe"]
-        if not tests or list(named) != list(first.tests):
+        sources[source] = Tables(table, test_tables)
+        probe = sources["probe"]
+        if not tests or list(test_tables) != list(probe.tests):
             raise ValueError(
                 f"{prefix}tests must name at least one dataset, and for an untrained model the "
-                f"splits {list(first.tests)}, got {list(named)}"
+                f"splits {list(probe.tests)}, got {list(test_tables)}"
             )
-        for name, test in {"fit": table, **named}.items():
-            if test.cells != first.fit.cells or test.code.shape[1:] != table.code.shape[1:]:
+        for name, test in {"fit": table, **test_tables}.items():
+            if test.cells != probe.fit.cells or test.code.shape[1:] != table.code.shape[1:]:
                 raise ValueError(
-                    f"{prefix}{name!r} must have the layout of fit: cells {first.fit.cells} and "
+                    f"{prefix}{name!r} must have the layout of fit: cells {probe.fit.cells} and "
                     f"shape {table.code.shape[1:]} after the samples, got {test.cells} and "
                     f"{test.code.shape[1:]}"
                 )
@@ -165,62 +163,18 @@ def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dic
 
 
 def grid_of(table: Table) -> list[tuple[tuple[int | None, ...], tuple[int, ...]]]:
-    """Each cell (an index or None per dim) with its place in an array that ends in "all"."""
+    """List the cells (an index per dim, None for "all") with their index in the results.
+
+    In the results "all" is the last coordinate of each cell dim.
+    """
     sizes = [len(values) for values in table.cells.values()]
-    places = product(*(range(size + 1) for size in sizes))
+    indices = product(*(range(size + 1) for size in sizes))
     return [
-        (tuple(None if at == size else at for at, size in zip(place, sizes, strict=True)), place)
-        for place in places
+        (tuple(None if i == size else i for i, size in zip(index, sizes, strict=True)), index)
+        for index in indices
     ]
 
 
 def cell_coordinates(table: Table) -> dict[str, list[str]]:
-    """Coordinate values of the cells' dims, with "all" at the end."""
+    """List the coordinate values of each cell dim in the results, "all" last."""
     return {dim: [*values, ALL] for dim, values in table.cells.items()}
-
-
-def standardise(
-    fit: Float[Tensor, "sample feature"], *others: Float[Tensor, "other feature"]
-) -> list[Tensor]:
-    """Zero mean and unit variance on the fit side, and the others by the same map.
-
-    Constant features (up to rounding) become zero on the fit side and stay unscaled.
-    """
-    mean, deviation = fit.mean(dim=0), fit.std(dim=0, correction=0)
-    constant = deviation <= 1e-9 * (fit.abs().amax(dim=0) + 1e-30)
-    scale = torch.where(constant, 1.0, deviation)
-    # A constant feature tells nothing, whatever it is elsewhere.
-    return [torch.where(constant, 0.0, (part - mean) / scale) for part in (fit, *others)]
-
-
-def fold_of_samples(table: Table, folds: int, seed: int) -> Int[Tensor, " sample"]:
-    """A fold per sample: examples are dealt out at random, in equal numbers.
-
-    Raises:
-        ValueError: fewer than 2 folds, or more folds than examples.
-    """
-    if not 2 <= folds <= table.examples:
-        raise ValueError(f"folds must be in 2..{table.examples} (examples), got {folds}")
-    order = torch.randperm(table.examples, generator=derive_generator(seed, "folds"))
-    fold = torch.empty(table.examples, dtype=torch.long)
-    fold[order] = torch.arange(table.examples) % folds
-    return fold[torch.from_numpy(table.example)]
-
-
-def check_numbers(penalties: Sequence[float], resamples: int) -> None:
-    """Validate what both decoders take."""
-    if not penalties or not all(0 < penalty < float("inf") for penalty in penalties):
-        raise ValueError(f"penalties must be positive numbers, at least one, got {penalties}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep torch on one thread: blocks this small only lose time in waiting for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

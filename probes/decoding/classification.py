@@ -1,4 +1,4 @@
-"""Linear decoding of a class label from a code, with its uncertainty and its controls."""
+"""Linear decoding of a class label from a code, with intervals and controls."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.decoding.cells import (
-    Layout,
-    Split,
-    Table,
-    Tables,
-    check_numbers,
-    fold_of_samples,
-    grid_of,
-    one_thread,
-    read_sources,
-    standardise,
-)
+from probes.decoding.cells import Layout, Split, Table, Tables, grid_of, read_sources
+from probes.decoding.fitting import check_arguments, fold_of_samples, one_thread, standardise
 from probes.decoding.logistic import fit_logistic_cv
 from probes.decoding.report import Report, decoding_attrs, with_difference
 from probes.statistics.intervals import Interval, bootstrap
@@ -44,46 +34,42 @@ def decode(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Is a label linearly readable from a code? Fitted on one dataset, scored on others.
+    """Decode a label linearly from a code: fit probes on one dataset, score them on others.
 
-    One multinomial logistic regression per cell, with L2 penalty, on features standardised by the
-    fit side; C is chosen by cross-validation on the fit side (lowest held-out cross-entropy).
-    Folds and bootstrap resamples go by example (the first of `samples`), so that two samples of
-    one example are never on both sides, and intervals do not take them for independent.
+    One multinomial logistic regression with L2 penalty per cell, on features standardised on the
+    `fit` dataset, which also chooses C by cross-validation (lowest held-out cross-entropy). Folds
+    and bootstrap resamples group samples by example (the first of `samples`), so that samples of
+    one example are never in two folds, nor treated as independent in the intervals.
 
-    Controls, each fitted by the same procedure, C included:
+    Controls, each fitted by the same procedure, including the choice of C:
 
     - "shuffled": the control task of Hewitt & Liang 2019 ("Designing and Interpreting Probes with
-      Control Tasks"): every *type* of input gets one label, drawn at random, the same in all
-      datasets. Renaming the labels would not do: a permuted label is as decodable as the label.
-      What they break is the relation between code and label, while a probe can still succeed by
-      memorising types. `types` names a variable that says which samples are of one type (say, the
-      digits in the first row); labels are then drawn per type from the fit side's distribution.
-      Without it each sample is its own type: the labels of each dataset are permuted among its
-      samples, which keeps their distribution exactly; nothing can be memorised for new samples,
-      so that this is the probe's chance level under its own procedure.
+      Control Tasks"): every *type* of input gets a random label, the same in all datasets. This
+      breaks the relation between code and label, but a probe can still memorise types. `types`
+      names the variable that holds the type of each sample (such as the digits in the first row);
+      labels are drawn per type from their distribution in `fit`. Without it each sample is its own
+      type: labels are permuted within each dataset, which keeps their distribution. New samples
+      cannot be memorised then, so that this is the chance level of the procedure.
       `selectivity` is the accuracy of the probe minus that of this control.
-    - "untrained": codes of a model with random weights, when passed: what the input and the
-      architecture alone make readable.
-    - `majority`: always the fit side's most frequent label. `chance`: 1 / number of classes.
+    - "untrained": codes of a model with random weights, if passed: what is decodable from the
+      input and the architecture alone.
+    - `majority`: always predict the most frequent label of `fit`. `chance`: 1 / number of classes.
 
     Args:
         fit: holds `code` [samples..., cells..., features...], dims in any order, and `label`
-            [samples...] (integers or strings; dims may be missing, it is then broadcast).
+            [samples...] (integers or strings; missing dims are broadcast).
         tests: datasets of the same layout by split name.
         code: name of the variable that holds the code.
         label: name of the variable to decode.
-        samples: dims that together make one sample, first the example.
-        cells: dims over which separate probes are fitted. Each gets one more coordinate, "all":
-            all its values together as features. The dims that remain are the features.
+        samples: dims that together index a sample, the example first.
+        cells: dims with a separate probe per coordinate. Each gets the additional coordinate
+            "all", where all its values are features. The remaining dims are features.
         types: name of the variable [samples...] that holds the types of the control task.
-        untrained: (fit, tests) of the same layout with codes of an untrained model; its test
-            splits are those of `tests`.
-        penalties: the values of C to choose from (scikit-learn's objective, 0.5 |w|^2 + C sum
-            loss).
-        folds: of the cross-validation.
-        resamples: of the bootstrap.
-        seed: of folds, control task and bootstrap.
+        untrained: (fit, tests) of the same layout and splits with codes of an untrained model.
+        penalties: values of C to choose from (scikit-learn's objective, 0.5 |w|^2 + C sum loss).
+        folds: number of cross-validation folds.
+        resamples: number of bootstrap resamples.
+        seed: seed of folds, control task and bootstrap.
 
     Returns:
         Coordinates `control` ("probe", "shuffled", "untrained"), `split`, each cell dim (strings,
@@ -91,60 +77,65 @@ def decode(
 
         - `score, score_low, score_high` [control, split, *cells, metric]: score in 0..1 and its
           percentile bootstrap 95% interval over examples. Balanced accuracy is the mean recall of
-          the classes that occur in the split, macro-F1 the mean over those that occur or are
-          predicted.
+          the classes that occur in the split, macro-F1 the mean F1 of the classes that occur or
+          are predicted.
         - `selectivity, selectivity_low, selectivity_high` [split, *cells], in -1..1; both
           accuracies are resampled together.
         - `confusion` [split, *cells, true, predicted]: counts of the probe.
-        - `majority` [split, metric]; `chance` [] ; `C` [control, *cells].
+        - `majority` [split, metric]; `chance` []; `C` [control, *cells].
 
     Raises:
         KeyError: a dataset lacks a variable.
-        TypeError: labels that are floats (see `decode_continuous`).
-        ValueError: dims or layouts that do not fit, values that are not finite, fewer than two
-            classes on the fit side, numbers out of range.
+        TypeError: labels are floats (see `decode_continuous`).
+        ValueError: dims or layouts do not match, values are not finite, `fit` has fewer than two
+            classes, or a number is out of range.
+
+    Example:
+        `decode(train, {"ood": ood})["score"].sel(control="probe", metric="accuracy")`
     """
-    check_numbers(penalties, resamples)
+    check_arguments(penalties, resamples)
     layout = Layout(code, label, types, samples, cells)
     sources = read_sources((fit, tests), untrained, layout)
-    trained = sources["probe"]
-    classes = _classes([table for tables in sources.values() for table in tables.every], label)
-    n = len(classes)
+    probe_tables = sources["probe"]
+    classes = _classes([table for tables in sources.values() for table in tables.all_tables], label)
+    n_classes = len(classes)
     report = Report(sources, METRICS)
-    confusion = np.zeros((len(tests), *report.sizes, n, n), dtype=np.int64)
+    confusion = np.zeros((len(tests), *report.sizes, n_classes, n_classes), dtype=np.int64)
     grid = torch.tensor(sorted(penalties), dtype=torch.float64)
 
     with one_thread():
         for source, tables in sources.items():
-            labels = [_codes(table, classes) for table in tables.every]
+            labels = [_class_indices(table, classes) for table in tables.all_tables]
             tasks = {source: labels}
             if source == "probe":
                 tasks["shuffled"] = _control_labels(tables, labels, seed)
             fold = fold_of_samples(tables.fit, folds, seed)
-            for cell, place in grid_of(tables.fit):
-                here, *elsewhere = standardise(*(table.features(cell) for table in tables.every))
-                fitted_labels = torch.stack([known[0] for known in tasks.values()])
-                model, best, _ = fit_logistic_cv(here, fitted_labels, fold, grid, classes=n)
+            for cell, index in grid_of(tables.fit):
+                fit_features, *test_features = standardise(
+                    *(table.features(cell) for table in tables.all_tables)
+                )
+                fit_labels = torch.stack([truth[0] for truth in tasks.values()])
+                model, chosen, _ = fit_logistic_cv(
+                    fit_features, fit_labels, fold, grid, classes=n_classes
+                )
                 if not model.converged.all():
-                    message = f"a probe did not converge in the cell {place} of {tuple(cells)}"
+                    message = f"a probe did not converge in the cell {index} of {tuple(cells)}"
                     warnings.warn(message, RuntimeWarning, stacklevel=2)
-                for task, penalty in zip(tasks, best.tolist(), strict=True):
-                    report.choose(task, place, penalty)
-                for s, (split, table) in enumerate(tables.tests.items()):
-                    predicted = model.predict(elsewhere[s])
-                    counts = torch.stack(
-                        [
-                            _example_confusions(table, known[s + 1], found, n)
-                            for known, found in zip(tasks.values(), predicted, strict=True)
-                        ],
-                        dim=1,
-                    )
-                    report.record([*tasks], split, place, _scores(counts, resamples, seed))
+                for task, penalty in zip(tasks, chosen.tolist(), strict=True):
+                    report.set_penalty(task, index, penalty)
+                for number, (split, table) in enumerate(tables.tests.items()):
+                    predicted = model.predict(test_features[number])
+                    confusions = [
+                        _example_confusions(table, truth[number + 1], predictions, n_classes)
+                        for truth, predictions in zip(tasks.values(), predicted, strict=True)
+                    ]
+                    counts = torch.stack(confusions, dim=1)
+                    report.set_scores([*tasks], split, index, _scores(counts, resamples, seed))
                     if source == "probe":
-                        confusion[(s, *place)] = counts[:, 0].sum(dim=0).numpy()
+                        confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
 
-    about = f"score of decoding {label} from {code}"
-    result = report.dataset(about)
+    long_name = f"score of decoding {label} from {code}"
+    result = report.dataset(long_name)
     names = [str(name) for name in classes]
     result = result.assign_coords(true=names, predicted=names)
     result["confusion"] = (
@@ -154,22 +145,22 @@ def decode(
     )
     result["majority"] = (
         ("split", "metric"),
-        _majority(trained, classes),
+        _majority(probe_tables, classes),
         {"long_name": "score of always predicting the fit side's most frequent label"},
     )
-    result["chance"] = ((), 1 / n, {"long_name": "1 / number of classes"})
+    result["chance"] = ((), 1 / n_classes, {"long_name": "1 / number of classes"})
     result["C"] = (
         ("control", *report.cells),
         report.penalty,
         {"long_name": "inverse strength of the L2 penalty, by cross-validation"},
     )
-    attrs = decoding_attrs(about, trained, seed=seed, folds=folds, resamples=resamples)
+    attrs = decoding_attrs(long_name, probe_tables, seed=seed, folds=folds, resamples=resamples)
     return result.assign_attrs(attrs)
 
 
 def _classes(tables: Sequence[Table], label: str) -> np.ndarray:
-    kinds = {table.label.dtype.kind for table in tables}
-    if not kinds <= set("biuUSO"):
+    dtype_kinds = {table.label.dtype.kind for table in tables}
+    if not dtype_kinds <= set("biuUSO"):
         raise TypeError(
             f"label {label!r} must hold classes (integers or strings), got "
             f"{sorted({str(table.label.dtype) for table in tables})}; see decode_continuous"
@@ -180,28 +171,29 @@ def _classes(tables: Sequence[Table], label: str) -> np.ndarray:
     return np.unique(np.concatenate([table.label for table in tables]))
 
 
-def _codes(table: Table, classes: np.ndarray) -> Int64[Tensor, " sample"]:
+def _class_indices(table: Table, classes: np.ndarray) -> Int64[Tensor, " sample"]:
     return torch.from_numpy(np.searchsorted(classes, table.label)).long()
 
 
 def _control_labels(tables: Tables, labels: list[Tensor], seed: int) -> list[Tensor]:
-    """Labels of the control task, for fit and each test in turn."""
+    """Make the labels of the control task for `fit` and each test dataset."""
     generator = derive_generator(seed, "control task")
-    kinds = [table.kind for table in tables.every if table.kind is not None]
-    if not kinds:
-        return [one[torch.randperm(len(one), generator=generator)] for one in labels]
-    known = np.unique(np.concatenate(kinds))
-    # One draw per type from the labels of the fit side, as often as they occur there
-    drawn = labels[0][torch.randint(len(labels[0]), (len(known),), generator=generator)]
-    return [drawn[torch.from_numpy(np.searchsorted(known, kind))] for kind in kinds]
+    type_columns = [table.types for table in tables.all_tables if table.types is not None]
+    if not type_columns:
+        return [y[torch.randperm(len(y), generator=generator)] for y in labels]
+    types = np.unique(np.concatenate(type_columns))
+    # One draw per type from the labels of `fit`, with their frequencies
+    drawn = labels[0][torch.randint(len(labels[0]), (len(types),), generator=generator)]
+    return [drawn[torch.from_numpy(np.searchsorted(types, column))] for column in type_columns]
 
 
 def _majority(tables: Tables, classes: np.ndarray) -> Float[np.ndarray, "split metric"]:
     n = len(classes)
-    most = torch.bincount(_codes(tables.fit, classes), minlength=n).argmax()
-    confusion = torch.zeros(len(tables.tests), n, n)
-    for s, table in enumerate(tables.tests.values()):
-        confusion[s, :, most] = torch.bincount(_codes(table, classes), minlength=n).float()
+    fit_counts, *test_counts = (
+        torch.bincount(_class_indices(table, classes), minlength=n) for table in tables.all_tables
+    )
+    confusion = torch.zeros(len(test_counts), n, n)
+    confusion[:, :, fit_counts.argmax()] = torch.stack(test_counts).float()
     return _metrics(confusion)
 
 
@@ -209,14 +201,14 @@ def _example_confusions(
     table: Table, truth: Tensor, predicted: Tensor, classes: int
 ) -> Float[Tensor, "example true predicted"]:
     cell = (torch.from_numpy(table.example) * classes + truth) * classes + predicted
-    counts = torch.bincount(cell, minlength=table.examples * classes**2)
-    return counts.view(table.examples, classes, classes).double()
+    counts = torch.bincount(cell, minlength=table.n_examples * classes**2)
+    return counts.view(table.n_examples, classes, classes).double()
 
 
 def _scores(
     counts: Float[Tensor, "example task true predicted"], resamples: int, seed: int
 ) -> Interval:
-    """METRICS [task, metric] of the examples' confusions, with their difference as a last task."""
+    """Compute METRICS [task, metric] with intervals, and their difference as a last task."""
     examples, *shape = counts.shape
     flat = counts.flatten(1)
 
@@ -230,12 +222,12 @@ def _scores(
 def _metrics(
     confusion: Float[Tensor, "*rest true predicted"],
 ) -> Float[np.ndarray, "*rest metric"]:
-    """METRICS of confusion matrices; classes that do not occur do not count in the means."""
+    """Compute METRICS of confusion matrices; means leave out classes that do not occur."""
     confusion = confusion.double()
-    right = confusion.diagonal(dim1=-2, dim2=-1)
-    true, guessed = confusion.sum(dim=-1), confusion.sum(dim=-2)
-    accuracy = right.sum(dim=-1) / confusion.sum(dim=(-2, -1))
-    balanced = (right / true.clamp(min=1)).sum(dim=-1) / (true > 0).sum(dim=-1)
-    both = true + guessed
-    f1 = (2 * right / both.clamp(min=1)).sum(dim=-1) / (both > 0).sum(dim=-1)
+    correct = confusion.diagonal(dim1=-2, dim2=-1)
+    true, predicted = confusion.sum(dim=-1), confusion.sum(dim=-2)
+    accuracy = correct.sum(dim=-1) / confusion.sum(dim=(-2, -1))
+    balanced = (correct / true.clamp(min=1)).sum(dim=-1) / (true > 0).sum(dim=-1)
+    either = true + predicted
+    f1 = (2 * correct / either.clamp(min=1)).sum(dim=-1) / (either > 0).sum(dim=-1)
     return torch.stack([accuracy, balanced, f1], dim=-1).numpy()

@@ -1,9 +1,8 @@
-"""Many multinomial logistic regressions over one design matrix, solved together.
+"""Many multinomial logistic regressions on one design matrix, solved together.
 
-The problems of one cross-validation differ in their labels (the probe, the control task), in the
-samples that they are fitted to (folds) and in their penalties, but not in their features. So each
-pass over the data is two matrix products that all problems share, and a fold starts from the
-solution, and from the curvature, of all samples together.
+The problems of a cross-validation differ in labels (probe, control task), samples (folds) and
+penalties, but share the features. So each pass over the data is two matrix products for all
+problems, and each fold starts from the solution and the curvature for all samples.
 """
 
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from torch import Tensor
 _HISTORY = 10
 _ARMIJO = 1e-4
 _MAX_PASSES = 1000
-# Elements per block of logits, which then stay in the cache between the operations on them.
+# Elements per block of logits, so that a block fits into the cache.
 _BLOCK = 1 << 17
-# Expected remaining decrease of the mean cross-entropy at which cross-validation stops: far below
-# what could change a choice, and within what float32 resolves.
+# Expected remaining decrease of the mean cross-entropy at which cross-validation stops: too small
+# to change a choice, and within the resolution of float32.
 _COARSE = 1e-5
 # Expected distance to the optimal weights at which the final fit stops.
 _FINE = 1e-3
@@ -28,7 +27,7 @@ _FINE = 1e-3
 class Logistic:
     """Fitted problems: `logits = weight @ features + intercept`.
 
-    Classes that a problem's samples do not have get the intercept -inf: they are never predicted.
+    Classes that do not occur in a problem have the intercept -inf and are never predicted.
     """
 
     weight: Float[Tensor, "problem class feature"]
@@ -36,7 +35,7 @@ class Logistic:
     converged: Bool[Tensor, " problem"]
 
     def predict(self, features: Float[Tensor, "sample feature"]) -> Int64[Tensor, "problem sample"]:
-        """The most probable class."""
+        """Predict the most probable class."""
         logits = features.to(self.weight.dtype) @ self.weight.transpose(1, 2)
         return (logits + self.intercept[:, None, :]).argmax(dim=2)
 
@@ -50,14 +49,14 @@ def fit_logistic(
 ) -> Logistic:
     """Minimise 0.5 |weight|^2 + C sum_i cross-entropy_i for each problem, to 1e-3 in the weights.
 
-    The objective of scikit-learn's `LogisticRegression(C=C)`; the intercept is not penalised. With
-    two classes scikit-learn penalises the difference of the two weight vectors; so does this.
+    This is the objective of scikit-learn's `LogisticRegression(C=C)`: the intercept is not
+    penalised, and with two classes the difference of the two weight vectors is.
 
     Args:
-        features: standardised; constant features get the weight 0.
-        labels: in [0, classes).
+        features: standardised features; constant ones get the weight 0.
+        labels: integers in [0, classes).
         penalties: C of each problem, the inverse strength of the regularisation, > 0.
-        classes: how many classes there are.
+        classes: number of classes.
     """
     design = _Design(features)
     used = torch.ones_like(labels, dtype=torch.bool)
@@ -76,28 +75,27 @@ def fit_logistic_cv(
     """Choose C by cross-validation, then fit to all samples.
 
     Args:
-        features: standardised.
-        labels: in [0, classes), one row per task: all tasks share the features.
-        folds: the fold in which a sample is held out, 0, 1, ...
-        penalties: the values of C to choose from, ascending.
-        classes: how many classes there are.
+        features: standardised features, shared by all tasks.
+        labels: integers in [0, classes), one row per task.
+        folds: fold in which each sample is held out, 0, 1, ...
+        penalties: values of C to choose from, ascending.
+        classes: number of classes.
 
     Returns:
-        The fit to all samples, the chosen C, and the mean cross-entropy of the held-out samples:
-        the criterion of the choice (accuracy is a coarser function of the same predictions). Of
-        equal values the smallest C is taken. Held-out samples of a class that the other folds lack
-        do not count.
+        The fit to all samples, the chosen C, and the mean cross-entropy of held-out samples, by
+        which C is chosen (the smallest in case of a tie). Held-out samples of a class that the
+        other folds lack are not counted.
     """
     design = _Design(features)
     n_folds, n_tasks, n_penalties = int(folds.max()) + 1, len(labels), len(penalties)
-    every = torch.ones_like(labels, dtype=torch.bool)
+    all_samples = torch.ones_like(labels, dtype=torch.bool)
     grid = penalties.expand(n_tasks, -1)
     # problem = (task, penalty)
-    problems = _Problems(design, labels, every, grid, classes, torch.float32)
-    whole = _minimise(problems, problems.start(), torch.full((grid.numel(),), _COARSE))
+    problems = _Problems(design, labels, all_samples, grid, classes, torch.float32)
+    full_fit = _minimise(problems, problems.start(), torch.full((grid.numel(),), _COARSE))
 
     # problem = (fold, task, penalty)
-    parts = _Problems(
+    fold_problems = _Problems(
         design,
         labels.repeat(n_folds, 1),
         (folds != torch.arange(n_folds)[:, None]).repeat_interleave(n_tasks, dim=0),
@@ -106,33 +104,33 @@ def fit_logistic_cv(
         torch.float32,
     )
     tolerance = torch.full((n_folds * grid.numel(),), _COARSE)
-    fitted = _minimise(parts, whole.repeat(n_folds), tolerance)
+    fold_fits = _minimise(fold_problems, full_fit.repeat(n_folds), tolerance)
     logits_shape = (n_folds, n_tasks, n_penalties, classes)
-    weights = fitted.weights.view(*logits_shape, -1)
-    absent = parts.absent.view(*logits_shape, 1)
+    weights = fold_fits.weights.view(*logits_shape, -1)
+    absent = fold_problems.absent.view(*logits_shape, 1)
     total, count = torch.zeros(n_tasks, n_penalties), torch.zeros(n_tasks, 1)
     for fold in range(n_folds):
         held_out = folds == fold
-        known = labels[:, held_out]  # [task, sample]
-        seen = (absent[fold, :, 0, :, 0] == 0).gather(1, known)
-        logits = weights[fold] @ parts.columns[:, held_out] + absent[fold]
-        right = logits.gather(2, known[:, None, None].expand(-1, n_penalties, -1, -1))[:, :, 0]
-        loss = torch.where(seen[:, None], logits.logsumexp(dim=2) - right, 0.0)
+        truth = labels[:, held_out]  # [task, sample]
+        in_training = (absent[fold, :, 0, :, 0] == 0).gather(1, truth)
+        logits = weights[fold] @ fold_problems.columns[:, held_out] + absent[fold]
+        true_logit = logits.gather(2, truth[:, None, None].expand(-1, n_penalties, -1, -1))[:, :, 0]
+        loss = torch.where(in_training[:, None], logits.logsumexp(dim=2) - true_logit, 0.0)
         total += loss.sum(dim=2)
-        count += seen.sum(dim=1, keepdim=True)
+        count += in_training.sum(dim=1, keepdim=True)
     losses = total / count.clamp(min=1)
     best = losses.argmin(dim=1)
 
     chosen = torch.arange(n_tasks) * n_penalties + best
-    final = _Problems(design, labels, every, penalties[best, None], classes, torch.float64)
-    solution = _minimise(final, whole.select(chosen), _fine(final))
+    final = _Problems(design, labels, all_samples, penalties[best, None], classes, torch.float64)
+    solution = _minimise(final, full_fit.select(chosen), _fine(final))
     return design.undo(final, solution), penalties[best], losses
 
 
 class _Design:
     """Features in their principal axes, and a column of ones.
 
-    The rotation leaves the L2 penalty as it is and makes the Hessian at zero diagonal.
+    The rotation keeps the L2 penalty and makes the Hessian at zero diagonal.
     """
 
     def __init__(self, features: Tensor) -> None:
@@ -143,6 +141,7 @@ class _Design:
         self.squares = torch.cat([squares.clamp(min=0), ones[0]])  # mean square of each axis
 
     def undo(self, problems: "_Problems", solution: "_Solution") -> Logistic:
+        """Rotate a solution back to the original features."""
         weights = solution.weights
         intercept = weights[:, :, -1] + torch.where(problems.present, 0.0, -torch.inf)
         return Logistic(weights[:, :, :-1] @ self.axes.T, intercept, solution.converged)
@@ -150,7 +149,7 @@ class _Design:
 
 @dataclass(frozen=True)
 class _Solution:
-    """Weights, the scale in which they were sought, and L-BFGS' memory of the curvature there."""
+    """Weights, the scale in which they were optimised, and the curvature memory of L-BFGS."""
 
     weights: Float[Tensor, "problem class axis"]
     scale: Float[Tensor, "problem class axis"]
@@ -172,10 +171,10 @@ class _Solution:
 
 
 class _Problems:
-    """Objectives over a shared design: mean cross-entropy + 0.5 ridge |weight|^2 each.
+    """Objectives on a shared design: mean cross-entropy + 0.5 ridge |weight|^2 each.
 
-    A problem is a task (labels, and the samples that are used) with one of its penalties; in the
-    order of the tasks, then of the penalties.
+    A problem is a task (labels, and the samples to use) with one of its penalties; problems are
+    ordered by task, then by penalty.
     """
 
     def __init__(
@@ -194,13 +193,15 @@ class _Problems:
         mask = used.to(dtype) / counts[:, None]
         one_hot = (labels[:, None] == torch.arange(classes)[:, None]) & used[:, None]
         present = one_hot.any(dim=2)  # [task, class]
-        # The part of the objective that is linear in the weights
+        # The term of the objective that is linear in the weights
         linear = (one_hot.to(dtype) @ self.rows) / counts[:, None, None]
 
-        each = penalties.shape[1]
-        self.penalties, self.counts = penalties.flatten(), counts.repeat_interleave(each)
-        self.mask, self.linear = (one.repeat_interleave(each, dim=0) for one in (mask, linear))
-        self.present = present.repeat_interleave(each, dim=0)
+        n_penalties = penalties.shape[1]
+        self.penalties, self.counts = penalties.flatten(), counts.repeat_interleave(n_penalties)
+        self.mask, self.linear = (
+            array.repeat_interleave(n_penalties, dim=0) for array in (mask, linear)
+        )
+        self.present = present.repeat_interleave(n_penalties, dim=0)
         self.absent = torch.where(self.present, 0.0, -torch.inf).to(dtype)[:, :, None]
         # |w_1 - w_0|^2 / 2 of two classes is twice the |w_0|^2 / 2 + |w_1|^2 / 2 of the softmax
         halved = torch.where(self.present.sum(dim=1) == 2, 0.5, 1.0)
@@ -209,10 +210,10 @@ class _Problems:
         self.ridge[:, :, -1] = 0
 
     def start(self) -> _Solution:
-        """Zero weights, scaled by the Hessian there, so that the first step is Newton's.
+        """Start from zero weights, scaled by the Hessian there: the first step is Newton's.
 
-        At zero all classes are equally probable, and on weights that sum to zero over the classes
-        (which each step keeps) the Hessian is the mean square of the axis, divided by the classes.
+        At zero all classes are equally probable. For weights that sum to zero over the classes
+        (as all steps keep them) the Hessian is the mean square of the axis / number of classes.
         """
         problems, classes, size = self.linear.shape
         curvature = self.squares / self.present.sum(dim=1)[:, None, None] + self.ridge
@@ -222,16 +223,16 @@ class _Problems:
         return _Solution(zeros, scale, memory, memory, torch.zeros(problems, dtype=torch.bool))
 
     def narrow(self, index: Tensor) -> "_Problems":
-        """Some of the problems, over the same design."""
-        some = object.__new__(_Problems)
-        some.rows, some.columns, some.squares = self.rows, self.columns, self.squares
-        some.penalties, some.counts = self.penalties[index], self.counts[index]
-        some.mask, some.linear, some.ridge = self.mask[index], self.linear[index], self.ridge[index]
-        some.present, some.absent = self.present[index], self.absent[index]
-        return some
+        """Select some of the problems on the same design."""
+        new = object.__new__(_Problems)
+        new.rows, new.columns, new.squares = self.rows, self.columns, self.squares
+        new.penalties, new.counts = self.penalties[index], self.counts[index]
+        new.mask, new.linear, new.ridge = self.mask[index], self.linear[index], self.ridge[index]
+        new.present, new.absent = self.present[index], self.absent[index]
+        return new
 
     def objective(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Value [problem] and gradient [problem, class, axis]."""
+        """Compute the value [problem] and the gradient [problem, class, axis]."""
         problems, classes, size = weights.shape
         flat = weights.reshape(-1, size)
         gradient = torch.zeros_like(flat)
@@ -260,19 +261,19 @@ class _Problems:
 
 
 def _fine(problems: _Problems) -> Tensor:
-    # In units of 0.5 |weight|^2 the objective's Hessian is at least 1 on the weights, so an
+    # In units of 0.5 |weight|^2 the Hessian of the objective is at least 1 on the weights, so an
     # expected decrease g H^-1 g of at most _FINE^2 bounds the distance to the optimum by _FINE.
-    # The intercepts have no penalty, but a curvature of about a class's share of the samples.
+    # Intercepts have no penalty, but a curvature of about the class's share of the samples.
     return _FINE**2 * (1 / (problems.penalties * problems.counts)).clamp(max=0.01)
 
 
 def _minimise(
     problems: _Problems, start: _Solution, tolerance: Float[Tensor, " problem"]
 ) -> _Solution:
-    """L-BFGS (Liu & Nocedal 1989) with backtracking for all problems side by side.
+    """Minimise all problems at once by L-BFGS (Liu & Nocedal 1989) with backtracking.
 
-    A problem leaves when the expected decrease g H^-1 g is at most its tolerance. Steps that do
-    not decrease the objective enough are halved, while the other problems go on.
+    A problem is done when the expected decrease g H^-1 g is at most its tolerance. Steps that do
+    not decrease the objective enough are halved, while the other problems continue.
     """
     dtype = problems.linear.dtype
     count, classes, size = problems.linear.shape
@@ -291,14 +292,14 @@ def _minimise(
     direction = -_inverse_hessian(steps, changes, gradient)
     for passes in range(_MAX_PASSES + 1):
         slope = (gradient * direction).sum(dim=1)
-        small = -slope <= tolerance
-        leaving = small if passes < _MAX_PASSES else torch.ones_like(small)
+        below_tolerance = -slope <= tolerance
+        leaving = below_tolerance if passes < _MAX_PASSES else torch.ones_like(below_tolerance)
         if leaving.any():
-            gone = active[leaving]
-            done_weights[gone], converged[gone] = weights[leaving], small[leaving]
+            done = active[leaving]
+            done_weights[done], converged[done] = weights[leaving], below_tolerance[leaving]
             if len(steps):
-                done_steps[-len(steps) :, gone] = steps[:, leaving]
-                done_changes[-len(steps) :, gone] = changes[:, leaving]
+                done_steps[-len(steps) :, done] = steps[:, leaving]
+                done_changes[-len(steps) :, done] = changes[:, leaving]
             stay = (~leaving).nonzero()[:, 0]
             if len(stay) == 0:
                 break
@@ -317,7 +318,7 @@ def _minimise(
         if accepted.all():
             weights, value, gradient = trial, trial_value, trial_gradient
         else:
-            # A refused step leaves an empty entry in the memory, which has no effect.
+            # A rejected step leaves an empty entry in the memory, which has no effect.
             step, change = step * accepted[:, None], change * accepted[:, None]
             weights = torch.where(accepted[:, None, None], trial, weights)
             value = torch.where(accepted, trial_value, value)
@@ -335,7 +336,7 @@ def _inverse_hessian(
     changes: Float[Tensor, "entry problem size"],
     gradient: Float[Tensor, "problem size"],
 ) -> Float[Tensor, "problem size"]:
-    """L-BFGS' inverse Hessian times the gradient, by the two-loop recursion."""
+    """Multiply the gradient by the inverse Hessian of L-BFGS (two-loop recursion)."""
     result = gradient.clone()
     if len(steps) == 0:
         return result
@@ -347,7 +348,7 @@ def _inverse_hessian(
         alpha = inverse[entry] * (steps[entry] * result).sum(dim=1, keepdim=True)
         result -= alpha * changes[entry]
         alphas.append(alpha)
-    # The curvature along the newest step that was taken, 1 where there is none
+    # The curvature along the newest accepted step, 1 where there is none
     newest = (filled * torch.arange(1, len(steps) + 1)[:, None]).amax(dim=0)
     index = (newest - 1).clamp(min=0)[None]
     squares = changes.square().sum(dim=2)

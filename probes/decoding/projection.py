@@ -1,4 +1,4 @@
-"""Codes in the plane, by PCA or t-SNE."""
+"""Projections of codes to a few components by PCA or t-SNE."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,64 +20,67 @@ def project(
 ) -> xr.Dataset:
     """Project a code to a few components (scikit-learn's PCA or t-SNE).
 
-    The code is standardised first, feature by feature, as it is for `decode`, so that both look at
-    the same geometry. t-SNE starts from the PCA and is repeatable for one `seed` on one machine.
+    Features are standardised first, as in `decode`, so that both see the same geometry. t-SNE
+    starts from the PCA and is reproducible for one `seed` on one machine.
 
     Args:
-        code: [samples..., features...] in any order; coordinates that live on the sample dims
-            (labels: `dataset.set_coords("rule")["code"]`) are kept for colouring.
+        code: [samples..., features...] in any order; coordinates along the sample dims (such as
+            labels: `dataset.set_coords("rule")["code"]`) are kept for colouring.
         method: `pca`, or `tsne` (van der Maaten & Hinton 2008); or several of them.
-        samples: the dims that together make one point; the other dims are its features.
-        components: how many components to keep; 2 or 3 for t-SNE.
-        perplexity: of t-SNE, below the number of points; PCA does not use it.
-        seed: of t-SNE's and of a large PCA's random numbers.
+        samples: dims that together index a point; the other dims are its features.
+        components: number of components to keep; 2 or 3 for t-SNE.
+        perplexity: perplexity of t-SNE, below the number of points; not used by PCA.
+        seed: seed of t-SNE, and of PCA's solver for large data.
 
     Returns:
         `projection` [samples..., component] with the coordinates of `code`; for PCA also
-        `explained_variance_ratio` [component], in 0..1. Attrs hold method, seed, sizes. Of several
-        methods, each has its label of the first dim `kind`.
+        `explained_variance_ratio` [component], in 0..1. Attrs hold method, seed, sizes. Several
+        methods are labelled along the first dim `kind`.
 
     Raises:
-        ValueError: no method or an unknown one, a sample dim that the code lacks, values that are
-            not finite, too many components or too large a perplexity for the data.
+        ValueError: the method is missing or unknown, the code lacks a sample dim, values are not
+            finite, or there are too many components or too large a perplexity for the data.
+
+    Example:
+        `project(data.set_coords("rule")["code"], method=["pca", "tsne"])`
     """
     if not isinstance(method, str) and method:
-        joined = xr.concat(
+        stacked = xr.concat(
             [
                 project(
                     code,
-                    method=one,
+                    method=single_method,
                     samples=samples,
                     components=components,
                     perplexity=perplexity,
                     seed=seed,
                 )
-                for one in method
+                for single_method in method
             ],
             xr.Variable("kind", list(method)),
             combine_attrs="drop_conflicts",
         )
-        joined["projection"].attrs["long_name"] = "standardised code in the plane"
-        return joined
+        stacked["projection"].attrs["long_name"] = "standardised code in the plane"
+        return stacked
     if method not in ("pca", "tsne"):
         raise ValueError(f"method must be 'pca' or 'tsne', got {method!r}")
     missing = [dim for dim in samples if dim not in code.dims]
     if missing or not samples:
-        raise ValueError(f"samples must be dims of the code {code.dims}, got {tuple(samples)}")
+        raise ValueError(f"samples must be dims of code, {code.dims}, got {tuple(samples)}")
     features = [str(dim) for dim in code.dims if dim not in samples]
     ordered = code.transpose(*samples, *features)
     sizes = tuple(ordered.sizes[dim] for dim in samples)
     points = ordered.to_numpy().reshape(int(np.prod(sizes)), -1).astype(np.float64)
     n_points, n_features = points.shape
     if not np.isfinite(points).all():
-        raise ValueError("code must be finite, but it holds NaN or infinite values")
+        raise ValueError("code must be finite, got NaN or infinite values")
     limit = 3 if method == "tsne" else min(n_points, n_features)
     if not 1 <= components <= limit:
         raise ValueError(f"components must be in 1..{limit} for {method}, got {components}")
     if method == "tsne" and not 0 < perplexity < n_points:
         raise ValueError(f"perplexity must be in (0, {n_points}), got {perplexity}")
 
-    # Imported here: scikit-learn takes a second, and a wrong argument should not wait for it.
+    # Imported here because scikit-learn takes a second to import.
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from sklearn.preprocessing import StandardScaler
@@ -106,7 +109,7 @@ def project(
         )
         long_name = "principal components of the standardised code"
     else:
-        # The automatic start needs as many features as components.
+        # PCA initialisation needs as many features as components.
         start = "pca" if n_features >= components else "random"
         tsne = TSNE(n_components=components, perplexity=perplexity, init=start, random_state=seed)
         projected = tsne.fit_transform(standardised)

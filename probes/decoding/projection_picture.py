@@ -1,4 +1,4 @@
-"""A picture of what `project` returns: points in the plane, coloured by a label."""
+"""Scatter plot of a projection, coloured by a label."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 def draw_projection(
     axes: Axes, found: xr.Dataset, *, label: str, names: Sequence[str], size: float = 4.0
 ) -> None:
-    """Draw points in the plane, a colour for each label, without ticks: distances have no unit.
+    """Draw the points of a projection in one colour per label, without ticks.
 
     Args:
-        axes: matplotlib's, onto which to draw.
-        found: `projection` [samples..., component], of which the first two components are drawn,
-            and `label` [samples...].
-        label: name of a variable of whole numbers from 0.
-        names: what each number is called in a legend.
-        size: area of a point, in points squared; in a legend it is larger.
+        axes: matplotlib axes to draw on.
+        found: result of `project`: `projection` [samples..., component], whose first two
+            components are drawn, and `label` [samples...].
+        label: name of the variable of labels, integers from 0.
+        names: legend entry of each label.
+        size: area of a point, in points squared; larger in the legend.
 
     Raises:
         ValueError: a label has no name.

@@ -1,4 +1,4 @@
-"""What a decoder reports: scores with intervals by control, split, cell and metric."""
+"""Results of a decoder: scores with intervals by control, split, cell and metric."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ from probes.decoding.cells import Tables, cell_coordinates
 from probes.statistics.intervals import Interval, interval_variables
 
 Metrics = Float[np.ndarray, "draw task metric"]
-"""The metrics of each task that is fitted to the same code: the probe's, the control task's."""
+"""Metrics of each task that is fitted on the same code: the probe and the control task."""
 
 
 class Report:
-    """Collects scores and their intervals, cell by cell."""
+    """Collects scores and their intervals cell by cell."""
 
     def __init__(self, sources: Mapping[str, Tables], metrics: Sequence[str]) -> None:
         trained = sources["probe"]
@@ -28,38 +28,38 @@ class Report:
         self._scores = np.zeros((3, len(self.controls), *shape, len(self.metrics)))
         self._selectivity = np.zeros((3, *shape))
 
-    def choose(self, control: str, place: tuple[int, ...], penalty: float) -> None:
-        """Record the penalty that cross-validation chose."""
-        self.penalty[(self.controls.index(control), *place)] = penalty
+    def set_penalty(self, control: str, index: tuple[int, ...], penalty: float) -> None:
+        """Store the penalty that cross-validation chose."""
+        self.penalty[(self.controls.index(control), *index)] = penalty
 
-    def record(
-        self, tasks: Sequence[str], split: str, place: tuple[int, ...], scores: Interval
+    def set_scores(
+        self, tasks: Sequence[str], split: str, index: tuple[int, ...], scores: Interval
     ) -> None:
-        """Record the scores [task, metric] of one cell, as `with_difference` leaves them."""
-        at = (self.splits.index(split), *place)
-        parts = np.stack(scores)
-        for row, task in enumerate(tasks):
-            self._scores[(slice(None), self.controls.index(task), *at)] = parts[:, row]
+        """Store the scores [task, metric] of one cell, as returned by `with_difference`."""
+        position = (self.splits.index(split), *index)
+        stacked = np.stack(scores)
+        for number, task in enumerate(tasks):
+            self._scores[(slice(None), self.controls.index(task), *position)] = stacked[:, number]
         if len(tasks) > 1:
-            self._selectivity[(slice(None), *at)] = parts[:, -1, 0]
+            self._selectivity[(slice(None), *position)] = stacked[:, -1, 0]
 
-    def dataset(self, about: str) -> xr.Dataset:
-        """Scores, and selectivity in the first metric."""
-        grid = tuple(self.cells)
-        selective = f"{self.metrics[0]} of the probe minus that of the control task"
+    def dataset(self, long_name: str) -> xr.Dataset:
+        """Make the dataset of scores, and of selectivity in the first metric."""
+        cell_dims = tuple(self.cells)
+        difference = f"{self.metrics[0]} of the probe minus that of the control task"
         return xr.Dataset(
             {
                 **interval_variables(
                     "score",
                     Interval(*self._scores),
-                    ("control", "split", *grid, "metric"),
-                    long_name=about,
+                    ("control", "split", *cell_dims, "metric"),
+                    long_name=long_name,
                 ),
                 **interval_variables(
                     "selectivity",
                     Interval(*self._selectivity),
-                    ("split", *grid),
-                    long_name=selective,
+                    ("split", *cell_dims),
+                    long_name=difference,
                 ),
             },
             coords={
@@ -72,20 +72,20 @@ class Report:
 
 
 def with_difference(scores: Metrics) -> Metrics:
-    """The scores of each task and, as one more task, those of the first minus the last."""
+    """Append the scores of the first task minus those of the last as one more task."""
     return np.concatenate([scores, scores[:, :1] - scores[:, -1:]], axis=1)
 
 
 def decoding_attrs(
-    about: str, trained: Tables, *, seed: int, folds: int, resamples: int
+    long_name: str, trained: Tables, *, seed: int, folds: int, resamples: int
 ) -> dict[str, str | int]:
-    """Attributes that say what a result was computed from."""
+    """Make the attributes that describe the data and settings of a result."""
     return {
-        "long_name": about,
+        "long_name": long_name,
         "samples_fit": len(trained.fit.label),
-        "examples_fit": trained.fit.examples,
+        "examples_fit": trained.fit.n_examples,
         **{f"samples_{name}": len(table.label) for name, table in trained.tests.items()},
-        **{f"examples_{name}": table.examples for name, table in trained.tests.items()},
+        **{f"examples_{name}": table.n_examples for name, table in trained.tests.items()},
         "seed": seed,
         "folds": folds,
         "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",

@@ -9,15 +9,15 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from probes.capturing.hooking import (
-    HookedModel,
+from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import (
     Inputs,
     call,
-    check_model,
-    evaluating,
-    resolve_hooks,
+    check_answer,
+    count_examples,
+    slices,
+    take_examples,
 )
-from probes.capturing.inputs import check_answer, count_examples, parts, take_examples
 from probes.statistics.intervals import exact_rates, interval_variables
 
 NO_SITE = "none"
@@ -59,7 +59,7 @@ def interchange(
             all its dims present, for example [example, 1, query_pos, key_pos]. Or several such by
             the name of a scope, each patched in runs of its own:
             `{"code": code, "row": code.any(-1, keepdim=True)}`.
-        answer: from the model's output to the answer, whole numbers [example] or [example, ...].
+        answer: from the model's output to the answer, integers [example] or [example, ...].
         outcomes: candidate answers by name, each of the shape of all answers together. An answer
             hits when all its entries are equal to the candidate's; a candidate's entry of -1 is
             met by anything.
@@ -73,7 +73,7 @@ def interchange(
     Raises:
         KeyError: an unknown hook; the message lists the nearest.
         TypeError: a model that cannot be hooked, `where` that is not boolean, answers that are not
-            whole numbers.
+            integers.
         ValueError: a compiled model, no site, scope or outcome, a site named "none", numbers of
             examples that differ, `where` or an outcome of another shape, base and source
             activations of different shapes.
@@ -90,7 +90,7 @@ def interchange(
     }
     every_hook = list(dict.fromkeys(hook for names in sites.values() for hook in names))
     with evaluating(model):
-        for part in parts(examples, batch_size):
+        for part in slices(examples, batch_size):
             size = part.stop - part.start
             base = take_examples(base_inputs, part)
             source = _collect(model, take_examples(source_inputs, part), every_hook)

@@ -79,7 +79,7 @@ def adapt_paths(
         routed - oracle is not positive in every resample.
 
     Raises:
-        TypeError: `routed` or `task` does not hold whole numbers.
+        TypeError: `routed` or `task` does not hold integers.
         ValueError: as in `search_paths`; examples that are not ascending, or more than half of a
             task's; a number below 1; a memory limit too small for the losses of all paths.
     """

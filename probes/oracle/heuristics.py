@@ -8,7 +8,7 @@ from einops import repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from probes.capturing.inputs import parts
+from probes.capturing.inputs import slices
 from probes.oracle.paths import PathBound, PathProblem, path_pieces
 
 
@@ -219,7 +219,7 @@ def _alike(nodes: _Queue, size: int) -> Iterator[tuple[_Queue, int]]:
     """At most `size` nodes of one layer at a time."""
     for layer in nodes.layer.unique().tolist():
         same = nodes.take(nodes.layer == layer)
-        for piece in parts(len(same.layer), size):
+        for piece in slices(len(same.layer), size):
             yield same.take(piece), layer
 
 

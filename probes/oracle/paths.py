@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel
-from probes.capturing.inputs import parts
+from probes.capturing.inputs import slices
 
 BUDGET = 10**6
 """Module applications for each example, at most."""
@@ -160,7 +160,7 @@ def read_problem(
     """Check the arguments. The model must be in evaluation mode.
 
     Raises:
-        TypeError: `routed` does not hold whole numbers.
+        TypeError: `routed` does not hold integers.
         ValueError: shapes that do not fit, no examples, targets that are not finite, routed modules
             out of range, a memory limit that is too small for one partial result.
     """
@@ -264,7 +264,7 @@ def _answers(
 def example_chunks(problem: PathProblem, each: int) -> Iterator[tuple[slice, PathProblem]]:
     """Slices of the examples, when each is to take so many bytes."""
     size = min(_MOST_EXAMPLES, max(1, problem.memory_limit // each))
-    for part in parts(len(problem), size):
+    for part in slices(len(problem), size):
         yield part, problem.take(part)
 
 
@@ -273,7 +273,7 @@ def path_pieces(
 ) -> Iterator[slice]:
     """Slices of the paths, each of which can be advanced within the memory limit."""
     each = len(partial) * problem.n_modules * problem.entry_bytes
-    return parts(partial.shape[1], max(1, problem.memory_limit // each))
+    return slices(partial.shape[1], max(1, problem.memory_limit // each))
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ def split_tasks(
     """Halves of every task, in the order of their ids; the same for the same seed.
 
     Raises:
-        TypeError: `task` does not hold whole numbers.
+        TypeError: `task` does not hold integers.
         ValueError: it has another shape, or a task has fewer than 2 examples.
     """
     _check_whole("task", task)
@@ -372,6 +372,6 @@ def _place_values(n_layers: int, n_modules: int, device: torch.device) -> Int[Te
 
 def _check_whole(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor of whole numbers, got {type(tensor).__name__}")
+        raise TypeError(f"{name} must be a tensor of integers, got {type(tensor).__name__}")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name} must hold whole numbers, got {tensor.dtype}")
+        raise TypeError(f"{name} must hold integers, got {tensor.dtype}")

@@ -75,7 +75,7 @@ def score_paths(
         - `scored` [task]: how many examples are scored.
 
     Raises:
-        TypeError: `routed` or `task` does not hold whole numbers.
+        TypeError: `routed` or `task` does not hold integers.
         ValueError: as in `search_paths`; a task with 1 example, an untrained model of another size.
     """
     if resamples < 1:

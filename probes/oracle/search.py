@@ -99,7 +99,7 @@ def search_paths(
         - `evaluated` [example]: modules applied.
 
     Raises:
-        TypeError: `routed` does not hold whole numbers.
+        TypeError: `routed` does not hold integers.
         ValueError: an unknown method, a bound for another one, shapes that do not fit, values that
             are not finite or out of range, a loss below 0, a budget or memory limit that is too
             small.

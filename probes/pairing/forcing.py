@@ -13,15 +13,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.capturing.hooking import (
-    HookedModel,
-    Inputs,
-    call,
-    check_model,
-    evaluating,
-    resolve_hooks,
-)
-from probes.capturing.inputs import count_examples, parts, take_examples
+from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import Inputs, call, count_examples, slices, take_examples
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 CONDITIONS = ("none", "true", "random", "hardened")
@@ -91,7 +84,7 @@ def force_pairing(
     Raises:
         KeyError: an unknown hook; `assignment` without its variables, `activation` without its
             searches.
-        TypeError: a model that cannot be hooked, `truth` that is not whole numbers.
+        TypeError: a model that cannot be hooked, `truth` that is not integers.
         ValueError: a compiled model, shapes or numbers of examples that do not fit, errors that are
             not finite and at least 0, nothing to force.
         RuntimeError: a hook did not fire exactly once in a forward pass.
@@ -113,7 +106,7 @@ def force_pairing(
     anything = torch.rand(wanted.shape, generator=generator, dtype=torch.double)
     errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
     with evaluating(model):
-        for part in parts(examples, batch_size):
+        for part in slices(examples, batch_size):
             some = take_examples(inputs, part)
             own = None if usual is None else usual[part]
             pairing = _Pairing(searches, wanted[part], anything[part], own)
@@ -195,7 +188,7 @@ def _counterparts(
         found[name] = torch.from_numpy(assignment[name].to_numpy().astype(np.int64))
     searches, retrievals = found.values()
     if truth.is_floating_point() or truth.dtype == torch.bool:
-        raise TypeError(f"truth must hold whole numbers, got {truth.dtype}")
+        raise TypeError(f"truth must hold integers, got {truth.dtype}")
     if truth.ndim != 3 or truth.shape[0] != examples or truth.shape[2] != len(searches):
         raise ValueError(
             f"truth must have the shape ({examples} examples, pos, {len(searches)} searches), "

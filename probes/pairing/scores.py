@@ -95,7 +95,7 @@ def score_pairing(
           `agreement`.
 
     Raises:
-        TypeError: `truth` or `winner` that are not whole numbers.
+        TypeError: `truth` or `winner` that are not integers.
         ValueError: dims or sizes that do not fit, value scores that are no probabilities, only one
             of `winner` and `pattern`, a group with fewer than 2 examples or without any truth.
     """
@@ -471,5 +471,5 @@ def _by_true_search(
                 f"got {array.sizes[dim]}"
             )
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold whole numbers, got {array.dtype}")
+        raise TypeError(f"{name} must hold integers, got {array.dtype}")
     return array.transpose("example", "pos", *further).to_numpy().astype(np.int64)

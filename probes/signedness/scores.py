@@ -86,7 +86,7 @@ def score_signedness(
         - `turned` [control, *cells]: 1 where the pattern was turned round, else 0.
 
     Raises:
-        TypeError: `valid` that is not bool, or `sign` that is not whole numbers.
+        TypeError: `valid` that is not bool, or `sign` that is not integers.
         ValueError: dims or sizes that do not fit, no valid pairs, weights that are not finite,
             signs or numbers out of range; with `sign`, halves of examples without any valid pair.
     """
@@ -300,7 +300,7 @@ def _planted(
     sign: xr.DataArray, table: PairTable
 ) -> Int[np.ndarray, "example 1 query_pos key_pos"]:
     if sign.dtype.kind not in "iu":
-        raise TypeError(f"sign must hold whole numbers, got {sign.dtype}")
+        raise TypeError(f"sign must hold integers, got {sign.dtype}")
     planted = spread_pairs("sign", sign, table.valid.shape).astype(int)
     if not np.isin(planted, SIGNS)[table.valid].all():
         raise ValueError(

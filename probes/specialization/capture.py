@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probes.capturing.capture import Batch, Quantity, capture
 from probes.capturing.hooking import HookedModel
-from probes.capturing.inputs import parts
+from probes.capturing.inputs import slices
 from probes.oracle.adaptation import adapt_paths
 from probes.oracle.paths import MEMORY_LIMIT, PathModel
 from probes.oracle.scores import score_paths
@@ -171,7 +171,7 @@ class _Part:
 
 
 def _parts(batch: Labelled, size: int) -> Iterator[_Part]:
-    return (_Part(batch.inputs[some]) for some in parts(len(batch.inputs), size))
+    return (_Part(batch.inputs[some]) for some in slices(len(batch.inputs), size))
 
 
 def _choices(model: HookedModel, batches: Iterable[Batch], hook: str) -> xr.Dataset:

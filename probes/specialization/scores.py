@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.decoding.cells import one_thread
+from probes.decoding.fitting import one_thread
 from probes.specialization.information import SCORES, LayerTables, Routings, score_layers
 from probes.statistics.intervals import Interval, interval_variables
 
@@ -58,7 +58,7 @@ def score_specialization(
 
     Args:
         routing: [example, layer, module], in any order: probabilities, each row sums to 1 (within
-            0.01); or whole numbers, such as one-hot choices, 0/1 for the top k, or counts. Rows
+            0.01); or integers, such as one-hot choices, 0/1 for the top k, or counts. Rows
             are divided by their sums. Further dims (`pos`) hold further routings of an example.
             Of a mixture of experts: `blocks.*.mlp.hook_expert_weights`, captured with dims
             ("example", "pos", "module").
@@ -92,7 +92,7 @@ def score_specialization(
         - `defined` [layer]: 1 where specialization and collapse are defined, else 0.
 
     Raises:
-        TypeError: operations that are not whole numbers.
+        TypeError: operations that are not integers.
         ValueError: dims or sizes that do not fit, routing that is neither probabilities nor whole
             numbers, operations or numbers out of range.
     """
@@ -209,7 +209,7 @@ def _read(routing: xr.DataArray, operation: xr.DataArray, operations: int) -> li
         if both and not np.array_equal(operation[dim].to_numpy(), routing[dim].to_numpy()):
             raise ValueError(f"operation must have the coordinate {dim!r} of routing, it has not")
     if operation.dtype.kind not in "iu":
-        raise TypeError(f"operation must hold whole numbers, got {operation.dtype}")
+        raise TypeError(f"operation must hold integers, got {operation.dtype}")
     missing = {dim: routing.sizes[dim] for dim in dims if dim not in operation.dims}
     ordered = operation.drop_vars(list(operation.coords)).expand_dims(missing).transpose(*dims)
     labels = ordered.to_numpy().reshape(routing.sizes["layer"], -1).astype(np.int64)
@@ -239,7 +239,7 @@ def _normalised(
     """The rows divided by their sums.
 
     Raises:
-        ValueError: unless all are probabilities, or all whole numbers, of a sum above zero.
+        ValueError: unless all are probabilities, or all integers, of a sum above zero.
     """
     sums = rows.sum(axis=1, keepdims=True)
     allowed = np.isfinite(rows).all(axis=1) & (rows >= 0).all(axis=1) & (sums[:, 0] > 0)

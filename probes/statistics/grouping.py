@@ -14,19 +14,19 @@ def mean_by_labels(
     labels: Mapping[str, Int[Tensor, "..."]],
     sizes: Mapping[str, int] | int,
 ) -> xr.DataArray:
-    """Average values over all that have the same combination of labels.
+    """Average values over each combination of labels.
 
     Args:
-        values: one for each example, or for each part of one: [example], [example, pos], ...
-        labels: by the name of the dim that they become, numbers from 0 of the shape of `values`.
-        sizes: how many labels there are, by the same names; or of each.
+        values: scores of any shape, such as [example] or [example, pos].
+        labels: integers from 0, of the shape of `values`, by the name of the resulting dim.
+        sizes: number of labels by the same names; or one number for all.
 
     Returns:
-        [*labels]: the mean of each combination in double precision, NaN where there is none.
+        [*labels]: the mean of each combination in double precision, NaN where none occurs.
 
     Raises:
-        TypeError: labels that are not whole numbers.
-        ValueError: no labels, shapes or names that do not fit, labels out of range.
+        TypeError: labels are not integers.
+        ValueError: there are no labels, shapes or names do not match, or a label is out of range.
 
     Example:
         `mean_by_labels(errors, {"rule": batch.latents["rule"]}, 8)`
@@ -35,13 +35,13 @@ def mean_by_labels(
         sizes = dict.fromkeys(labels, sizes)
     if not labels or labels.keys() != sizes.keys():
         raise ValueError(
-            "labels must have at least one name, and sizes the same ones, got "
+            "labels must have at least one name, and sizes the same names, got "
             f"{', '.join(labels) or 'none'} and {', '.join(sizes) or 'none'}"
         )
-    number = torch.zeros(values.numel(), dtype=torch.long)
+    combination = torch.zeros(values.numel(), dtype=torch.long)
     for name, label in labels.items():
         if label.is_floating_point() or label.dtype == torch.bool:
-            raise TypeError(f"labels[{name!r}] must hold whole numbers, got {label.dtype}")
+            raise TypeError(f"labels[{name!r}] must hold integers, got {label.dtype}")
         if label.shape != values.shape:
             raise ValueError(
                 f"labels[{name!r}] must have the shape of values, {tuple(values.shape)}, got "
@@ -53,14 +53,14 @@ def mean_by_labels(
                 f"labels[{name!r}] must be in 0..{sizes[name] - 1}, got {int(flat.min())}.."
                 f"{int(flat.max())}"
             )
-        number = number * sizes[name] + flat
+        combination = combination * sizes[name] + flat
     shape = tuple(sizes[name] for name in labels)
-    weights = values.detach().double().cpu().reshape(-1).numpy()
-    number = number.numpy()
-    least = int(np.prod(shape))
-    totals = np.bincount(number, weights, minlength=least)
-    counts = np.bincount(number, minlength=least)
-    # 0 / 0 is NaN: nothing to average.
+    flat_values = values.detach().double().cpu().reshape(-1).numpy()
+    combination = combination.numpy()
+    n_combinations = int(np.prod(shape))
+    sums = np.bincount(combination, flat_values, minlength=n_combinations)
+    counts = np.bincount(combination, minlength=n_combinations)
+    # 0 / 0 is NaN for combinations that do not occur.
     with np.errstate(invalid="ignore"):
-        mean = (totals / counts).reshape(shape)
+        mean = (sums / counts).reshape(shape)
     return xr.DataArray(mean, {name: np.arange(sizes[name]) for name in labels}, tuple(labels))

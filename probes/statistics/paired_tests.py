@@ -1,4 +1,4 @@
-"""Tests of paired differences, of two models over seeds, say: p-values, and the pairs they need."""
+"""Tests of paired differences, such as those of two models over seeds, and their power."""
 
 from typing import Any
 
@@ -9,27 +9,28 @@ from jaxtyping import Float
 def paired_test(
     differences: Float[np.ndarray, " pair"], margin: float = 0.0, *, equal: bool = False
 ) -> float:
-    """The two-sided p-value of Student's t test of differences against a margin.
+    """Test the mean of paired differences against a margin by Student's t test.
 
     Args:
-        differences: of independent pairs.
-        margin: that the mean difference is compared with; with `equal` its size is, greater than 0.
-        equal: whether the question is if the mean lies between -margin and margin. The p-value is
-            then that of the two one-sided tests (Schuirmann 1987) that it lies within, or of those
-            that it lies outside, whichever is less: a small one says that it is one of the two.
+        differences: differences of independent pairs.
+        margin: the mean under the null hypothesis; with `equal`, the bound of the equivalence
+            region, greater than 0.
+        equal: whether to ask if the mean lies between -margin and margin. The p-value is then the
+            smaller of two: that the mean lies inside (two one-sided tests, Schuirmann 1987), and
+            that it lies outside.
 
     Returns:
-        In [0, 1]; NaN for fewer than two differences. 0 where all are the same and not at the
-        margin, 1 where they are all at it.
+        The two-sided p-value in [0, 1]; NaN for fewer than two differences. If all differences are
+        the same it is 1 where they equal the margin, else 0.
 
     Raises:
-        ValueError: differences of more than one dim or not finite, a margin that cannot be.
+        ValueError: differences are not finite or not one-dimensional, or the margin is invalid.
 
     Example:
         >>> round(paired_test(numpy.array([0.06, 0.05, 0.08]), 0.02), 3)
         0.039
     """
-    x = _differences(differences, margin, equal=equal)
+    x = _check_differences(differences, margin, equal=equal)
     if len(x) < 2:
         return np.nan
     if not equal:
@@ -47,30 +48,30 @@ def pairs_needed(
     level: float = 0.05,
     most: int = 1000,
 ) -> float:
-    """How many pairs would bring a `paired_test` below a level, were mean and spread those seen.
+    """Estimate how many pairs make a `paired_test` significant at the observed mean and spread.
 
     Args:
-        differences, margin, equal: see `paired_test`.
-        level: of the two-sided test, in (0, 1).
-        most: pairs that are thought of.
+        differences, margin, equal: as in `paired_test`.
+        level: significance level of the two-sided test, in (0, 1).
+        most: the largest number of pairs to consider.
 
     Returns:
-        More than there are differences; infinite if `most` would not do; NaN for fewer than two
-        differences, which say nothing of the spread.
+        A number larger than that of the differences; infinite if `most` pairs do not suffice; NaN
+        for fewer than two differences.
 
     Raises:
-        ValueError: as of `paired_test`, or a level out of range.
+        ValueError: as in `paired_test`, or the level is out of range.
 
     Example:
         >>> pairs_needed(numpy.array([0.1, 0.3, -0.1]))
         18.0
     """
-    # Imported here: scipy.stats takes a second.
+    # Imported here because scipy.stats takes a second to import.
     from scipy import stats
 
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    x = _differences(differences, margin, equal=equal)
+    x = _check_differences(differences, margin, equal=equal)
     if len(x) < 2:
         return np.nan
     distance = abs((abs(x.mean()) if equal else x.mean()) - margin)
@@ -80,10 +81,10 @@ def pairs_needed(
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
-    """p-values corrected for their number by Holm's step-down method (Holm 1979).
+    """Correct p-values for multiple testing by Holm's step-down method (Holm 1979).
 
     Args:
-        p_values: in [0, 1]; NaN for what was not tested, which stays and does not count.
+        p_values: in [0, 1]; NaN (not tested) stays NaN and is not counted.
 
     Example:
         >>> holm(numpy.array([0.01, 0.04, numpy.nan])).tolist()
@@ -97,10 +98,10 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     return corrected
 
 
-def _differences(differences: Any, margin: float, *, equal: bool) -> np.ndarray:
+def _check_differences(differences: Any, margin: float, *, equal: bool) -> np.ndarray:
     x = np.asarray(differences, dtype=float)
     if x.ndim != 1 or not np.isfinite(x).all():
-        raise ValueError(f"differences must be finite, with one dim, got {x}")
+        raise ValueError(f"differences must be finite and one-dimensional, got {x}")
     if not np.isfinite(margin) or (equal and margin <= 0):
         allowed = "greater than 0 with equal" if equal else "finite"
         raise ValueError(f"margin must be {allowed}, got {margin}")
@@ -110,7 +111,7 @@ def _differences(differences: Any, margin: float, *, equal: bool) -> np.ndarray:
 def _t_test(x: np.ndarray, alternative: Any) -> float:
     from scipy import stats
 
-    # Differences that are all the same leave no doubt, or, at 0, no evidence.
+    # Identical differences have no spread: t is infinite, or undefined at 0.
     if np.ptp(x) <= 1e-12 * np.abs(x).max():
         holds = {"two-sided": x[0] != 0, "greater": x[0] > 0, "less": x[0] < 0}[alternative]
         return 0.0 if holds else 1.0

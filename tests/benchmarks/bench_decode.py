@@ -17,7 +17,7 @@ from joblib import Parallel, delayed
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from threadpoolctl import threadpool_limits
 
-from probes.decoding.cells import one_thread
+from probes.decoding.fitting import one_thread
 from probes.decoding.logistic import fit_logistic_cv
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)

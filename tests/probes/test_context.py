@@ -67,7 +67,7 @@ def test_losses_that_do_not_count_do_not_matter():
     assert found["window_loss"].to_numpy().tolist() == [2] * 4
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     loss, mask = label(np.ones((4, 3))), label(np.ones((4, 3), bool))
     with pytest.raises(ValueError, match=r"loss must have the dims 'window' and 'pos'"):
         loss_by_context(loss.rename(pos="place"), mask)

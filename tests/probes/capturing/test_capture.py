@@ -15,7 +15,7 @@ PATTERN = Quantity(
 
 def test_equals_run_with_cache(toy_model, make_batches):
     model, batches = toy_model().eval(), make_batches(3)
-    got = capture(
+    result = capture(
         model,
         batches,
         {
@@ -31,44 +31,48 @@ def test_equals_run_with_cache(toy_model, make_batches):
     inputs = torch.cat([batch.inputs for batch in batches])
     with torch.no_grad():
         output, cache = model.run_with_cache(inputs)
-    assert got["pattern"].dims == ("example", "layer", "head", "query_pos", "key_pos")
-    assert got["layer"].to_numpy().tolist() == [0, 1]
+    assert result["pattern"].dims == ("example", "layer", "head", "query_pos", "key_pos")
+    assert result["layer"].to_numpy().tolist() == [0, 1]
     for layer in range(2):
         expected = cache[f"blocks.{layer}.attn.hook_pattern"].numpy()
-        np.testing.assert_allclose(got["pattern"].sel(layer=layer), expected, atol=1e-6)
-        np.testing.assert_allclose(got["code"].sel(layer=layer), expected[:, :, -1, 0], atol=1e-6)
-    np.testing.assert_allclose(got["resid"], cache["blocks.1.hook_resid_post"].numpy(), atol=1e-6)
-    assert got["resid"].dims == ("example", "pos", "feature")
-    assert (got["prediction"].to_numpy() == output.argmax(-1).numpy()).all()
-    # Latents ride along, in the order of the batches
-    assert got["index"].to_numpy().tolist() == list(range(15))
+        np.testing.assert_allclose(result["pattern"].sel(layer=layer), expected, atol=1e-6)
+        np.testing.assert_allclose(
+            result["code"].sel(layer=layer), expected[:, :, -1, 0], atol=1e-6
+        )
+    np.testing.assert_allclose(
+        result["resid"], cache["blocks.1.hook_resid_post"].numpy(), atol=1e-6
+    )
+    assert result["resid"].dims == ("example", "pos", "feature")
+    assert (result["prediction"].to_numpy() == output.argmax(-1).numpy()).all()
+    # Latents keep the order of the batches.
+    assert result["index"].to_numpy().tolist() == list(range(15))
     rules = torch.cat([batch.latents["rule"] for batch in batches]).numpy()
-    assert (got["rule"].to_numpy() == rules).all()
-    assert got["rule"].dims == ("example", "feature_id")
-    assert got["code"].dtype == np.float32
-    assert all(variable.attrs["long_name"] for variable in got.data_vars.values())
-    assert got["pattern"].attrs["long_name"] == "pattern"
+    assert (result["rule"].to_numpy() == rules).all()
+    assert result["rule"].dims == ("example", "feature_id")
+    assert result["code"].dtype == np.float32
+    assert all(variable.attrs["long_name"] for variable in result.data_vars.values())
+    assert result["pattern"].attrs["long_name"] == "pattern"
 
 
 def test_layers_are_in_numeric_order(toy_model, make_batches):
     model = toy_model(12).eval()
-    got = capture(model, make_batches(1), {"pattern": PATTERN})
-    assert got["layer"].to_numpy().tolist() == list(range(12))
+    result = capture(model, make_batches(1), {"pattern": PATTERN})
+    assert result["layer"].to_numpy().tolist() == list(range(12))
     _, cache = model.run_with_cache(make_batches(1)[0].inputs)
     for layer in (2, 9, 10, 11):
         np.testing.assert_allclose(
-            got["pattern"].sel(layer=layer),
+            result["pattern"].sel(layer=layer),
             cache[f"blocks.{layer}.attn.hook_pattern"].detach().numpy(),
             atol=1e-6,
         )
 
 
 def test_unnamed_latent_dims_get_names(toy_model, make_batches):
-    got = capture(toy_model(), make_batches(1), {"pattern": PATTERN})
-    assert got["rule"].dims == ("example", "rule_1")
+    result = capture(toy_model(), make_batches(1), {"pattern": PATTERN})
+    assert result["rule"].dims == ("example", "rule_1")
 
 
-def test_what_is_kept_is_a_copy(toy_model, make_batches):
+def test_kept_values_are_copies(toy_model, make_batches):
     model, batches = toy_model().eval(), make_batches(1)
     overwritten = []
 
@@ -85,15 +89,15 @@ def test_what_is_kept_is_a_copy(toy_model, make_batches):
         return capture_hooks(fwd_hooks=[*fwd_hooks, ("blocks.0.attn.hook_pattern", overwrite)])
 
     model.hooks = hooks
-    got = capture(model, batches, {"pattern": quantity})
+    result = capture(model, batches, {"pattern": quantity})
     assert overwritten
-    np.testing.assert_array_equal(got["pattern"], expected)
-    # nor does what the latents came from matter afterwards
+    np.testing.assert_array_equal(result["pattern"], expected)
+    # Nor do later changes of the latents matter.
     batches[0].latents["index"].fill_(-1)
-    assert got["index"].to_numpy().tolist() == [0, 1, 2, 3, 4]
+    assert result["index"].to_numpy().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_nothing_stays_alive_of_what_is_not_kept(toy_model, make_batches):
+def test_activations_that_are_not_kept_are_freed(toy_model, make_batches):
     references = []
 
     def reduce(activation):
@@ -119,8 +123,8 @@ def test_nothing_stays_alive_of_what_is_not_kept(toy_model, make_batches):
 
 def test_hooks_and_flags_are_restored_after_an_error(toy_model, make_batches):
     model = toy_model().train()
-    seen = []
-    model.add_hook("hook_unused", lambda activation, hook: seen.append(1))
+    calls = []
+    model.add_hook("hook_unused", lambda activation, hook: calls.append(1))
 
     def fail(activation):
         raise ArithmeticError("in the reduction")
@@ -148,7 +152,7 @@ def test_runs_in_evaluation_mode(toy_model, make_batches):
 def test_works_on_a_bridge(bridge):
     tokens = torch.randint(11, (6, 8), generator=torch.Generator().manual_seed(0))
     batches = [SimpleNamespace(inputs=part, latents={"tokens": part}) for part in tokens.split(2)]
-    got = capture(
+    result = capture(
         bridge,
         batches,
         {
@@ -161,11 +165,11 @@ def test_works_on_a_bridge(bridge):
     for layer in range(2):
         for name in ("pattern", "z"):
             np.testing.assert_allclose(
-                got[name].sel(layer=layer),
+                result[name].sel(layer=layer),
                 cache[f"blocks.{layer}.attn.hook_{name}"].detach().numpy(),
                 atol=1e-6,
             )
-    assert (got["next"].to_numpy() == logits[:, -1].argmax(-1).numpy()).all()
+    assert (result["next"].to_numpy() == logits[:, -1].argmax(-1).numpy()).all()
     assert not bridge.list_hooks()
 
 
@@ -194,21 +198,21 @@ def test_half_precision_becomes_float32(toy_model, make_batches):
         (
             Quantity("blocks.0.hook_resid_post", ("example",), lambda a: a[:2, 0, 0]),
             ValueError,
-            "batch's examples",
+            "examples of the batch",
         ),
         (
             Quantity("blocks.0.hook_resid_post", ("example",), lambda a: 3.0),
             ValueError,
-            "float is kept",
+            "got float from",
         ),
     ],
 )
-def test_bad_quantities_are_named(toy_model, make_batches, quantity, error, message):
+def test_invalid_quantities_are_refused(toy_model, make_batches, quantity, error, message):
     with pytest.raises(error, match=message):
         capture(toy_model(), make_batches(1), {"x": quantity})
 
 
-def test_bad_input_is_named(toy_model, make_batches):
+def test_invalid_input_is_refused(toy_model, make_batches):
     model = toy_model()
     with pytest.raises(ValueError, match="at least one batch"):
         capture(model, [], {"pattern": PATTERN})
@@ -218,7 +222,7 @@ def test_bad_input_is_named(toy_model, make_batches):
         capture(model, make_batches(1), {"rule": PATTERN})
     with pytest.raises(ValueError, match="latent_dims"):
         capture(model, make_batches(1), {"p": PATTERN}, latent_dims={"rule": ("example",)})
-    with pytest.raises(ValueError, match="another shape in another batch"):
+    with pytest.raises(ValueError, match="must have one shape in all batches"):
         capture(model, [*make_batches(1), *make_batches(1, pos=3)], {"p": PATTERN})
     with pytest.raises(ValueError, match="begin with 'example'"):
         Quantity("hook", ("pos",))
@@ -229,6 +233,6 @@ def test_bad_input_is_named(toy_model, make_batches):
 
 
 def test_buffers_grow(toy_model, make_batches, monkeypatch):
-    whole = capture(toy_model(), make_batches(9), {"pattern": PATTERN})
+    expected = capture(toy_model(), make_batches(9), {"pattern": PATTERN})
     monkeypatch.setattr("probes.capturing.capture._Rows._FIRST_BYTES", 1)
-    assert capture(toy_model(), make_batches(9), {"pattern": PATTERN}).identical(whole)
+    assert capture(toy_model(), make_batches(9), {"pattern": PATTERN}).identical(expected)

@@ -227,7 +227,7 @@ def test_a_second_way_is_measured(programs):
     assert rate.sel(condition=ON[0], outcome="changed") == 0.5
 
 
-def test_bad_input_is_named(programs):
+def test_invalid_input_is_refused(programs):
     graphs = graphs_of(ProgramModel(), programs)
     with pytest.raises(ValueError, match=f"gates must match one hook per step, {STEPS} in the"):
         run(programs, model=ProgramModel(STEPS + 1), graphs=graphs)
@@ -243,7 +243,7 @@ def test_bad_input_is_named(programs):
         run(programs, graphs=graphs, readout=programs.truth["readout"] + 1)
     with pytest.raises(ValueError, match="cuts and batch_size must be at least 1"):
         run(programs, graphs=graphs, cuts=0)
-    with pytest.raises(TypeError, match="whole numbers"):
+    with pytest.raises(TypeError, match="integers"):
         run(programs, graphs=graphs, answer=lambda output: output)
     with pytest.raises(ValueError, match="one number per example"):
         run(programs, graphs=graphs, answer=lambda output: answer_of(output)[:, None])

@@ -275,7 +275,7 @@ def test_collapsed_to_groups():
         # 0 = {2, 3} reads 1 = {0, 1} with 0.7, 1 reads 0 with 0.9; 1 -> 0 is inside, 3 -> 4 out.
         [[0, 0.7], [0.9, 0]],
     )
-    with pytest.raises(TypeError, match="whole numbers"):
+    with pytest.raises(TypeError, match="integers"):
         collapse_columns(graphs, groups=groups * 1.0)
     with pytest.raises(ValueError, match="at least -1"):
         collapse_columns(graphs, groups=groups - 1)
@@ -283,7 +283,7 @@ def test_collapsed_to_groups():
         collapse_columns(graphs, groups=groups[:, :4])
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     gates, attention, valid = arrays(0)
     ones = valid.copy(data=np.ones(valid.shape, dtype=bool))
     with pytest.raises(ValueError, match=r"gates must be in 0\.\.1 at valid columns"):

@@ -354,7 +354,7 @@ def test_the_seed_decides():
     assert not first["example_score"].equals(other["example_score"])
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     programs = make_programs(5)
     graphs, truth = program_graphs(programs), programs.truth
 

@@ -75,13 +75,13 @@ def test_agrees_with_scikit_learn():
             scaler.transform(fit["code"].sel(layer=layer)), fit["rule"]
         )
         predicted = reference.predict(scaler.transform(test["code"].sel(layer=layer)))
-        ours = result["score"].sel(control="probe", split="t", layer=str(layer))
+        actual = result["score"].sel(control="probe", split="t", layer=str(layer))
         expected = [
             accuracy_score(test["rule"], predicted),
             balanced_accuracy_score(test["rule"], predicted),
             f1_score(test["rule"], predicted, average="macro"),
         ]
-        np.testing.assert_allclose(ours, expected, atol=1e-3)
+        np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
 def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
@@ -101,7 +101,7 @@ def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
     assert METRICS == ("accuracy", "balanced_accuracy", "macro_f1")
 
 
-def test_unbalanced_labels_are_seen_in_the_majority_baseline():
+def test_unbalanced_labels_raise_the_majority_baseline():
     weights = [0.85, 0.05, 0.05, 0.05]
     fit, test = planted(0, 600, weights=weights), planted(1, 600, weights=weights)
     result = decode(fit, {"t": test})
@@ -146,8 +146,8 @@ def test_samples_of_one_example_stay_on_one_side():
     assert single["C"].sel(control="probe") == grid[1]
     # Intervals over 60 examples are wider than over 480 samples that are taken for independent.
     width = [
-        (one["score_high"] - one["score_low"]).sel(control="probe", metric="accuracy").item()
-        for one in (grouped, single)
+        (result["score_high"] - result["score_low"]).sel(control="probe", metric="accuracy").item()
+        for result in (grouped, single)
     ]
     assert width[0] > 1.8 * width[1]
 
@@ -246,18 +246,18 @@ def test_classes_that_one_side_lacks():
     assert results["test"]["chance"] == 0.25
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     fit, test = planted(0, 40), planted(1, 40)
     broken = fit.copy(deep=True)
     broken["code"][3, 0, 0] = np.nan
     broken["code"][4, 1, 1] = np.inf
-    with pytest.raises(ValueError, match="2 of 40 samples hold NaN"):
+    with pytest.raises(ValueError, match="2 of 40 samples with NaN"):
         decode(broken, {"t": test})
     with pytest.raises(ValueError, match=r"tests\['t'\]"):
         decode(fit, {"t": broken})
-    with pytest.raises(KeyError, match="no variable 'latent'"):
+    with pytest.raises(KeyError, match="must hold 'latent'"):
         decode(fit, {"t": test}, code="latent")
-    with pytest.raises(ValueError, match="must be different dims"):
+    with pytest.raises(ValueError, match="must be distinct dims"):
         decode(fit, {"t": test}, cells=("step",))
     with pytest.raises(ValueError, match="at least one dataset"):
         decode(fit, {})
@@ -271,13 +271,13 @@ def test_bad_input_is_named():
         decode(fit, {"t": test}, untrained=(fit, {"u": test}))
     with pytest.raises(ValueError, match="folds must be in"):
         decode(fit, {"t": test}, folds=41)
-    with pytest.raises(ValueError, match="penalties must be positive"):
+    with pytest.raises(ValueError, match="penalties must be one or more positive"):
         decode(fit, {"t": test}, penalties=(0.0,))
     with pytest.raises(ValueError, match="no dims but the samples"):
         decode(fit.assign(rule=fit["code"].isel(head=0)), {"t": test})
 
 
-def test_threads_are_given_back():
+def test_number_of_threads_is_restored():
     threads = torch.get_num_threads()
     decode(planted(0, 40), {"t": planted(1, 40)}, resamples=10)
     assert torch.get_num_threads() == threads

@@ -25,21 +25,21 @@ def problem(seed, *, samples=600, features=6, classes=5, strength=1.0, mixing=0.
 def test_agrees_with_scikit_learn(classes, penalty, strength):
     x, y = problem(classes, classes=classes, strength=strength)
     classes = y.max() + 1
-    ours = fit_logistic(
+    fit = fit_logistic(
         torch.from_numpy(x),
         torch.from_numpy(y)[None],
         torch.tensor([penalty]).double(),
         classes=classes,
     )
     reference = LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000).fit(x, y)
-    weight, intercept = ours.weight[0].numpy(), ours.intercept[0].numpy()
+    weight, intercept = fit.weight[0].numpy(), fit.intercept[0].numpy()
     if classes == 2:
         weight, intercept = weight[1:] - weight[:1], intercept[1:] - intercept[:1]
     np.testing.assert_allclose(weight, reference.coef_, atol=2e-3)
     np.testing.assert_allclose(intercept, reference.intercept_, atol=1e-2)
-    agreed = (ours.predict(torch.from_numpy(x))[0].numpy() == reference.predict(x)).mean()
+    agreed = (fit.predict(torch.from_numpy(x))[0].numpy() == reference.predict(x)).mean()
     assert agreed >= 1 - 2 / len(x)
-    assert ours.converged.all()
+    assert fit.converged.all()
 
 
 def test_problems_side_by_side_are_the_problems_alone():
@@ -57,7 +57,7 @@ def test_problems_side_by_side_are_the_problems_alone():
 def test_cross_validation_chooses_what_scikit_learn_chooses():
     x, y = problem(1, strength=0.4)
     fold = np.random.default_rng(0).integers(0, 4, size=len(y))
-    ours, chosen, losses = fit_logistic_cv(
+    fit, chosen, losses = fit_logistic_cv(
         torch.from_numpy(x),
         torch.from_numpy(y)[None],
         torch.from_numpy(fold),
@@ -74,8 +74,8 @@ def test_cross_validation_chooses_what_scikit_learn_chooses():
         l1_ratios=(0.0,),
     ).fit(x, y)
     assert chosen.item() == reference.C_
-    np.testing.assert_allclose(ours.weight[0], reference.coef_, atol=1e-2)
-    # scikit-learn weighs folds equally, ours samples equally
+    np.testing.assert_allclose(fit.weight[0], reference.coef_, atol=1e-2)
+    # scikit-learn weighs folds equally, this code samples equally
     expected = [
         sum(
             -np.log(
@@ -94,33 +94,33 @@ def test_cross_validation_chooses_what_scikit_learn_chooses():
 def test_constant_features_and_equal_features_are_harmless():
     x, y = problem(2)
     x = np.concatenate([x, np.zeros((len(x), 2)), x[:, :1]], axis=1)
-    ours = fit_logistic(
+    fit = fit_logistic(
         torch.from_numpy(x), torch.from_numpy(y)[None], torch.tensor([1.0]).double(), classes=5
     )
     reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x, y)
-    np.testing.assert_allclose(ours.weight[0], reference.coef_, atol=2e-3)
+    np.testing.assert_allclose(fit.weight[0], reference.coef_, atol=2e-3)
     # Their axes are eigenvectors, which are orthogonal to the others up to rounding.
-    assert ours.weight[0, :, 6:8].abs().max() < 1e-12
+    assert fit.weight[0, :, 6:8].abs().max() < 1e-12
 
 
 def test_separable_data_converge():
     x = np.repeat(np.eye(3), 50, axis=0)
     y = np.repeat(np.arange(3), 50)
-    ours = fit_logistic(
+    fit = fit_logistic(
         torch.from_numpy(x), torch.from_numpy(y)[None], torch.tensor([1e4]).double(), classes=3
     )
-    assert ours.converged.all()
-    assert (ours.predict(torch.from_numpy(x))[0].numpy() == y).all()
+    assert fit.converged.all()
+    assert (fit.predict(torch.from_numpy(x))[0].numpy() == y).all()
 
 
 def test_a_class_without_samples_is_never_predicted():
     x, y = problem(3, classes=3)
     labels = torch.from_numpy(np.array([0, 2, 5])[y])[None]
-    ours = fit_logistic(torch.from_numpy(x), labels, torch.tensor([1.0]).double(), classes=6)
+    fit = fit_logistic(torch.from_numpy(x), labels, torch.tensor([1.0]).double(), classes=6)
     reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x, y)
-    np.testing.assert_allclose(ours.weight[0, [0, 2, 5]], reference.coef_, atol=2e-3)
-    assert set(ours.predict(torch.from_numpy(x))[0].tolist()) <= {0, 2, 5}
-    # and where only one fold has a class, its held-out samples do not break the choice
+    np.testing.assert_allclose(fit.weight[0, [0, 2, 5]], reference.coef_, atol=2e-3)
+    assert set(fit.predict(torch.from_numpy(x))[0].tolist()) <= {0, 2, 5}
+    # Where only one fold has a class, its held-out samples do not break the choice
     fold = torch.arange(len(y)) % 3
     labels[0, labels[0] == 5] = 0
     labels[0, 0] = 5

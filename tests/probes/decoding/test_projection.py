@@ -64,7 +64,7 @@ def test_several_methods_have_their_labels(code):
     assert both["projection"].attrs["long_name"]
 
 
-def test_bad_input_is_named(code):
+def test_invalid_input_is_refused(code):
     with pytest.raises(ValueError, match=r"\(\)"):
         project(code, method=())
     with pytest.raises(ValueError, match="'umap'"):

@@ -11,7 +11,7 @@ SLOPE = np.random.default_rng(99).standard_normal(6)
 
 
 def planted(seed, examples=300, noise=0.5):
-    """Layer 0 is noise, layer 1 tells the value up to noise; R^2 is known."""
+    """Layer 0 is noise, layer 1 is the value plus noise; R^2 is known."""
     rng = np.random.default_rng(seed)
     code = rng.standard_normal((examples, 2, 6))
     value = code[:, 1] @ SLOPE + noise * np.linalg.norm(SLOPE) * rng.standard_normal(examples)
@@ -74,25 +74,25 @@ def of_many(seed, **constant):
 def test_each_of_many_numbers_is_decoded_by_itself():
     fit, tests = of_many(0, one=1.0), {"a": of_many(1), "b": of_many(2, noise=0.0)}
     bare = of_many(3), {"a": of_many(4), "b": of_many(5, noise=0.0)}
-    found = decode_each(fit, tests, along="label", untrained=bare, resamples=50, seed=1)
+    result = decode_each(fit, tests, along="label", untrained=bare, resamples=50, seed=1)
     # What is constant where probes are fitted is left out.
-    assert found["label"].to_numpy().tolist() == ["read", "noise"]
-    assert found["score"].dims == ("label", "control", "split", "layer", "metric")
-    probe = found["score"].sel(control="probe", layer="1", metric="r2")
+    assert result["label"].to_numpy().tolist() == ["read", "noise"]
+    assert result["score"].dims == ("label", "control", "split", "layer", "metric")
+    probe = result["score"].sel(control="probe", layer="1", metric="r2")
     assert (probe.sel(label="read") > 0.6).all()
     assert probe.sel(label="noise", split="a") < 0.1
     # What is constant in a test has no score there.
-    assert np.isnan(found["score"].sel(label="noise", split="b")).all()
+    assert np.isnan(result["score"].sel(label="noise", split="b")).all()
     alone = decode_continuous(
-        *(fit.sel(label="read"), {name: one.sel(label="read") for name, one in tests.items()}),
+        *(fit.sel(label="read"), {name: test.sel(label="read") for name, test in tests.items()}),
         untrained=(
             bare[0].sel(label="read"),
-            {n: one.sel(label="read") for n, one in bare[1].items()},
+            {n: test.sel(label="read") for n, test in bare[1].items()},
         ),
         resamples=50,
         seed=1,
     )
-    xr.testing.assert_equal(found.sel(label="read", drop=True), alone)
+    xr.testing.assert_equal(result.sel(label="read", drop=True), alone)
 
 
 def test_numbers_that_never_vary_are_refused():

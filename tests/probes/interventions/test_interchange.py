@@ -194,7 +194,7 @@ def test_works_on_a_bridge(bridge):
     assert not bridge.list_hooks()
 
 
-def test_bad_input_is_named(pairs):
+def test_invalid_input_is_refused(pairs):
     base, source = pairs
     with pytest.raises(ValueError, match="200 examples, but source_inputs has 199"):
         interchange(
@@ -222,7 +222,7 @@ def test_bad_input_is_named(pairs):
         run(base, source, outcomes={})
     with pytest.raises(ValueError, match="shape of the answers"):
         run(base, source, outcomes={"x": base})
-    with pytest.raises(TypeError, match="whole numbers"):
+    with pytest.raises(TypeError, match="integers"):
         run(base, source, answer=lambda logits: logits.amax(-1))
     with pytest.raises(ValueError, match="answer must return a tensor"):
         run(base, source, answer=lambda logits: logits.argmax())

@@ -106,7 +106,7 @@ def test_repeats_and_limits_change_nothing():
     np.testing.assert_allclose(limited["adapted_repeat"], first["adapted_repeat"], rtol=1e-5)
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     for examples in ((), (0, 1), (4, 1), (1, 1)):
         with pytest.raises(ValueError, match=r"examples must be ascending numbers of at least 1"):
             adapt(0.5, examples=examples)

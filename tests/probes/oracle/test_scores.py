@@ -108,7 +108,7 @@ def test_the_path_of_a_task_is_one_that_no_sample_needs_to_like():
     assert result["loss"].sel(path="task").item() == pytest.approx(either, rel=0.2)
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     model, inputs, targets, task = planted(32)
     options = {"routed": torch.zeros(32, 2, dtype=torch.long), "untrained": model, "task": task}
 
@@ -123,7 +123,7 @@ def test_bad_input_is_named():
         score(task=task.index_fill(0, torch.tensor([3]), 4))
     with pytest.raises(ValueError, match=r"task must be \[example\], \(32,\), got \(32, 1\)"):
         score(task=task[:, None])
-    with pytest.raises(TypeError, match=r"task must hold whole numbers"):
+    with pytest.raises(TypeError, match=r"task must hold integers"):
         score(task=task.float())
     with pytest.raises(ValueError, match=r"applies 20 modules for each example.*budget=19"):
         score(budget=19)

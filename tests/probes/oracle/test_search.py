@@ -177,7 +177,7 @@ def test_another_loss():
     assert (result["best_loss"] ** 2 >= squared["best_loss"] / 2 - 1e-12).all()
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     model, inputs, targets, routed = random_problem(2, 3)
 
     def search(inputs=inputs, targets=targets, routed=routed, **options):
@@ -204,9 +204,9 @@ def test_bad_input_is_named():
         search(targets=targets[1:])
     with pytest.raises(ValueError, match=r"targets must be finite, got 1 NaN"):
         search(targets=targets.masked_fill(torch.arange(14).view(7, 2) == 5, torch.nan))
-    with pytest.raises(TypeError, match=r"routed must hold whole numbers, got torch.float32"):
+    with pytest.raises(TypeError, match=r"routed must hold integers, got torch.float32"):
         search(routed=routed.float())
-    with pytest.raises(TypeError, match=r"routed must be a tensor of whole numbers, got ndarray"):
+    with pytest.raises(TypeError, match=r"routed must be a tensor of integers, got ndarray"):
         search(routed=routed.numpy())
     with pytest.raises(
         ValueError, match=r"routed must be \[example, layer\], \(7, 2\), got \(7, 1\)"

@@ -230,7 +230,7 @@ def test_every_variable_says_what_it_is():
     assert result["activation"].dims == ("group", "search", "true_retrieval", "model_retrieval")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     scores, truth = plant(0, [0, 1], [0, 1, 2], sharpness=1.0)
     also = attend(0, truth, [0, 1], 2)
     with pytest.raises(ValueError, match=r"value_scores must have the dims \('example', 'pos', "):
@@ -241,7 +241,7 @@ def test_bad_input_is_named():
         score_pairing(scores, truth.isel(wanted=0))
     with pytest.raises(ValueError, match=r"truth must have 80 values along 'example', .* got 79"):
         score_pairing(scores, truth[1:])
-    with pytest.raises(TypeError, match=r"truth must hold whole numbers, got float64"):
+    with pytest.raises(TypeError, match=r"truth must hold integers, got float64"):
         score_pairing(scores, truth * 1.0)
     with pytest.raises(ValueError, match=r"truth must hold .* got values in -2\.\.0"):
         score_pairing(scores, truth - 2)

@@ -77,7 +77,7 @@ def test_a_group_without_examples_is_nan():
     assert np.isfinite(found["distance"].sel(group="g0", other_group="g0")).all()
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     scores, member = label(noise(0, (5, 1, 2, 3)), [[True] * 5])
     with pytest.raises(ValueError, match=r"value_scores must have the dims .*'search'"):
         summarise_value_scores(scores.rename(search="head"), member)

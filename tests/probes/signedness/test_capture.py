@@ -78,7 +78,7 @@ def test_saturation_is_beyond_the_limits_of_each_quantity():
     assert (found.sel(head=1, quantity="affinity") == 0).all()
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     models = {"one": Signed(1.0)}
     with pytest.raises(ValueError, match="models and examples must not be empty"):
         probes.measure_signedness(models, {})

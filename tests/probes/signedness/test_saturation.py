@@ -64,7 +64,7 @@ def test_every_variable_says_what_it_is():
     assert result.attrs["interval"].startswith("percentile bootstrap over examples, 95%")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     values, limit = drawn(), xr.DataArray([0.5, 3.0], coords={"quantity": LABELS})
     with pytest.raises(ValueError, match=r"low must be below high = 0\.5, got 0\.5"):
         score_saturation(values, low=0.5, high=0.5)

@@ -294,7 +294,7 @@ def test_every_variable_says_what_it_is():
     assert result.attrs["interval"].startswith("percentile bootstrap over examples, 95%")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     pattern, sign = plant(0)
     with pytest.raises(ValueError, match=r"pattern must have the dims \('example', 'query_pos', "):
         score_signedness(pattern.rename(key_pos="pos"))
@@ -312,7 +312,7 @@ def test_bad_input_is_named():
         score_signedness(pattern, valid=sign > 3)
     with pytest.raises(ValueError, match=r"pattern must be finite where valid"):
         score_signedness(pattern * np.nan)
-    with pytest.raises(TypeError, match=r"sign must hold whole numbers, got float64"):
+    with pytest.raises(TypeError, match=r"sign must hold integers, got float64"):
         score_signedness(pattern, sign=sign * 1.0)
     with pytest.raises(ValueError, match=r"sign must be -1, 0 or 1 .* values in -2\.\.2"):
         score_signedness(pattern, sign=2 * sign)

@@ -363,7 +363,7 @@ def test_results_repeat_and_are_files(tmp_path):
         xr.testing.assert_equal(read.load(), first)
 
 
-def test_wrong_input_is_named():
+def test_invalid_input_is_refused():
     routing, operation = soft_routing(0)
 
     def score(routing=routing, operation=operation, **options):
@@ -390,7 +390,7 @@ def test_wrong_input_is_named():
         score(operation=operation[1:])
     with pytest.raises(ValueError, match="coordinate 'layer' of routing"):
         score(routing.assign_coords(layer=[0, 1]), operation.assign_coords(layer=[1, 0]))
-    with pytest.raises(TypeError, match="whole numbers, got float64"):
+    with pytest.raises(TypeError, match="integers, got float64"):
         score(operation=1.0 * operation)
     with pytest.raises(ValueError, match=r"operation must be in -1\.\.2, got values in 0\.\.3"):
         score(operations=3)

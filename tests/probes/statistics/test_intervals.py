@@ -43,13 +43,13 @@ def test_a_lower_confidence_covers_less():
     assert 0.44 <= share_covered(bootstrap_ratio(parts, wholes, confidence=0.5)) <= 0.56
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_equals_a_plain_loop(known):
+@pytest.mark.parametrize("with_clusters", [False, True])
+def test_equals_a_plain_loop(with_clusters):
     parts, wholes, cluster = clustered(0, 3, n_clusters=60, within=1)
-    clusters = (7 - 3 * cluster) if known else None
-    found = bootstrap_ratio(parts, wholes, clusters=clusters, resamples=150, seed=5)
+    clusters = (7 - 3 * cluster) if with_clusters else None
+    result = bootstrap_ratio(parts, wholes, clusters=clusters, resamples=150, seed=5)
     members = [np.flatnonzero(cluster == c) for c in reversed(range(60))]
-    if not known:
+    if not with_clusters:
         members = [[example] for example in range(N)]
     rng, ratios = np.random.default_rng(5), []
     for _ in range(150):
@@ -60,8 +60,8 @@ def test_equals_a_plain_loop(known):
                     above[column] += parts[example, column]
                     below[column] += wholes[example, column]
         ratios.append([a / b for a, b in zip(above, below, strict=True)])
-    np.testing.assert_allclose(found.estimate, parts.sum(0) / wholes.sum(0), rtol=1e-12)
-    for end, percent in ((found.low, 2.5), (found.high, 97.5)):
+    np.testing.assert_allclose(result.estimate, parts.sum(0) / wholes.sum(0), rtol=1e-12)
+    for end, percent in ((result.low, 2.5), (result.high, 97.5)):
         np.testing.assert_allclose(end, np.percentile(ratios, percent, axis=0), rtol=1e-10)
 
 
@@ -69,14 +69,14 @@ def test_equals_a_plain_loop(known):
 def test_equals_scipy(method):
     parts, wholes, _ = clustered(0, 4, n_clusters=N, within=1)
 
-    def statistic(part, whole, axis):
-        return part.sum(axis) / whole.sum(axis)
+    def statistic(numerator, denominator, axis):
+        return numerator.sum(axis) / denominator.sum(axis)
 
     options = {"method": method, "confidence_level": 0.9, "n_resamples": 500, "batch": 20}
-    theirs = scipy.stats.bootstrap(
+    reference = scipy.stats.bootstrap(
         (parts, wholes), statistic, paired=True, vectorized=True, axis=0, rng=3, **options
     ).confidence_interval
-    ours = bootstrap(
+    result = bootstrap(
         lambda weights: (weights @ parts) / (weights @ wholes),
         (N,),
         method=method,
@@ -84,8 +84,8 @@ def test_equals_scipy(method):
         confidence=0.9,
         seed=3,
     )
-    np.testing.assert_allclose(ours.low, theirs.low, rtol=1e-10)
-    np.testing.assert_allclose(ours.high, theirs.high, rtol=1e-10)
+    np.testing.assert_allclose(result.low, reference.low, rtol=1e-10)
+    np.testing.assert_allclose(result.high, reference.high, rtol=1e-10)
 
 
 def test_a_ratio_of_sums_is_no_mean_of_ratios():
@@ -122,11 +122,11 @@ def test_an_empty_group_is_nan_and_a_rare_one_is_not():
     member[:, 0] = 1
     member[3:5, 1] = 1
     right = np.arange(20)[:, None] % 2 * member
-    found = bootstrap_ratio(right, member)
-    assert np.isnan([values[2] for values in found]).all()
-    assert found.estimate[:2].tolist() == [0.5, 0.5]
-    assert (found.low[1], found.high[1]) == (0, 1)
-    # A part without a whole is no ratio either, not infinite.
+    result = bootstrap_ratio(right, member)
+    assert np.isnan([values[2] for values in result]).all()
+    assert result.estimate[:2].tolist() == [0.5, 0.5]
+    assert (result.low[1], result.high[1]) == (0, 1)
+    # A ratio with denominator 0 is NaN, not infinite.
     assert np.isnan(bootstrap_ratio(np.ones(5), np.zeros(5))).all()
 
 
@@ -139,21 +139,24 @@ def test_draws_are_those_of_the_seed_whatever_is_scored():
     assert (bootstrap_ratio(parts, wholes, seed=2).low != every.low).all()
 
 
-def test_one_example_or_cluster_tells_nothing_of_the_spread():
-    for found in (
+def test_one_example_or_cluster_has_no_interval():
+    for result in (
         bootstrap_ratio(np.array([[2.0, 3.0]])),
         bootstrap_ratio(np.array([[1.0, 3.0], [3.0, 3.0]]), clusters=np.array([4, 4])),
     ):
-        assert found.estimate.tolist() == [2, 3]
-        assert np.isnan([found.low, found.high]).all()
+        assert result.estimate.tolist() == [2, 3]
+        assert np.isnan([result.low, result.high]).all()
 
 
 def test_without_resamples_there_is_the_estimate_alone():
     parts = np.random.default_rng(0).random((20, 3))
-    found, whole = bootstrap_ratio(parts, parts**2, resamples=0), bootstrap_ratio(parts, parts**2)
-    np.testing.assert_array_equal(found.estimate, whole.estimate)
-    assert np.isnan([found.low, found.high]).all()
-    assert np.isfinite([whole.low, whole.high]).all()
+    result, reference = (
+        bootstrap_ratio(parts, parts**2, resamples=0),
+        bootstrap_ratio(parts, parts**2),
+    )
+    np.testing.assert_array_equal(result.estimate, reference.estimate)
+    assert np.isnan([result.low, result.high]).all()
+    assert np.isfinite([reference.low, reference.high]).all()
 
 
 def test_memory_does_not_grow_with_resamples():
@@ -176,10 +179,10 @@ def test_two_sizes_are_drawn_independently():
     def mean(rows, columns):
         return np.einsum("di,ij,dj->d", rows, values, columns) / values.size
 
-    found = bootstrap(mean, (60, 40), resamples=4000)
+    result = bootstrap(mean, (60, 40), resamples=4000)
     spread = math.sqrt(values.mean(1).var() / 60 + values.mean(0).var() / 40)
-    assert found.estimate == pytest.approx(values.mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.05)
+    assert result.estimate == pytest.approx(values.mean())
+    assert result.high - result.low == pytest.approx(2 * 1.96 * spread, rel=0.05)
     assert np.isnan(bootstrap(lambda a, b: a.sum(1) + b.sum(1), (60, 1)).low)
 
 
@@ -209,24 +212,24 @@ def test_undefined_resamples_are_left_out_or_make_the_ends_undefined():
 
 def test_over_seeds_is_student_t_without_the_missing():
     values = np.array([[0.81, 0.9, np.nan, 0.93, 0.7], [1, 2, 3, 4, 5]])
-    found = over_seeds(values, confidence=0.9)
+    result = over_seeds(values, confidence=0.9)
     for row, number in enumerate((4, 5)):
-        known = values[row][~np.isnan(values[row])]
-        mean = sum(known) / number
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (number - 1))
-        half = scipy.stats.t.ppf(0.95, number - 1) * deviation / math.sqrt(number)
-        expected = (mean, mean - half, mean + half)
-        np.testing.assert_allclose([one[row] for one in found], expected, rtol=1e-12)
-        theirs = scipy.stats.ttest_1samp(known, 0).confidence_interval(0.9)
-        np.testing.assert_allclose([found.low[row], found.high[row]], theirs, rtol=1e-12)
+        defined = values[row][~np.isnan(values[row])]
+        mean = sum(defined) / number
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in defined) / (number - 1))
+        half_width = scipy.stats.t.ppf(0.95, number - 1) * deviation / math.sqrt(number)
+        expected = (mean, mean - half_width, mean + half_width)
+        np.testing.assert_allclose([end[row] for end in result], expected, rtol=1e-12)
+        reference = scipy.stats.ttest_1samp(defined, 0).confidence_interval(0.9)
+        np.testing.assert_allclose([result.low[row], result.high[row]], reference, rtol=1e-12)
     # By the table: 2.776 is the 97.5% quantile with 4 degrees of freedom.
     assert over_seeds(values[1]).high - 3 == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=1e-3)
 
 
 def test_one_seed_has_a_mean_and_no_interval():
-    found = over_seeds(np.array([[0.5, np.nan], [np.nan, np.nan]]))
-    np.testing.assert_array_equal(found.estimate, [0.5, np.nan])
-    assert np.isnan([found.low, found.high]).all()
+    result = over_seeds(np.array([[0.5, np.nan], [np.nan, np.nan]]))
+    np.testing.assert_array_equal(result.estimate, [0.5, np.nan])
+    assert np.isnan([result.low, result.high]).all()
     assert over_seeds(np.array([0.25])).estimate == 0.25
     assert np.isnan(over_seeds(np.array([])).estimate)
     same = over_seeds(np.array([2.0, 2.0]))
@@ -235,15 +238,15 @@ def test_one_seed_has_a_mean_and_no_interval():
 
 def test_exact_rates_are_those_of_clopper_and_pearson():
     hits = np.array([[1, 1, 0, 1, 1, -1, 0], [0] * 7, [-1] * 7])
-    found = exact_rates(hits)
-    np.testing.assert_allclose(found.estimate, [4 / 6, 0, np.nan])
+    result = exact_rates(hits)
+    np.testing.assert_allclose(result.estimate, [4 / 6, 0, np.nan])
     for row, (right, tried) in enumerate(((4, 6), (0, 7))):
-        theirs = scipy.stats.binomtest(right, tried).proportion_ci(0.95, method="exact")
-        np.testing.assert_allclose([found.low[row], found.high[row]], theirs, atol=1e-9)
-    assert np.isnan([found.low[2], found.high[2]]).all()
+        reference = scipy.stats.binomtest(right, tried).proportion_ci(0.95, method="exact")
+        np.testing.assert_allclose([result.low[row], result.high[row]], reference, atol=1e-9)
+    assert np.isnan([result.low[2], result.high[2]]).all()
 
 
-def test_variables_are_named_and_described():
+def test_interval_variables_have_names_and_attributes():
     interval = Interval(np.array([0.5, 0.6]), np.array([0.4, 0.5]), np.array([0.6, 0.7]))
     data = xr.Dataset(
         interval_variables("loss", interval, ("split",), long_name="test loss", units="nats")
@@ -263,10 +266,10 @@ def test_variables_are_named_and_described():
 
 
 OTHER_QUANTILES = ("signedness/scores.py", "control_flow/matching.py")
-"""They take some for a scale and for thresholds."""
+"""Modules that take quantiles for a scale and for thresholds."""
 
 
-def test_no_probe_makes_ends_of_its_own():
+def test_only_intervals_computes_interval_ends():
     for path in Path(probes.__file__).parent.rglob("*.py"):
         if path.name != "intervals.py":
             text = path.read_text()
@@ -275,11 +278,11 @@ def test_no_probe_makes_ends_of_its_own():
             assert taken == path.as_posix().endswith(OTHER_QUANTILES), path
 
 
-def test_examples_are_right():
+def test_docstring_examples_are_right():
     from probes.statistics import intervals
 
-    known = {name: getattr(probes, name) for name in probes.__all__}
-    failed, tried = doctest.testmod(intervals, extraglobs={**known, "numpy": np, "xarray": xr})
+    exports = {name: getattr(probes, name) for name in probes.__all__}
+    failed, tried = doctest.testmod(intervals, extraglobs={**exports, "numpy": np, "xarray": xr})
     assert tried > 5
     assert failed == 0
 
@@ -300,7 +303,7 @@ ONES = np.ones((4, 2))
         (
             lambda: bootstrap_ratio(ONES, clusters=np.ones(4)),
             TypeError,
-            "clusters must hold whole numbers, got float64",
+            "clusters must hold integers, got float64",
         ),
         (
             lambda: bootstrap_ratio(ONES, clusters=np.arange(3)),
@@ -341,6 +344,6 @@ ONES = np.ones((4, 2))
         ),
     ],
 )
-def test_wrong_input_is_named(call, error, message):
+def test_invalid_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -35,7 +35,7 @@ def test_equality_is_two_one_sided_tests():
     assert paired_test(x - x.mean() + 0.05, 0.05, equal=True) == pytest.approx(0.5)
 
 
-def test_differences_that_are_all_the_same_leave_no_doubt():
+def test_identical_differences_have_p_0_or_1():
     assert paired_test(np.full(3, 0.2)) == 0
     assert paired_test(np.full(3, 0.2), 0.2) == 1
     assert paired_test(np.zeros(3), 0.1, equal=True) == 0
@@ -43,7 +43,7 @@ def test_differences_that_are_all_the_same_leave_no_doubt():
 
 
 @pytest.mark.parametrize(("margin", "equal"), [(0.0, False), (0.4, False), (0.4, True)])
-def test_as_many_pairs_as_are_needed_decide_and_one_less_does_not(margin, equal):
+def test_pairs_needed_is_the_smallest_number_that_decides(margin, equal):
     x = np.array([0.1, 0.3, -0.1, 0.05])
     needed = int(pairs_needed(x, margin, equal=equal, level=0.01))
 
@@ -55,7 +55,7 @@ def test_as_many_pairs_as_are_needed_decide_and_one_less_does_not(margin, equal)
     assert p(needed) < 0.01 <= p(needed - 1)
 
 
-def test_no_number_of_pairs_shows_what_is_not_there():
+def test_no_number_of_pairs_is_enough_without_an_effect():
     assert pairs_needed(np.array([0.1, -0.1])) == np.inf
     assert np.isnan(pairs_needed(np.array([0.1])))
 
@@ -70,14 +70,14 @@ def test_holm_by_hand():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: paired_test(np.ones((2, 2))), "differences must be finite, with one dim"),
-        (lambda: paired_test([0.1, np.nan]), "differences must be finite, with one dim"),
+        (lambda: paired_test(np.ones((2, 2))), "differences must be finite and one-dimensional"),
+        (lambda: paired_test([0.1, np.nan]), "differences must be finite and one-dimensional"),
         (lambda: paired_test([0.1, 0.2], np.inf), "margin must be finite, got inf"),
         (lambda: paired_test([0.1, 0.2], equal=True), "margin must be greater than 0 with equal"),
         (lambda: pairs_needed([0.1, 0.2], level=1), r"level must be in \(0, 1\), got 1"),
     ],
 )
-def test_what_cannot_be_is_refused(call, message):
+def test_invalid_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
