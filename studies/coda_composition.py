@@ -2,14 +2,14 @@
 
 The quasi-attention of "Compositional De-Attention Networks" (Tay et al. 2019) gives each token a
 weight between -1 and 1. It is compared with softmax attention, linear attention and HYLA on lines
-of arithmetic (the paper's mathematical language understanding), and on pairs of sequences in which
-it is known what of one is to be added, subtracted or ignored given the other. There, all its
-composition functions and ways of centring are compared too (the paper's Tables 8 and 9).
+of arithmetic (the paper's mathematical language understanding), and on pairs of sequences where it
+is known which tokens must be added, subtracted or ignored. On the pairs, all its composition
+functions and centrings are compared as well (the paper's Tables 8 and 9).
 
     python studies/coda_composition.py                               # arithmetic, 10 to 15 minutes
     python studies/coda_composition.py --study coda_signed_pairs     # 10 to 15 minutes
     python studies/coda_composition.py --preset smoke
-    python studies/coda_composition.py --preset ablation             # of compositions, arithmetic
+    python studies/coda_composition.py --preset ablation             # of functions, arithmetic
     python studies/coda_composition.py task.low=-50 task.high=50 seed=0,1
     python studies/coda_composition.py --preset paper --device cuda
 """
@@ -39,25 +39,25 @@ from tasks import MLUConfig, SignedPairsConfig
 
 
 def agreement(variable: str, weights: str, control: str = "observed") -> Reading:
-    """Of the head that agrees best with the planted signs on `id`, the agreement on `ood`."""
+    """Agreement with the planted signs on `ood`, of the head that agrees best on `id`."""
     select = {"scale": "relative", "weights": weights, "control": control}
 
     def values(result: xr.DataTree) -> np.ndarray:
-        one = result["signs"][variable].sel(select).stack(where=PLACES)
-        best = one.sel(split="id").fillna(-1).argmax("where")
-        return one.sel(split="ood").isel(where=best).to_numpy()
+        scores = result["signs"][variable].sel(select).stack(where=PLACES)
+        best = scores.sel(split="id").fillna(-1).argmax("where")
+        return scores.sel(split="ood").isel(where=best).to_numpy()
 
     return Reading(f"{variable} of the best head ({weights}, {control})", values)
 
 
 def share(kind: str) -> Reading:
-    """The share of trained weights of a kind, over all places, layers and heads, on `ood`."""
+    """The share of attention weights of a kind, mean over places, layers and heads, on `ood`."""
     where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
     return read("signs", "share", mean=PLACES, **where)
 
 
 def shrunk(result: xr.DataTree) -> np.ndarray:
-    """How much less of E is saturated at the last kept checkpoint than at the first, on `id`."""
+    """The saturated share of E at the first kept checkpoint minus that at the last, on `id`."""
     if "saturation_along_training" not in result.children:
         return np.full(result["scores"].sizes["cell"], np.nan)
     part = result["saturation_along_training"]["saturated_mean"]
@@ -79,9 +79,9 @@ SIGNS, MATCHES = (
     }
     for variable in ("balanced_accuracy", "matched")
 )
-"""Agreement with the three planted signs, and on whether a token counts at all."""
+"""Agreement with the three planted signs, and on whether a token counts at all, by control."""
 
-# What varies
+# Axes
 
 GATES = ("sigmoid", "tanh", "arctan", "algebraic")
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
@@ -89,25 +89,25 @@ SOFTMAX = {"model": "softmax"}
 
 
 def coda(**more: Any) -> dict[str, Any]:
-    """CoDA as the paper has it, but for some settings."""
+    """Coordinates of CoDA with the paper's settings, except those given."""
     return {"model": "coda"} | views.BASIC | more
 
 
 def grid(*models: str, **more: Any) -> dict[str, Any]:
-    """CoDA as the paper has it, or further models, but for what varies."""
-    usual = {name: (value,) for name, value in views.BASIC.items()}
-    return {"model": models or ("coda",)} | usual | more
+    """A grid of models with the paper's settings of CoDA, except the given axes."""
+    default = {name: (value,) for name, value in views.BASIC.items()}
+    return {"model": models or ("coda",)} | default | more
 
 
 def centred(*over: str) -> dict[str, Any]:
-    """All pairs of centrings, with the paper's functions."""
+    """A grid of all pairs of centrings, with the paper's composition functions."""
     return grid(affinity_centring=over, gate_centring=over)
 
 
 MODELS = grid("softmax", "linear", "hyla", "coda", gate_centring=("none", "row"))
 DOUBLED = grid(doubled=(True,))
 BY_HEADS, BY_NETWORKS = ({"alignment": (name,)} for name in ("heads", "networks"))
-"""Pairs are aligned by heads, or by the networks of the paper's base model."""
+"""Pairs are aligned by attention heads, or by the networks of the paper's base model."""
 
 # Claims
 
@@ -117,24 +117,24 @@ TAY = "Tay et al. 2019, "
 def learns(
     statement: str, source: str, of: Any, than: Any, reading: Any = ON_ID, within: float = 0.0
 ) -> Claim:
-    """That a model answers better than another one, or as well: `within` a difference."""
-    side: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
-    return Claim(statement, source, reading, of, **side, of_learning=True)
+    """The claim that a model is more accurate than another, or as accurate `within` a margin."""
+    other: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
+    return Claim(statement, source, reading, of, **other, of_learning=True)
 
 
 def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:
-    """That something of CoDA's weights, with N centred or not, is greater than a number."""
+    """The claim that a reading of CoDA's weights exceeds a number, for every centring of N."""
     of = {name: value for name, value in coda().items() if name != "gate_centring"}
     return Claim(statement, source, reading, of, than)
 
 
 def claims_of_both(*centrings: str) -> Iterator[Claim]:
-    """What the paper's analysis, and our results page, say of any task with these centrings."""
+    """Claims of the paper's analysis and of our results page about both tasks."""
     for over in centrings:
         e, n = {"affinity_centring": over}, {"gate_centring": over}
-        for what, one in (("E", e), ("E and N", e | n)):
+        for what, centring in (("E", e), ("E and N", e | n)):
             statement = f"Centring {what} ({over}) does not help"
-            yield learns(statement, f"{TAY}Table 8", coda(), coda(**one))
+            yield learns(statement, f"{TAY}Table 8", coda(), coda(**centring))
         statement = f"A doubled gate is as good as N that is centred ({over})"
         yield learns(statement, f"{TAY}section 2.3", coda(doubled=True), coda(**n), within=0.01)
         yield learns(f"N is better centred ({over})", "ours", coda(**n), coda())
@@ -152,7 +152,7 @@ def claims_of_both(*centrings: str) -> Iterator[Claim]:
 
 
 def claims_of_lines() -> Iterator[Claim]:
-    """Further ones, of arithmetic."""
+    """All claims about arithmetic."""
     yield from claims_of_both("row")
     statement = "CoDA answers better than softmax attention"
     yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
@@ -162,7 +162,7 @@ def claims_of_lines() -> Iterator[Claim]:
 
 
 def claims_of_pairs() -> Iterator[Claim]:
-    """Further ones, of signed pairs."""
+    """All claims about signed pairs."""
     yield from claims_of_both("row", "matrix")
     headed, single = ({"alignment": name} for name in ("heads", "networks"))
     statement = "In the base model for pairs CoDA answers better than softmax attention"
@@ -177,15 +177,15 @@ def claims_of_pairs() -> Iterator[Claim]:
     for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
         statement = f"M {what}, more than that of untrained weights"
         yield weighs(statement, "ours", agree["trained"] - agree["untrained"])
-    statement = "M has the planted signs, more than one would with all matches and no sign"
+    statement = "M agrees with the planted signs more than all matches without signs would"
     yield weighs(statement, "ours", SIGNS["trained"], 2 / 3)
 
 
 # Tables
 
 CAPTION = (
-    "Right: share of lines or pairs like those of training (id), and of such as put together what "
-    "training never does (ood). M<0: share of attention weights below -0.1 (ood). "
+    "Share of right answers, on examples like those of training (id) and on held-out combinations "
+    "(ood). M<0: share of attention weights below -0.1 (ood). "
 )
 LINES_OF = {"right, id": ("id",), "right, ood": ("ood",)} | {f"  {x}": ("ood", x) for x in "+-*"}
 ARITHMETIC_TABLE = engine.Table(
@@ -200,7 +200,7 @@ ARITHMETIC_TABLE = engine.Table(
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
     caption=f"{CAPTION}Chance: the most frequent answer. Paper: with numbers from -1000 to 999 and "
-    "100,000 steps; 78.8 of a universal transformer, 84.9 of an adaptive one that it cites.",
+    "100,000 steps; it cites 78.8 for a universal transformer and 84.9 for an adaptive one.",
 )
 PAIRS_TABLE = engine.Table(
     title="Quasi-attention and others: signed pairs (in %)",
@@ -214,10 +214,11 @@ PAIRS_TABLE = engine.Table(
         Row("match", MATCHES["trained"]),
         Row("untrained", MATCHES["untrained"], spread=False),
     ),
-    caption=f"{CAPTION}50 by chance. Signs: balanced accuracy of the signs of a head's weights "
-    "(beyond a tenth of its largest) against the planted ones, of the head that is best on id, on "
-    "ood; 33.3 by chance. Match: that of whether a token counts at all; 50 by chance. Beside both: "
-    "of untrained weights. Single: the paper's base model, with one matrix instead of heads.",
+    caption=f"{CAPTION}Chance is 50. Signs: balanced accuracy of a head's signed weights (beyond a "
+    "tenth of its largest) against the planted signs, on ood, of the head that is best on id; "
+    "chance is 33.3. Match: the same for whether a token counts at all; chance is 50. Untr., "
+    "untrained: the same with untrained weights. Single: the paper's base model, with one matrix "
+    "instead of heads.",
 )
 
 # Settings
@@ -226,7 +227,7 @@ SIZES = {"model": "coda", "d_model": 64, "n_heads": 4}
 
 
 def schedule(n_steps: int, every: int, **more: Any) -> engine.TrainingConfig:
-    """Training that is evaluated, and kept, every few steps."""
+    """Training with an evaluation and a kept checkpoint after every `every` steps."""
     kept = tuple(range(every, n_steps + 1, every))
     return engine.TrainingConfig(
         n_steps=n_steps, evaluate_every=every, keep_at=kept, weight_decay=0.01, **more
@@ -293,7 +294,7 @@ LAST = {
 
 
 def drawn(kind: str, **coordinates: Any) -> dict[str, Any]:
-    """The figures of the pairs' conditions with these values."""
+    """The views of the conditions with these coordinates."""
     return {
         f"{name}_{kind}": partial(plots.only, view=view, **coordinates)
         for name, view in DRAWN.items()
@@ -318,7 +319,7 @@ ARITHMETIC = engine.Study(
             departures={
                 "n_layers": "not in the text; the code that it names has 2",
                 "n_heads": "not in the text; the code that it names has 4",
-                "training": "all but the steps is ours: of rates and seeds the paper says nothing",
+                "training": "all but the steps is ours: the paper names neither rates nor seeds",
             },
         ),
     },

@@ -1,9 +1,9 @@
 """Is compositional attention better than multi-head attention where nobody knows the pairing?
 
-The benchmarks of "Compositional Attention" (Mittal et al. 2021) beside contextual retrieval, which
-has a study of its own: relations in pictures (Sort-of-CLEVR, equilateral triangles), between images
-(ESBN's tasks), commands (SCAN), several data sets of images in one network, and text. In otherwise
-the same model S heads are compared with S searches and R retrievals.
+The benchmarks of "Compositional Attention" (Mittal et al. 2021) except contextual retrieval, which
+has its own study: relations in pictures (Sort-of-CLEVR, equilateral triangles), relations between
+images (ESBN's tasks), commands (SCAN), several image data sets in one network, and text. The same
+model has S heads, or S searches and R retrievals.
 
     python studies/compositional_benchmarks.py                              # Sort-of-CLEVR
     python studies/compositional_benchmarks.py --study scan task.cutoff=22,26
@@ -12,8 +12,8 @@ the same model S heads are compared with S searches and R retrievals.
     python studies/compositional_benchmarks.py --study text task.path=book.txt
     python studies/compositional_benchmarks.py --study sort_of_clevr --preset paper --device cuda
 
-At laptop size (5 to 8 minutes on 2 cores, for each task) models are smaller and trained for less;
-`images` then has the triangles and scikit-learn's digits, and `text` what Python's `help()` says.
+At laptop size (5 to 8 minutes on 2 cores for each task) models are smaller and trained for fewer
+steps; `images` has triangles and scikit-learn's digits, and `text` the pages of Python's `help()`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ against = partial(plots.against, ylabel="accuracy")
 
 
 def withheld(rules: tuple[str, ...], *numbers: int) -> dict[str, Any]:
-    """Rules, each with numbers of objects that training lacks."""
+    """Axes: rules, and numbers of objects withheld from training."""
     return {"task.rule": rules, "task.n_withheld": numbers}
 
 
@@ -58,7 +58,7 @@ SORT_OF_CLEVR = benchmark(
         "smoke": smoke(
             "n_validation=20 task.n_train=20 task.n_valid=2 task.n_test=4", grids(2, seeds=2)
         ),
-        # 9,800 pictures with 30 questions, 100 times. One half of `valid` is left to score.
+        # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
         "paper": paper(
             "d_model=256 d_mlp=512 n_layers=4 n_validation=3000 training.n_steps=459400 "
             "training.learning_rate=1e-4 training.final_learning_rate=1 "
@@ -90,7 +90,7 @@ TRIANGLES = benchmark(
             "patch_size=16 n_validation=10 task.n_train=100 task.n_valid=20 task.n_test=60",
             grids(2),
         ),
-        # 50,000 pictures, 200 times.
+        # 200 passes over 50,000 pictures.
         "paper": paper(
             "d_model=256 d_mlp=512 n_layers=4 n_validation=2000 training.n_steps=78200 "
             "training.batch_size=128 training.learning_rate=1e-4 training.final_learning_rate=0 "
@@ -107,7 +107,7 @@ TRIANGLES = benchmark(
 
 ESBN = benchmark(
     "esbn",
-    "Does compositional attention carry relations over to objects that training lacks?",
+    "Does compositional attention carry relations over to unseen objects?",
     pictures.EsbnSetup(
         **small(800, 32, 5e-4, n_validation=200, n_retrievals=8, n_layers=1, n_heads=8),
         task=tasks.ESBNConfig(rule="rmts"),
@@ -120,9 +120,9 @@ ESBN = benchmark(
         "paper": paper(
             "d_model=128 d_mlp=512 n_validation=1000 training.n_steps=20000 "
             "training.final_learning_rate=1 training.evaluate_every=400",
-            # Of `same_different` alone two objects are enough.
+            # Only for `same_different` two objects are enough.
             grids(1, 2, 4, 8, seeds=5, of_task=[withheld(RULES, 0, 50, 85, 95), LEAST]),
-            **{"training.learning_rate": "the code's; C.5 has 1e-4"},
+            **{"training.learning_rate": "as in the code; C.5 has 1e-4"},
         ),
     },
     columns=ALL_OF_BOTH,
@@ -133,7 +133,7 @@ ESBN = benchmark(
 
 SCAN = benchmark(
     "scan",
-    "Does compositional attention follow commands longer than those of training better?",
+    "Does compositional attention follow commands longer than in training better?",
     scan.ScanSetup(
         **small(3000, 64, 1e-3, n_validation=200, n_retrievals=1),
         task=tasks.ScanConfig(split="length", cutoff=26),
@@ -143,7 +143,7 @@ SCAN = benchmark(
     {
         "laptop": Preset(changes="scores.n_test=2000"),
         "smoke": smoke("n_validation=20", grids(2, of_task=[{"task.cutoff": (26,)}])),
-        # One half of `id` is left to score.
+        # Half of `id` is left to score.
         "paper": paper(
             "d_model=128 d_mlp=256 n_layers=3 n_heads=8 dropout=0.5 n_validation=250 "
             "training.n_steps=50000 training.batch_size=256 training.final_learning_rate=1 "
@@ -161,7 +161,7 @@ SCAN = benchmark(
 
 IMAGES = benchmark(
     "images",
-    "Does compositional attention recognise images of several data sets at once better?",
+    "Does compositional attention classify images of several data sets at once better?",
     pictures.ImagesSetup(
         **small(4000, 64, 1e-3, n_validation=500, n_retrievals=3),
         task=tasks.ImagesConfig(
@@ -186,7 +186,7 @@ IMAGES = benchmark(
             "task.triangles.n_train=50000 task.triangles.n_valid=10000 "
             "task.triangles.n_test=10000",
             grids(1, 2, 3, 4, seeds=5),
-            **{"training.final_learning_rate": "a cosine to .1; the authors' rate stays"},
+            **{"training.final_learning_rate": "a cosine to .1; the authors' rate is constant"},
         ),
     },
     columns={name: ("test", name) for name in SOURCES},

@@ -1,8 +1,8 @@
 """Does attention that pairs searches with retrievals freely answer unseen pairings better?
 
-The contextual retrieval of "Compositional Attention" (Mittal et al. 2021): multi-head against
-compositional attention, on combinations of preferences of training and on held-out ones; which
-retrievals searches choose; and what of the error goes when a pairing is forced upon the model.
+Contextual retrieval of "Compositional Attention" (Mittal et al. 2021): multi-head attention and
+compositional attention on training combinations of preferences and on held-out ones; which
+retrieval each search chooses; and how much of the error a forced pairing removes.
 
     python studies/contextual_retrieval.py                      # 10 to 15 minutes
     python studies/contextual_retrieval.py --preset smoke
@@ -26,9 +26,12 @@ from studies.setups.retrieval import MODELS, RetrievalSetup
 
 
 def combinations(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
-    """Of two searches the `error` [split, preference_0, preference_1], NaN where there is none.
+    """`error` [split, preference_0, preference_1] by combination of two searches' preferences.
+
+    NaN for combinations that a split does not have.
 
     Args:
+        trained: the trained model.
         n: examples of each split.
     """
     setup, means = trained.setup, []
@@ -48,29 +51,30 @@ def combinations(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
 
 
 def chosen_retrievals(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
-    """Which retrieval each search of compositional attention uses, and what forcing it brings.
+    """Which retrieval each search of compositional attention uses, and the error when it is forced.
 
-    See `probes.score_pairing`, with the splits as groups, and `probes.force_pairing`.
+    See `probes.score_pairing`, with splits as groups, and `probes.force_pairing`.
 
     Args:
-        n: examples of each split; and as many, held out, whose pairing is forced.
+        trained: the trained model.
+        n: examples of each split, and held-out examples whose pairing is forced.
     """
     if trained.setup.model != "compositional":
         return None
     batches = {split: trained.batches(split, n) for split in trained.setup.splits}
-    found = probes.measure_pairing(trained.model, batches, seed=trained.seed)
-    new = trained.batch("ood", n)
+    pairing = probes.measure_pairing(trained.model, batches, seed=trained.seed)
+    batch = trained.batch("ood", n)
     forced = probes.force_pairing(
         trained.model,
-        new.inputs,
-        new.latents["preference"],
-        found.sel(fitted="id"),
+        batch.inputs,
+        batch.latents["preference"],
+        pairing.sel(fitted="id"),
         "blocks.0.attn.hook_value_scores",
-        error=lambda output, part: trained.setup.scores(output, new[part], "ood")["error"][0],
-        activation=found["activation"].sel(group="id"),
+        error=lambda output, part: trained.setup.scores(output, batch[part], "ood")["error"][0],
+        activation=pairing["activation"].sel(group="id"),
         seed=trained.seed,
     )
-    return found.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
+    return pairing.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
 
 
 ID, OOD = metric("error", "id"), metric("error", "ood")
@@ -79,49 +83,49 @@ PAPER = {s: metric("error_paper", s) for s in ("id", "ood")}
 OVER_TRAINING = read("training", "error", split="id", group="all", mean=("train_step",))
 of_pairing = partial(read, "pairing", fitted="id", search="pooled")
 AGREE, AGREE_OOD = (of_pairing("agreement", group=s, control="observed") for s in ("id", "ood"))
-DEALT_ANEW = of_pairing("agreement", group="id", control="shuffled")
+SHUFFLED = of_pairing("agreement", group="id", control="shuffled")
 REMOVED = read("pairing", "removed", condition="familiar")
 
-THEIRS = "Mittal et al. 2021, section 5.1"
+MITTAL = "Mittal et al. 2021, section 5.1"
 COMPOSITIONAL = {"model": "compositional"}
 
 
 def less(
-    statement: str, reading: Reading, source: str = THEIRS, than: str = "multi_head", **more: bool
+    statement: str, reading: Reading, source: str = MITTAL, than: str = "multi_head", **more: bool
 ) -> Claim:
-    """That compositional attention has less of something than another model."""
+    """The claim that a reading of compositional attention is below that of another model."""
     return Claim(statement, source, reading, {"model": than}, COMPOSITIONAL, **more)
 
 
-def exceeds(statement: str, reading: Reading, value: float, source: str = THEIRS) -> Claim:
-    """That something of compositional attention is more than a number."""
+def exceeds(statement: str, reading: Reading, value: float, source: str = MITTAL) -> Claim:
+    """The claim that a reading of compositional attention exceeds a number."""
     return Claim(statement, source, reading, COMPOSITIONAL, value)
 
 
 FAMILIAR = (
-    "Compositional attention has a lower error than multi-head attention on familiar combinations"
+    "Compositional attention has a lower error than multi-head attention on training combinations"
 )
-FASTER = "It learns faster: its error on familiar combinations, over training, is lower"
+FASTER = "It learns faster: its error on training combinations, over training, is lower"
 PAIRS = "On held-out combinations, a head for each pair does not make up for it"
 SPECIALISED = (
-    "Its retrievals specialise: choices agree with a pairing more than with one of preferences "
-    "that are dealt out anew"
+    "Its retrievals specialise: choices agree with a pairing more than with one of shuffled "
+    "preferences"
 )
 PREFERRED = (
-    "Its searches choose the preferred retrieval on held-out combinations too: more than half-way "
+    "Its searches choose the preferred retrieval on held-out combinations too: more than halfway "
     "from chance to always"
 )
 MENDED = (
-    "What it still gets wrong there is the pairing: its own pairing on familiar combinations, "
-    "forced, removes at least half of the error"
+    "Its remaining error is in the pairing: forcing its own pairing of training combinations "
+    "removes at least half of the error on held-out ones"
 )
 CLAIMS = (
     less(FAMILIAR, ID, of_learning=True),
     less("Its error is lower on held-out combinations", OOD),
-    less("It loses less by the step to held-out combinations", OOD - ID),
+    less("Its error rises less from training to held-out combinations", OOD - ID),
     less(FASTER, OVER_TRAINING, "Mittal et al. 2021, figure 10", of_learning=True),
     less(PAIRS, OOD, "ours", "multi_head_pairs"),
-    exceeds(SPECIALISED, AGREE - DEALT_ANEW, 0.0, "Mittal et al. 2021, figures 5 and 11"),
+    exceeds(SPECIALISED, AGREE - SHUFFLED, 0.0, "Mittal et al. 2021, figures 5 and 11"),
     exceeds(PREFERRED, AGREE_OOD - of_pairing("chance", group="ood") / 2, 0.5),
     exceeds(MENDED, REMOVED, 0.5, "ours"),
 )
@@ -140,9 +144,9 @@ TABLE = engine.Table(
         Row("share", SHARE["ood"], spread=False),
         Row("paper", PAPER["ood"], engine.short, spread=False),
     ),
-    caption="ID: combinations of preferences of training; OOD: held-out ones; share: of the error "
-    "of always answering 0, in %. The weights of the searches, and with them the size of errors, "
-    "differ between seeds. Paper: after 100,000 steps, with weights of its own.",
+    caption="ID: combinations of preferences as in training; OOD: held-out ones; share: of the "
+    "error of always answering 0, in %. The weights of the searches, and with them the size of "
+    "errors, differ between seeds. Paper: after 100,000 steps, with other weights.",
 )
 
 LAPTOP = RetrievalSetup(
@@ -186,23 +190,26 @@ PRESETS = {
 }
 
 MOST = 6
-"""Networks in a figure."""
+"""The largest number of networks in a figure."""
 
 
 def pairing(result: xr.DataTree) -> Figure | None:
-    """See `probes.draw_pairing`: a row for each of the first networks; None where none pairs."""
+    """See `probes.draw_pairing`: a row for each of the first `MOST` networks; None without any."""
     if "pairing" not in result.children:
         return None
     data = result["pairing"].to_dataset()
-    shown = panels.shown_conditions(result)
-    known = [one for one in shown if panels.has_values(data[["entropy"]].isel(cell=one.cells))]
-    networks = [(one.label, cell) for one in known for cell in one.cells][:MOST]
+    networks = [
+        (condition.label, cell)
+        for condition in panels.shown_conditions(result)
+        if panels.has_values(data[["entropy"]].isel(cell=condition.cells))
+        for cell in condition.cells
+    ][:MOST]
     n_panels = data.sizes["search"] * data.sizes["group"]
     figure, axes = panels.grid(len(networks), n_panels, width=1.7, height=2.1, share=False)
     for row, (label, cell) in zip(axes, networks, strict=True):
-        one = data.isel(cell=cell)
-        probes.draw_pairing(row, one, fitted="id")
-        row[0].set_ylabel(f"{label}, seed {one['seed'].item()}\npreference", fontsize=8)
+        network = data.isel(cell=cell)
+        probes.draw_pairing(row, network, fitted="id")
+        row[0].set_ylabel(f"{label}, seed {network['seed'].item()}\npreference", fontsize=8)
     return figure
 
 
@@ -244,7 +251,7 @@ STUDY = engine.Study(
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
     presets=PRESETS,
     measures={"combinations": combinations, "pairing": chosen_retrievals},
-    # Half the error of a constant answer, on familiar combinations.
+    # Half the error of a constant answer.
     trained=engine.TrainedIf(split="id", metric="error", reaches=0.5, share_of="constant"),
     claims=CLAIMS,
     table=TABLE,

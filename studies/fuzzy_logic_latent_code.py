@@ -1,9 +1,9 @@
 """Does the latent code of attention know the terms of a fuzzy logic function?
 
-The fuzzy logic of "Attention as a Hypernetwork" (Schug et al. 2024): a transformer sees points of a
-function with their values, and is asked for its value at another point. Attentions are compared on
-familiar combinations of terms, on held-out ones, and on terms that were never seen; and the terms
-are decoded from the attention weights of the token that is asked for.
+Fuzzy logic of "Attention as a Hypernetwork" (Schug et al. 2024): a transformer sees points of a
+function with their values and predicts its value at another point. Attention mechanisms are
+compared on training combinations of terms, on held-out ones, and on unseen terms; and the terms are
+decoded from the attention weights of the queried token.
 
     python studies/fuzzy_logic_latent_code.py                      # 10 to 15 minutes
     python studies/fuzzy_logic_latent_code.py --preset smoke
@@ -33,25 +33,25 @@ from studies.setups.latent_code import FuzzySetup
 
 
 def code_of_query(pattern: torch.Tensor) -> torch.Tensor:
-    """The latent code of the token that is asked for: [example, key, head].
+    """The latent code of the queried token: [example, key, head].
 
-    Its attention weights to itself, and, in the mean, to the points whose values are known.
+    Its attention weight to itself, and the mean of those to the points with known values.
     """
     last = pattern[:, :, -1]
     return torch.stack([last[:, :, -1], last[:, :, :-1].mean(-1)], dim=1)
 
 
 def codes_of(model: Any, task: tasks.FuzzyLogic, batches: Iterable[tasks.Batch]) -> xr.Dataset:
-    """Codes and what the functions are made of.
+    """Latent codes with the composition of the functions.
 
     `code` [example, layer, key, head], `target` [example, label]: for each term whether the
-    function has it, then for each variable the share of its terms in which it is not negated.
+    function has it, then for each variable the share of terms in which it is not negated.
     """
     quantity = probes.Quantity(
         "blocks.*.attn.hook_pattern",
         dims=("example", "key", "head"),
         reduce=code_of_query,
-        long_name="latent code of the token that is asked for",
+        long_name="latent code of the queried token",
     )
     data = probes.capture(model, batches, {"code": quantity})
     n_terms, n_variables = task.conjunctions.shape
@@ -62,14 +62,15 @@ def codes_of(model: Any, task: tasks.FuzzyLogic, batches: Iterable[tasks.Batch])
 
 
 def decode_terms(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
-    """Linear decoding of terms and negations from the code, the same point being asked for.
+    """Linear decoding of terms and negations from the code, with the same queried point.
 
-    Terms of `ood` never occur in `id`, on which decoders are fitted, so of `ood` only variables are
-    decoded, and of these not the ones that all its terms have in common. `kind_score`: means over
-    terms and over variables.
+    Decoders are fitted on `id`, where the terms of `ood` never occur: on `ood` only variables are
+    decoded, except those that all its terms share. `kind_score`: means over terms and over
+    variables.
 
     Args:
-        n: sequences that decoders are fitted to, and as many of each split that they are scored on.
+        trained: the trained model and its untrained control.
+        n: sequences for fitting, and for scoring on each split.
     """
     task, splits = trained.task, trained.setup.splits
     fit, *tests = (
@@ -78,10 +79,10 @@ def decode_terms(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
     )
 
     def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-        scored = (codes_of(model, task, some) for some in tests)
+        scored = (codes_of(model, task, batches) for batches in tests)
         return codes_of(model, task, fit), dict(zip(splits, scored, strict=True))
 
-    found = probes.decode_each(
+    scores = probes.decode_each(
         *codes(trained.model),
         label="target",
         along="label",
@@ -89,14 +90,14 @@ def decode_terms(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
         resamples=200,
         seed=trained.seed,
     )
-    kinds = [label.split()[0] for label in found["label"].to_numpy()]
-    score = found["score"].assign_coords(kind=("label", kinds))
+    kinds = [label.split()[0] for label in scores["label"].to_numpy()]
+    score = scores["score"].assign_coords(kind=("label", kinds))
     about = "R^2 of decoding, mean over terms or variables"
-    return found.assign(kind_score=score.groupby("kind").mean().assign_attrs(long_name=about))
+    return scores.assign(kind_score=score.groupby("kind").mean().assign_attrs(long_name=about))
 
 
 def decoded(kind: str, split: str, control: str = "probe") -> engine.Reading:
-    """R^2 of decoding from the codes of all layers, the mean over terms or variables."""
+    """R^2 of decoding from the codes of all layers, mean over terms or over variables."""
     at: dict[str, Any] = {"kind": kind, "split": split, "control": control}
     return read("decoding", "kind_score", layer="all", metric="r2", **at)
 
@@ -112,27 +113,27 @@ TABLE_A1, FIGURE_2C = f"{SCHUG}, table A1", f"{SCHUG}, figure 2C"
 
 
 def better(model: str, than: str, source: str = TABLE_A1) -> Claim:
-    """A claim that one attention answers held-out combinations better than another."""
+    """The claim that one mechanism answers held-out combinations better than another."""
     statement = f"{name_of(model)} answers held-out combinations better than {name_of(than)}"
     return Claim(statement, source, R2["test"], {"model": model}, {"model": than})
 
 
 def loses(model: str, than: str) -> Claim:
-    """A claim that one attention loses more by the step to held-out combinations than another."""
-    statement = f"{name_of(model)} loses more than {name_of(than)} by the step to held-out"
-    lost, of, other = R2["id"] - R2["test"], {"model": model}, {"model": than}
-    return Claim(f"{statement} combinations", FIGURE_2C, lost, of, other)
+    """The claim that one mechanism loses more on held-out combinations than another."""
+    statement = f"{name_of(model)} loses more than {name_of(than)} from training to held-out"
+    loss, of, other = R2["id"] - R2["test"], {"model": model}, {"model": than}
+    return Claim(f"{statement} combinations", FIGURE_2C, loss, of, other)
 
 
 def legible(statement: str, kind: str, split: str, source: str = "ours") -> Claim:
-    """A claim that more is decoded than from the untrained model's codes."""
-    more = decoded(kind, split) - decoded(kind, split, "untrained")
-    return Claim(statement, source, more, {}, 0.0)
+    """The claim that decoding is better than from the untrained model's codes."""
+    gain = decoded(kind, split) - decoded(kind, split, "untrained")
+    return Claim(statement, source, gain, {}, 0.0)
 
 
 NOT_HERE = f"{TABLE_A1}: on Raven, not here"
 WHERE = "Held-out combinations are answered better where"
-BETTER = "is read better than from the untrained code"
+BETTER = "is decoded better than from the untrained code"
 CLAIMS = (
     better("hyla", "linear"),
     better("hyla", "softmax"),
@@ -150,15 +151,15 @@ CLAIMS = (
         )
     ),
     Claim(
-        "Functions of unseen terms are not answered: most of their variance is not explained",
+        "Functions of unseen terms are not answered: most of the variance is not explained",
         f"{SCHUG}, figure A3C",
         0.5 - R2["ood"],
         of={},
         exceeds=0.0,
     ),
-    legible(f"Which terms there are {BETTER}", "term", "id"),
+    legible(f"Which terms a function has {BETTER}", "term", "id"),
     legible(
-        "Which terms there are is read so in held-out combinations",
+        "So it is in held-out combinations",
         "term",
         "test",
         f"{SCHUG}, figure 2B",
@@ -180,11 +181,11 @@ TABLE = engine.Table(
         Row("var.,\nood", decoded("variable", "ood"), spread=False),
         Row("untr.", decoded("variable", "ood", "untrained"), spread=False),
     ),
-    caption="R^2 of the answers on familiar combinations of terms (id), held-out ones (test) and "
-    "unseen terms (ood). Terms, var.: R^2 of ridge regression from the code of the token that is "
-    "asked for, all layers, to whether the function has a term, and to how often a variable is not "
-    "negated; untr.: with untrained weights. Paper: held-out combinations, 50,000 steps, mean over "
-    "sequences of each one's R^2.",
+    caption="R^2 of the answers on combinations of terms as in training (id), held-out ones (test) "
+    "and unseen terms (ood). Terms, var.: R^2 of ridge regression from the code of the queried "
+    "token, all layers, to whether the function has a term, and to how often a variable is not "
+    "negated; untr.: with untrained weights. Paper: held-out combinations, 50,000 steps, mean of "
+    "the R^2 of each sequence.",
 )
 
 LAPTOP = FuzzySetup(
@@ -246,7 +247,6 @@ STUDY = engine.Study(
     },
     measures={"decoding": decode_terms},
     tuned=("training.learning_rate", "training.weight_decay"),
-    # Half of the variance is explained, on familiar combinations.
     trained=engine.TrainedIf(split="id", metric="r2", reaches=0.5),
     claims=CLAIMS,
     table=TABLE,

@@ -1,10 +1,10 @@
-"""Which attention models a text best with as many parameters?
+"""Which attention models a text best at the same number of parameters?
 
-Causal transformers whose blocks differ in their attention alone: softmax and linear attention, HYLA
-(Schug et al. 2024, "Attention as a Hypernetwork", who compare these three on language), CoDA (Tay
-et al. 2019), compositional attention (Mittal et al. 2021) and Transformer-XL's (Dai et al. 2019).
-Positions are relative (a bias of T5's kind) or rotary. Every model has as many parameters as one
-with softmax attention: what its attention has more of, its feed-forward layers have less of.
+Causal transformers that differ only in their attention: softmax and linear attention, HYLA (Schug
+et al. 2024, "Attention as a Hypernetwork", who compare these three on language), CoDA (Tay et al.
+2019), compositional attention (Mittal et al. 2021) and Transformer-XL's (Dai et al. 2019).
+Positions are relative (T5's bias) or rotary. The width of the feed-forward layers gives every model
+the number of parameters of softmax attention.
 
     python studies/language_modelling.py                        # at most 12 minutes
     python studies/language_modelling.py --preset smoke
@@ -30,30 +30,31 @@ from studies.setups.text import LanguageSetup, perplexity_in_words
 
 
 def windows(trained: engine.Trained) -> xr.Dataset:
-    """Loss on `test` of each window, and by the tokens that are seen."""
+    """Loss on `test` by window, and by the number of preceding tokens."""
     return probes.measure_loss_by_context(trained.model, trained.batches("test"))
 
 
 def match(trained: engine.Trained) -> xr.Dataset:
-    """What parameters are matched by: `own_d_mlp`; `parameter_ratio` to softmax attention."""
-    asked = trained.setup.reference_parameters()
-    ratio = sum(weights.numel() for weights in trained.model.parameters()) / asked
+    """How parameters are matched: `own_d_mlp`, and `parameter_ratio` to softmax attention."""
+    ratio = probes.count_parameters(trained.model) / trained.setup.reference_parameters()
     about = "parameters over those of softmax attention with relative positions"
-    own = ((), trained.setup.own_d_mlp(), {"long_name": "width of feed-forward layers"})
-    return xr.Dataset({"own_d_mlp": own, "parameter_ratio": ((), ratio, {"long_name": about})})
+    width = ((), trained.setup.own_d_mlp(), {"long_name": "width of feed-forward layers"})
+    return xr.Dataset({"own_d_mlp": width, "parameter_ratio": ((), ratio, {"long_name": about})})
 
 
 def less_softmax(result: xr.DataTree) -> probes.Interval:
-    """Test loss of a token less that of softmax attention with the same positions and seed, [cell].
+    """Test loss per token minus that of softmax attention with the same positions and seed, [cell].
 
-    Paired over windows; NaN where there is no such softmax attention.
+    Paired over windows; NaN without such a model.
     """
-    found = result["windows"].to_dataset()
-    loss, tokens = found["window_loss"].to_numpy(), found["window_tokens"].to_numpy()[0]
+    windows = result["windows"].to_dataset()
+    loss, tokens = windows["window_loss"].to_numpy(), windows["window_tokens"].to_numpy()[0]
     cells = {
-        (one.values["positions"], *pair, one.values["model"]): cell
-        for one in conditions_of(result)
-        for pair, cell in zip(pairs_of(result, one.cells), one.cells.tolist(), strict=True)
+        (condition.values["positions"], *pair, condition.values["model"]): cell
+        for condition in conditions_of(result)
+        for pair, cell in zip(
+            pairs_of(result, condition.cells), condition.cells.tolist(), strict=True
+        )
     }
     values = np.full((3, len(loss)), np.nan)
     for key, cell in cells.items():
@@ -65,24 +66,24 @@ def less_softmax(result: xr.DataTree) -> probes.Interval:
 
 LOSS = metric("loss", "test")
 LESS_SOFTMAX = engine.Reading(
-    "test loss less that of softmax attention",
+    "test loss minus that of softmax attention",
     lambda result: less_softmax(result).estimate,
     lambda result: (less_softmax(result).low, less_softmax(result).high),
 )
 LEARNING = read("training", "loss", split="valid", group="all", mean=("train_step",))
 
 
-# The loss where so many tokens are seen, or down to more than half of them.
+# The loss after this many tokens, or down to more than half of them.
 SEEN = {tokens: read("windows", "loss", seen=tokens) for tokens in (1, 16, 64)}
 
 
 def worse(statement: str, source: str, of: str, than: str, reading: engine.Reading = LOSS) -> Claim:
-    """That a mechanism has a greater loss than another, with the same positions."""
+    """The claim that a mechanism has a higher loss than another with the same positions."""
     return Claim(statement, source, reading, of={"model": of}, exceeds={"model": than})
 
 
 def close(statement: str, source: str, model: str) -> Claim:
-    """That a mechanism comes within .05 nats per token of softmax attention."""
+    """The claim that a mechanism is within .05 nats per token of softmax attention."""
     of, equals = {"model": model}, {"model": "softmax"}
     return Claim(statement, source, LOSS, of=of, equals=equals, margin=0.05)
 
@@ -91,7 +92,7 @@ SCHUG, MITTAL = "Schug et al. 2024, on C4", "Mittal et al. 2021, section 4.7, Fi
 ABLATION = "Schug et al. 2024, Table A1, there on SRAVEN"
 TAY = "Tay et al. 2019, there on translation and dialogue"
 SLOWER = "Compositional attention converges faster: its loss on valid is lower over training"
-FAR = "Tokens further back than 16 help softmax attention with rotary positions"
+FAR = "Tokens more than 16 back help softmax attention with rotary positions"
 ROTARY, RELATIVE = {"positions": "rotary"}, {"positions": "relative"}
 CLAIMS = (
     worse("HYLA models text better than linear attention", SCHUG, "linear", "hyla"),
@@ -119,14 +120,16 @@ TABLE = engine.Table(
         Row("per word", metric("perplexity", "test"), perplexity_in_words, spread=False),
         Row("bits/B", metric("bits_per_byte", "test"), lambda value: f"{value:.3f}", spread=False),
         Row("right", metric("accuracy", "test"), engine.percent, spread=False),
-        Row("less softmax", LESS_SOFTMAX, lambda value: f"{value:+.2f}"),
-        Row("known", metric("bits_per_byte_frequencies", "test"), lambda value: f"{value:.3f}"),
+        Row("- softmax", LESS_SOFTMAX, lambda value: f"{value:+.2f}"),
+        Row(
+            "frequencies", metric("bits_per_byte_frequencies", "test"), lambda value: f"{value:.3f}"
+        ),
     ),
-    caption="On the test text. Weights are matched, by d_mlp, to those of softmax attention with "
-    "relative positions. Perplexity per word; bits per byte; share of tokens that are the most "
-    "probable one. Less softmax: loss in nats per token less that of softmax attention with the "
-    "same positions, paired over windows. Known: bits per byte of predicting how often each token "
-    "occurs in training.",
+    caption="On the test text. Numbers of weights are matched, by d_mlp, to softmax attention with "
+    "relative positions. Perplexity per word; bits per byte; share of tokens that are predicted "
+    "right. - softmax: loss in nats per token minus that of softmax attention with the same "
+    "positions, paired over windows. Frequencies: bits per byte of predicting the token "
+    "frequencies of training.",
 )
 
 LAPTOP = LanguageSetup(
@@ -146,7 +149,7 @@ LAPTOP = LanguageSetup(
         evaluate_every=100,
         clip=1.0,
     ),
-    # One half of the windows of `valid`; the other half is scored.
+    # Half of the windows of `valid`; the other half is scored.
     n_validation=64,
 )
 
@@ -168,10 +171,10 @@ Names = tuple[str, ...]
 
 
 def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[Grid, ...]:
-    """The mechanisms with relative and with rotary positions; `more` axes of both."""
-    kinds = (("relative", relative), ("rotary", rotary))
+    """Grids of mechanisms with relative and with rotary positions; `more`: axes of both."""
     return tuple(
-        {"positions": (kind,), "model": some, **({"seed": (0,)} | more)} for kind, some in kinds
+        {"positions": (positions,), "model": models, **({"seed": (0,)} | more)}
+        for positions, models in (("relative", relative), ("rotary", rotary))
     )
 
 
@@ -182,7 +185,7 @@ FEW = grids(("softmax", "compositional"), ("softmax", "hyla"))
 
 STUDY = engine.Study(
     name="language_modelling",
-    question="Which attention models a text best with as many parameters?",
+    question="Which attention models a text best at the same number of parameters?",
     setup=LAPTOP,
     grids=grids((*BOTH, "compositional"), ("softmax", "hyla")),
     presets={
@@ -201,7 +204,7 @@ STUDY = engine.Study(
         "losses": partial(
             plots.points,
             apart=True,
-            readings={"test loss": LOSS, "less softmax's (paired)": LESS_SOFTMAX},
+            readings={"test loss": LOSS, "minus softmax (paired)": LESS_SOFTMAX},
         ),
         "position": partial(
             plots.lines,

@@ -1,9 +1,10 @@
 """Which router lets a modular network find the sub-tasks of its data, and where does it fail?
 
-The claims of "Attention for Compositional Modularity" (Ostapenko et al. 2022): routing is what
-fails out of distribution; the modules, on the best path, are excellent. Equations are learned, of
-which some combinations of operators are held out, by networks whose router is told where to look
-(the structural oracle) or must find out, and by one without modules.
+The claims of "Attention for Compositional Modularity" (Ostapenko et al. 2022): out of
+distribution it is routing that fails, while the modules are excellent on the best path. The task
+is equations with held-out combinations of operators. Compared are networks whose router is given
+the variable that decides (the structural oracle), networks that must learn it, and a monolithic
+network.
 
     python studies/modular_routing.py                                     # 10 to 15 minutes
     python studies/modular_routing.py --preset smoke
@@ -31,10 +32,11 @@ from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
 
 
 def measure_specialization(trained: engine.Trained, n: int = 5000) -> xr.Dataset | None:
-    """Does each module serve one operation? On familiar and held-out combinations.
+    """Specialization and collapse, on training and on held-out combinations.
 
     Args:
-        n: examples of each split, at most.
+        trained: the trained model.
+        n: largest number of examples of each split.
     """
     setup = trained.setup
     if setup.model not in MODULAR:
@@ -42,7 +44,7 @@ def measure_specialization(trained: engine.Trained, n: int = 5000) -> xr.Dataset
     return probes.measure_specialization(
         trained.model,
         {split: trained.batches(split, n) for split in setup.splits},
-        # A single layer has to perform a whole combination of operations.
+        # A single layer performs a whole combination of operations.
         operation="operator" if setup.n_layers > 1 else "task",
         operations=setup.operations,
         seed=trained.seed,
@@ -55,17 +57,18 @@ def measure_paths(
     examples: tuple[int, ...] = (1, 4, 16, 64),
     memory: int = 2**28,
 ) -> xr.Dataset | None:
-    """How good are the modules, apart from the router? And how many labels find the best path?
+    """Losses of the best paths, apart from the router, and of paths chosen by a few labels.
 
     Args:
-        n: examples of each split, at most.
-        examples: labelled ones of each held-out combination, from which its path is chosen; at most
-            half of those that are looked at.
-        memory: for the search, in bytes.
+        trained: the trained model and its untrained control.
+        n: largest number of examples of each split.
+        examples: numbers of labelled examples of a held-out combination that choose its path; at
+            most half of its examples.
+        memory: memory limit of the search, in bytes.
     """
     if trained.setup.model not in MODULAR:
         return None
-    found = probes.measure_paths(
+    losses = probes.measure_paths(
         trained.model,
         trained.untrained,
         {split: trained.batch(split, n) for split in trained.setup.splits},
@@ -74,13 +77,13 @@ def measure_paths(
         memory_limit=memory,
         seed=trained.seed,
     )
-    names = [trained.task.task_names[number] for number in found["task"].to_numpy()]
-    return found.rename(group="split").assign_coords(task=names)
+    names = [trained.task.task_names[number] for number in losses["task"].to_numpy()]
+    return losses.rename(group="split").assign_coords(task=names)
 
 
 FULL, LOW, FAR = 0.95, 0.05, 0.1
-"""Specialization that is full; loss that is low, as a share of a constant answer's; share of a loss
-that is far below it."""
+"""Thresholds: full specialization, a low loss relative to that of a constant answer, and the ratio
+at which one loss is far below another."""
 
 routing = partial(read, "specialization", split="id", control="observed")
 ROUTING = ("specialization", "collapse", "collapse_attainable")
@@ -93,15 +96,15 @@ NULL = {path: path_loss(control="untrained", path=path) for path in PATHS}
 ID, OOD = metric("loss", "id"), metric("loss", "ood")
 ID_SHARE, OOD_SHARE = ID / metric("loss_constant", "id"), OOD / metric("loss_constant", "ood")
 BY_LAYER = routing("specialization", mean=("layer",), layer=["0", "1"])
-# Above 1 where specialization is not full, or the OOD loss not low.
+# Above 1 if specialization is not full or the OOD loss is not low.
 SHORTFALL = ((1 - BY_LAYER) / (1 - FULL)).apply(np.maximum, OOD_SHARE / LOW)
-# Below 1 where the best path is far below the routed one, and below that of untrained modules.
+# Below 1 if the best path is far below the routed one and below that of untrained modules.
 BEST = {
     path: (TRAINED[path] / TRAINED["routed"] / FAR).apply(np.maximum, TRAINED[path] / NULL[path])
     for path in ("sample", "task")
 }
-# True operations err by rounding alone, and a collapse can be 0.
-LOG_OOD, LOG_COLLAPSE = ((one + 1e-8).apply(np.log2) for one in (OOD, COLLAPSE))
+# The loss of true operations is rounding error, and collapse can be 0.
+LOG_OOD, LOG_COLLAPSE = ((reading + 1e-8).apply(np.log2) for reading in (OOD, COLLAPSE))
 
 ORACLE, ENCODER, MONOLITHIC = ["structural_oracle"], ["encoder"], {"model": "monolithic"}
 SAMPLED, ALL_PATHS = {"objective": "sampled"}, {"objective": "all_paths"}
@@ -136,7 +139,7 @@ CLAIMS = (
         exceeds=0.0,
     ),
     claim("No other router reaches both", SHORTFALL.among(ROUTERS, n_layers=2), exceeds=1.0),
-    *(claim(MORE_THAN + name_of(one), OOD, {"model": one}, MONOLITHIC) for one in MODULAR),
+    *(claim(MORE_THAN + name_of(name), OOD, {"model": name}, MONOLITHIC) for name in MODULAR),
     *(
         claim(f"The best path of each {path} {FAR_BELOW}", 1 - best.among(ROUTERS, n_layers=2), 0.0)
         for path, best in BEST.items()
@@ -187,10 +190,10 @@ TABLE = engine.Table(
         Row("spec.", SPECIAL, short, spread=False),
         Row("coll.", COLLAPSE, short, spread=False),
     ),
-    caption="Mean squared error. Best: OOD, on the best path of each sample; task: on that of each "
-    "held-out task, chosen on half of its samples and scored on the other; null: with untrained "
-    "modules. Spec., coll.: specialization and collapse, all layers together, ID; 1 is good for "
-    "both, but one module for each operation gives a collapse of log |S| / log M.",
+    caption="Mean squared error. Best: OOD, on the best path of each sample; task: on the best one "
+    "of each held-out task, chosen on half of its samples, scored on the other half; null: with "
+    "untrained modules. Spec., coll.: specialization and collapse over all layers, ID; 1 is best "
+    "for both, but one module for each operation gives a collapse of log |S| / log M.",
 )
 
 LAPTOP = EquationsSetup(
@@ -205,7 +208,7 @@ LAPTOP = EquationsSetup(
         evaluate_every=500,
         clip=1.0,
     ),
-    # Half of the points of `id` with |S| = 3; measures get the others.
+    # With |S| = 3 half of the points of `id`; measures use the rest.
     n_validation=150,
 )
 
@@ -227,14 +230,14 @@ PRESETS = {
     "training.n_steps=20 training.batch_size=32 training.warmup_steps=5 training.evaluate_every=10 "
     "specialization.n=300 paths.n=300 paths.examples=1,4",
     "laptop": TESTED,
-    # Each decides further claims.
+    # Further claims, one preset each.
     "selection": SHORTER + BOTH + MODULAR_ONLY,
     "operators": SHORTER + "task.n_operators=3,5,7,10 task.n_points=500,5000",
     "functional": SHORTER + FUNCTIONAL,
     "keys": SHORTER + KEYS + f"model={','.join(ROUTERS)}",
     "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
     "true_modules": SHORTER + TRUE,
-    # Of which the others' rate was chosen, by the loss on `id`.
+    # The learning rate of the other presets was chosen here, by the loss on `id`.
     "learning_rate": TESTED + "training.learning_rate=3e-4,1e-3,3e-3 seed=10",
     "paper": PAPERS_OWN + BOTH + "task.n_points=150,500,1000,5000,10000,20000 "
     "task.n_operators=3,5,7,10,15",
@@ -251,15 +254,16 @@ def specialization(result: xr.DataTree) -> Figure | None:
         return None
     data = result["specialization"].to_dataset().sel(split="id")
     data = data.isel(layer=data["specialization"].notnull().any(["cell", "control"]))
-    shown = panels.shown_conditions(result)
+    conditions = panels.shown_conditions(result)
     figure, axes = panels.grid(1, data.sizes["layer"], height=3.2)
-    scores = {one.label: data.isel(cell=one.cells) for one in shown}
-    probes.draw_specialization(axes[0], scores, colours=[one.colour for one in shown])
+    scores = {condition.label: data.isel(cell=condition.cells) for condition in conditions}
+    colours = [condition.colour for condition in conditions]
+    probes.draw_specialization(axes[0], scores, colours=colours)
     return panels.finished(figure)
 
 
 def ordered_activation(result: xr.DataTree) -> xr.Dataset:
-    """How often each operation is sent to each module: one module for each is a diagonal."""
+    """The share of each operation that each module gets; a diagonal is perfect specialization."""
     scores = group("specialization", split="id")(result)
     return probes.ordered_activation(scores).to_dataset(name="value") if scores else scores
 

@@ -1,8 +1,9 @@
 """Do the gates and attention of a Neural Data Router draw the flow of its computation?
 
-The claim of "The Neural Data Router" (Csordás, Irie and Schmidhuber 2021), turned into graphs that
-are scored against the true computation: which column computes when, and who reads whom? Gates are
-closed and attention is cut, on the graph's path to the answer and off it, to see what computes.
+The claim of "The Neural Data Router" (Csordás, Irie and Schmidhuber 2021) is turned into graphs,
+which are scored against the true computation: which column computes when, and which column reads
+which? Gates are closed and attention is cut, on the graph's path to the answer and off it, to see
+what the answer depends on.
 
     python studies/ndr_control_flow.py                              # 15 to 20 minutes
     python studies/ndr_control_flow.py --preset smoke
@@ -31,10 +32,11 @@ from studies.views import ndr as views
 
 
 def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
-    """Whether graphs of gates and attention are the true dataflow, and whether they compute.
+    """Whether graphs of gates and attention match the true dataflow, and whether answers need them.
 
     Args:
-        n: examples, spread over all depths.
+        trained: the trained model and its untrained control.
+        n: number of examples, spread over all depths.
     """
     setup = trained.setup
     if setup.model not in expressions.GATED:
@@ -55,13 +57,14 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
 
 
 def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
-    """Gates and attention of some examples, of which graphs are drawn and exported.
+    """Gates and attention of a few examples, whose graphs are drawn and exported.
 
     `gate`, `change`, `attention`, see `probes.capture_control_flow`; and `tokens`, `target`,
     `answer`, `depth` [example].
 
     Args:
-        n: examples of the deepest depth of training, and of each depth beyond.
+        trained: the trained model.
+        n: examples of the largest depth in training, and of each larger depth.
     """
     setup, task = trained.setup, trained.task
     if setup.model not in expressions.GATED:
@@ -86,13 +89,13 @@ def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
 
 
 def flow(score: str, nodes: str, control: str = "trained") -> engine.Reading:
-    """How well the graphs match the true dataflow, over all examples."""
+    """A score of the graphs against the true dataflow, over all examples."""
     select: Any = {"depth": "all", "correct": "all", "nodes": nodes, "control": control}
     return read("control_flow", "score", metric=score, **select)
 
 
 def broken(condition: str, cut: str = "lasting") -> engine.Reading:
-    """How often a right answer becomes wrong by a cut of graphs of changes."""
+    """The share of right answers that a cut makes wrong, in graphs of changes."""
     select: Any = {"outcome": "broken", "nodes": "change", "cut": cut}
     return read("control_flow", "rate", condition=condition, **select)
 
@@ -105,12 +108,12 @@ BACKWARD = {"direction": "backward"}
 
 
 def claims_of_the_paper() -> Iterator[engine.Claim]:
-    """What its tables say of answers."""
+    """Claims of the paper's tables, about accuracy."""
     for than, tables, group, where in (
         ("transformer", "tables 1 to 3", "all", {}),
         ("relative", "tables 1 to 3", "all", {}),
         ("relative_gate", "table 1", "all", BACKWARD),
-        # Depth 7 is tested in arithmetic and ListOps alone.
+        # Only arithmetic and ListOps are tested at depth 7.
         ("lstm", "tables 2 and 3", "depth 7", {}),
         ("abs_rel_gate", "table 3", "depth 7", {}),
     ):
@@ -131,7 +134,7 @@ def claims_of_the_paper() -> Iterator[engine.Claim]:
 
 
 def claims_of_ours() -> Iterator[engine.Claim]:
-    """What should be so if the graphs are the computation."""
+    """Our claims: what should hold if the graphs show the computation."""
     yield engine.Claim(
         "NDR learns held-out expressions of depths of training better than transformer",
         "ours",
@@ -149,14 +152,14 @@ def claims_of_ours() -> Iterator[engine.Claim]:
     )
     positive = functools.partial(engine.Claim, source="ours", of={}, exceeds=0.0)
     for nodes, score, control in product(KINDS, SCORES, CONTROLS):
-        # Gates stay open to the last step, when all is done at once.
+        # Gates stay open until the last step, so by gates all columns are done at once.
         if (nodes, score) != ("gate", "order"):
             yield positive(
                 f"Graphs of {KINDS[nodes]}: {SCORES[score]} above those of {control} graphs",
                 reading=flow(score, nodes) - flow(score, nodes, control),
             )
     yield positive(
-        "Changes tell when a column is done, open gates do not: more is in order by changes",
+        "Changes show when a column is done, open gates do not: changes are in order more often",
         reading=flow("order", "change") - flow("order", "gate"),
     )
     for kind in ("node", "edge"):
@@ -172,7 +175,7 @@ def claims_of_ours() -> Iterator[engine.Claim]:
 
 
 def rows() -> Iterator[engine.Row | engine.Section]:
-    """Of the table."""
+    """The rows of the table."""
     yield engine.Row("right, id", metric("accuracy", "id"))
     for split, depth in product(("valid", "ood"), range(2, 17)):
         yield engine.Row(f"  depth {depth}, {split}", metric("accuracy", split, f"depth {depth}"))
@@ -194,14 +197,14 @@ def rows() -> Iterator[engine.Row | engine.Section]:
 TABLE = engine.Table(
     title="Accuracy and control flow (in %)",
     rows=tuple(rows()),
-    caption="Right: share of right answers at depths of training (id), at deeper ones that choose "
-    "the checkpoint (valid) and the deepest (ood); the paper's: its test, at its size. The graph's "
-    "nodes are columns at steps where their gate is open, or where their state changes. Edges: who "
-    "reads whom, by attention, against the true dataflow; in order: share of dependencies whose "
-    "source is done first; tau: of first update and true depth; shuffled: the same graphs, columns "
-    "permuted; untrained: as many nodes. Closed gate, cut read: how often a right answer becomes "
-    "wrong when, from one node (change) on, the gate stays closed or the attention to one column "
-    "zero.",
+    caption="Right: share of right answers at the depths of training (id), at larger ones that "
+    "choose the checkpoint (valid) and at the largest (ood); the paper's: its test, at its size. "
+    "Nodes of the graph are columns at steps where their gate is open, or where their state "
+    "changes. Edges: which column reads which, by attention, against the true dataflow; in order: "
+    "share of dependencies whose source is done first; tau: rank correlation of first update and "
+    "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes. "
+    "Closed gate, cut read: share of right answers that become wrong when, from a node (change) "
+    "on, its gate stays closed or attention to one column is set to zero.",
 )
 
 # Settings
@@ -214,8 +217,8 @@ SHORT = "training.weight_decay=0.0 training.batch_size=256"
 
 ONE_TASK = ({"model": ("ndr", "transformer"), "seed": (0,)},)
 SPLITS = {
-    "task": "evaluation splits of our own, as even over depths as can be",
-    "n_validation": "checkpoints are chosen by a part of `valid`; the rest is measured",
+    "task": "our own evaluation splits, as evenly spread over depths as possible",
+    "n_validation": "checkpoints are chosen on a part of `valid`, measures use the rest",
 }
 PRESETS = {
     "smoke": engine.Preset(

@@ -1,8 +1,8 @@
 """What does a trained transformer's latent code know about Raven rules?
 
-The question of "Attention as a Hypernetwork" (Schug et al. 2024): is the rule that a Raven feature
-follows linearly decodable from the attention weights (the latent code) of a transformer trained
-on the task, also for combinations of rules that it never saw? And is that code used?
+The question of "Attention as a Hypernetwork" (Schug et al. 2024): can the rule of a Raven feature
+be decoded linearly from the attention weights (the latent code) of a transformer trained on the
+task, also for combinations of rules that it never saw? And does the model use that code?
 
     python studies/raven_latent_code.py                          # about a quarter of an hour
     python studies/raven_latent_code.py --preset smoke
@@ -28,16 +28,16 @@ from studies.report.panels import group, values
 from studies.setups.latent_code import RavenSetup
 
 PROBED = FAMILIAR, HELD_OUT = ("id_unpermuted", "ood_unpermuted")
-"""Splits whose columns have one order: it is known which tokens a feature's answer asks."""
+"""Splits without permuted columns: the tokens that determine a feature's answer are known."""
 
 SAMPLES = ("example", "feature")
-"""Each feature of an instance has a rule and a code of its own."""
+"""Dims of samples: each feature of an instance has its own rule and its own code."""
 
 
 def codes_of(model: Any, batches: Iterable[tasks.Batch], n_features: int) -> xr.Dataset:
-    """Codes and rules of a model: `code` [example, layer, feature, key, head], `rule`.
+    """The latent codes of a model, `code` [example, layer, feature, key, head], and the `rule`s.
 
-    Feature k of the last panel asks feature k of the two panels before it, in the same row.
+    The query is feature k of the last panel, the keys feature k of the two panels before it.
     """
     code = probes.latent_code(*tasks.raven_last_row(n_features), dims=("feature", "key"))
     data = probes.capture(model, batches, {"code": code}, latent_dims={"rule": SAMPLES})
@@ -45,78 +45,82 @@ def codes_of(model: Any, batches: Iterable[tasks.Batch], n_features: int) -> xr.
 
 
 def ceiling(trained: engine.Trained, n: int = 4096) -> xr.Dataset:
-    """What the ideal observer of the panels, who knows the splits, reaches.
+    """The accuracy of the ideal observer of the panels, who knows the splits.
 
     Args:
+        trained: the trained model; only its task is used.
         n: instances of each split.
     """
     return tasks.raven_ceilings(trained.setup.task, trained.setup.all_splits, n)
 
 
 def decoding(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
-    """Linear decoding of each feature's rule from its latent code, fitted on familiar combinations.
+    """Linear decoding of each feature's rule from its latent code, fitted on training combinations.
 
     Args:
-        n: instances that decoders are fitted to, and as many that they are scored on.
+        trained: the trained model and its untrained control.
+        n: instances for fitting, and for scoring on each split.
     """
     fit = list(trained.batches(FAMILIAR, n))
     tests = {split: list(trained.batches(split, n)) for split in PROBED}
 
     def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-        own = partial(codes_of, model, n_features=trained.setup.task.n_features)
-        return own(fit), {split: own(some) for split, some in tests.items()}
+        codes_on = partial(codes_of, model, n_features=trained.setup.task.n_features)
+        return codes_on(fit), {split: codes_on(batches) for split, batches in tests.items()}
 
-    found = probes.decode(
+    decoded = probes.decode(
         *codes(trained.model),
         samples=SAMPLES,
         cells=("layer", "key"),
         untrained=codes(trained.untrained),
         seed=trained.seed,
     )
-    rules = [tasks.RAVEN_RULES[int(rule)] for rule in found["true"].to_numpy()]
-    return found.assign_coords(true=rules, predicted=rules)
+    rules = [tasks.RAVEN_RULES[int(rule)] for rule in decoded["true"].to_numpy()]
+    return decoded.assign_coords(true=rules, predicted=rules)
 
 
 def interchange(trained: engine.Trained, n_pairs: int = 500) -> xr.Dataset:
-    """Is the code used? Codes, or whole patterns, of an instance are patched into another.
+    """Whether the code is used: codes, or whole patterns, of one instance are patched into another.
 
-    For every pair: a base A, a source B and a feature. Outcomes: the answer that B's rule gives
-    on A's panels, and A's own; see `tasks.raven_pairs`.
+    Every pair has a base A, a source B and a feature. Outcomes: the answer of B's rule on A's
+    panels, and A's own answer; see `tasks.raven_pairs`.
 
     Args:
-        n_pairs: of each condition.
+        trained: the trained model.
+        n_pairs: pairs of each condition.
     """
-    found: list[xr.Dataset] = []
+    rates: list[xr.Dataset] = []
     for split in PROBED:
-        # One pair in eight has the same rule: enough candidates for that.
+        # One candidate in eight has the same rule.
         base, source = (trained.batch(split, 16 * n_pairs) for _ in range(2))
         pairs = tasks.raven_pairs(trained.task, base, source, n_pairs)
         answer = partial(torch.argmax, dim=-1)
-        found.append(probes.interchange_pairs(trained.model, pairs, answer=answer))
-    return xr.concat(found, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")
+        rates.append(probes.interchange_pairs(trained.model, pairs, answer=answer))
+    return xr.concat(rates, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")
 
 
 def projection(trained: engine.Trained, n: int = 500) -> xr.Dataset:
     """The codes of held-out combinations in the plane, by PCA and t-SNE.
 
     Args:
-        n: instances.
+        trained: the trained model.
+        n: number of instances.
     """
     data = codes_of(trained.model, trained.batches(HELD_OUT, n), trained.setup.task.n_features)
     code = data.set_coords("rule")["code"]
-    found = probes.project(code, method=("pca", "tsne"), samples=SAMPLES, seed=trained.seed)
-    found["rule"].attrs["long_name"] = "rule, an index of the rules' names"
-    return found.reset_coords("rule")
+    points = probes.project(code, method=("pca", "tsne"), samples=SAMPLES, seed=trained.seed)
+    points["rule"].attrs["long_name"] = "rule, an index of the rules' names"
+    return points.reset_coords("rule")
 
 
 OF_ALL: dict[str, Any] = {"layer": "all", "key": "all"}
-"""The codes of all layers and keys together."""
+"""The codes of all layers and keys, concatenated."""
 
 OTHER_RULE: dict[str, Any] = {"condition": "other_rule", "outcome": "source_rule"}
-"""Where B's rule is another one than A's: the answer is what B's rule gives."""
+"""B's rule differs from A's, and the answer follows B's rule."""
 
 SAME_RULE = {"condition": "same_rule", "outcome": "base_rule"}
-"""Where it is the same: the answer is right."""
+"""Both have the same rule, and the answer is right."""
 
 patched = partial(read, "interchange", "rate", split=HELD_OUT, **OTHER_RULE)
 CODE, PATTERN = (patched(site="all layers", scope=scope) for scope in ("code", "pattern"))
@@ -124,15 +128,15 @@ UNPATCHED = patched(site="none", scope="code")
 
 
 def decoded(split: str, control: str = "probe") -> engine.Reading:
-    """The share of rules that is read from the codes of all layers."""
+    """The accuracy of decoding rules from the codes of all layers."""
     return read("decoding", "score", split=split, control=control, **OF_ALL, metric="accuracy")
 
 
 def legible(than: str, control: str, source: str) -> Claim:
-    """A claim that more is read from the codes than under a control."""
+    """The claim that decoding is better than under a control."""
     statement = "The rule is decodable from the latent code, on held-out combinations, better than"
-    more = decoded(HELD_OUT) - decoded(HELD_OUT, control)
-    return Claim(f"{statement} from {than}", source, more, {}, 0.0)
+    gain = decoded(HELD_OUT) - decoded(HELD_OUT, control)
+    return Claim(f"{statement} from {than}", source, gain, {}, 0.0)
 
 
 HYLA = {"model": "hyla"}
@@ -141,20 +145,20 @@ FIGURES = f"{SCHUG}, latent-code figures"
 BETTER = "HYLA answers held-out combinations of rules better than"
 CLAIMS = (
     *(
-        Claim(f"{BETTER} {one} attention", SCHUG, metric("accuracy", "ood"), HYLA, {"model": one})
-        for one in ("softmax", "linear")
+        Claim(f"{BETTER} {name} attention", SCHUG, metric("accuracy", "ood"), HYLA, {"model": name})
+        for name in ("softmax", "linear")
     ),
     legible("the untrained model's", "untrained", FIGURES),
-    legible("codes with labels dealt out anew", "shuffled", "ours"),
+    legible("codes with shuffled labels", "shuffled", "ours"),
     Claim(
-        "HYLA's code says more of the rule on held-out combinations than softmax attention's",
+        "The rule is decodable better from HYLA's code than from softmax attention's, held out",
         FIGURES,
         decoded(HELD_OUT),
         of=HYLA,
         exceeds={"model": "softmax"},
     ),
     Claim(
-        "The code is used: patching it in brings the answer of its rule",
+        "The code is used: patching it makes the answer follow its rule",
         "ours",
         CODE - UNPATCHED,
         of={},
@@ -164,7 +168,7 @@ CLAIMS = (
 
 
 def right(split: str) -> Row:
-    """The accuracy on a split, beside its limits."""
+    """The accuracy on a split, with the ideal observer's and chance."""
     limits = {
         "at most": read("ceiling", "accuracy", split=split),
         "chance": metric("accuracy_chance", split),
@@ -173,7 +177,7 @@ def right(split: str) -> Row:
 
 
 def rules(label: str, split: str, control: str = "probe") -> Row:
-    """The share of rules that is decoded, beside that of the most frequent one."""
+    """The accuracy of decoding rules, with that of the most frequent rule."""
     chance = read("decoding", "majority", split=split, metric="accuracy")
     return Row(label, decoded(split, control), beside={"chance": chance})
 
@@ -194,19 +198,19 @@ TABLE = engine.Table(
         Row("patched all", PATTERN),
         Row("  unpatched", UNPATCHED),
     ),
-    caption="Right: share of instances with all features right; id: familiar combinations of "
-    "rules, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, linearly, "
-    "from the codes of all layers; chance: the most frequent rule. Patched: how often the answer "
-    "becomes that of B's rule when B's codes, or all of its attention patterns, are put into the "
-    "run on A (ood, all layers).",
+    caption="Right: share of instances with all features right; id: combinations of rules as in "
+    "training, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, "
+    "linearly, from the codes of all layers; chance: the most frequent rule. Patched: how often "
+    "the answer follows B's rule when B's codes, or all of its attention patterns, are patched "
+    "into the run on A (ood, all layers).",
 )
 
-# Every preset's batches, rates and steps; the paper's are those of its published code.
+# The preset `paper` has the settings of the published code.
 LAPTOP = RavenSetup(
     model="hyla",
-    # With 36 combinations much hangs on which nine are held out. This is the first seed with
-    # no rule in more than three of them; of seed 0, `difference` is in five, and hardly
-    # trained (see the results page).
+    # With 36 combinations the result depends on which nine are held out. Seed 4 is the first with
+    # no rule in more than three of them; with seed 0 `difference` is in five of the nine, so
+    # that it hardly occurs in training (see the results page).
     task=tasks.RavenConfig(n_features=2, seed=4),
     n_layers=3,
     d_model=64,
@@ -280,7 +284,7 @@ STUDY = engine.Study(
     name="raven_latent_code",
     question="What does a trained transformer's latent code know about Raven rules?",
     setup=LAPTOP,
-    # The slowest first, so that models trained side by side end together.
+    # The slowest model first, so that parallel runs end together.
     grids=({"model": ("hyla", "softmax", "linear"), "seed": (0,)},),
     presets={"smoke": engine.Preset(changes=SMOKE), "paper": engine.Preset(changes=PAPER)},
     measures={

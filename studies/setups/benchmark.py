@@ -1,4 +1,4 @@
-"""What studies of compositional attention's benchmarks share: measure, claims, table and views."""
+"""What the benchmarks of compositional attention share: a measure, claims, the table, views."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ DEPARTURES = {
     "batch",
     "seed": "5, for text 1; the authors have 3 to 10",
 }
-"""What differs from the paper in the preset `paper` of all."""
+"""How the `paper` presets of all benchmarks depart from the paper."""
 
 CAPTION = (
     "Accuracies in percent. R: retrievals, of as many searches as there are heads. Chance: the "
-    "best guess of who sees the question, but no picture; frequencies: those of tokens. Paper: its "
-    "figures for this attention, at its sizes and with its training. MFLOP: of one forward pass, "
-    "for one example."
+    "best answer to the question without the picture; frequencies: predicting token frequencies. "
+    "Paper: what the paper reports for this attention, at its sizes and with its training. MFLOP: "
+    "one forward pass of one example."
 )
 
 
 def grids(*retrievals: int, seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> tuple[Grid, ...]:
-    """Both models, with numbers of retrievals and seeds, for each grid of settings of the task."""
+    """Both models with these numbers of retrievals and seeds, for each grid of task settings."""
     models = {"model": MODELS, "n_retrievals": retrievals, "seed": tuple(range(seeds))}
-    return tuple({**one, **models} for one in of_task)
+    return tuple({**grid, **models} for grid in of_task)
 
 
 def small(n_steps: int, batch_size: int, learning_rate: float, **sizes: Any) -> dict[str, Any]:
-    """Settings at laptop size: how models are trained, and `sizes` beside, or in place of, ours."""
+    """Settings at laptop size: training, and model sizes, which `sizes` extends or overrides."""
     training = engine.TrainingConfig(
         n_steps=n_steps,
         batch_size=batch_size,
@@ -63,61 +63,61 @@ def small(n_steps: int, batch_size: int, learning_rate: float, **sizes: Any) -> 
         evaluate_every=n_steps // 10,
         clip=1.0,
     )
-    ours = {"model": "multi_head", "d_model": 64, "d_mlp": 128, "n_layers": 2, "n_heads": 4}
-    return {**ours, "training": training, **sizes}
+    defaults = {"model": "multi_head", "d_model": 64, "d_mlp": 128, "n_layers": 2, "n_heads": 4}
+    return {**defaults, "training": training, **sizes}
 
 
 def smoke(changes: str, grids: tuple[Grid, ...]) -> Preset:
-    """Tiny models."""
+    """A preset of tiny models."""
     return Preset(changes=f"{TINY} {changes}", grids=grids)
 
 
 def paper(changes: str, grids: tuple[Grid, ...], **departures: str) -> Preset:
-    """The paper's settings, with departures from them beside those of all benchmarks."""
-    of_all = "scores.n_test=10000 training.warmup_steps=1000"
-    differs = DEPARTURES | departures
-    return Preset(changes=f"{of_all} {changes}", grids=grids, departures=differs)
+    """The paper's settings, with further departures beside `DEPARTURES`."""
+    common = "scores.n_test=10000 training.warmup_steps=1000"
+    return Preset(changes=f"{common} {changes}", grids=grids, departures=DEPARTURES | departures)
 
 
 def value_scores(trained: engine.Trained) -> xr.Dataset | None:
-    """Which retrievals searches choose, on the last split: mean value scores by layer and group.
+    """Which retrieval each search chooses on the last split: mean value scores by layer and group.
 
-    `value_scores` [layer, group, token, search, retrieval], of all tokens and of the last one (of a
-    network of patches the last layer's others go nowhere). Of all tokens, and also `_untrained`:
-    `tightness`, the mean of each search's greatest share; `difference` between groups, the mean
-    total variation distance.
+    `value_scores` [layer, group, token, search, retrieval], averaged over all tokens and for the
+    last token alone (in a patch transformer only the class token of the last layer is read). Over
+    all tokens, and with `_untrained` for the untrained model: `tightness`, the mean of each
+    search's greatest share; `difference`, the mean total variation distance between groups.
     """
     setup = trained.setup
     if setup.model != "compositional" or setup.n_retrievals < 2:
         return None
     batches, data = list(trained.batches(list(setup.splits)[-1], N_EXAMPLES)), {}
     for end, model in (("", trained.model), ("_untrained", trained.untrained)):
-        found = probes.measure_value_scores(
+        measured = probes.measure_value_scores(
             model, batches, lambda batch: {ALL: batch.mask.any(1)} | setup.groups(batch)
         )
-        data.setdefault("value_scores", found["value_scores"])
-        whole = found.sel(token="all")
-        data[f"tightness{end}"] = whole["tightness"].sel(group=ALL).mean(keep_attrs=True)
-        kinds = [name for name in found["group"].to_numpy()[1:] if ":" not in name]
-        apart, n = whole["distance"].sel(group=kinds, other_group=kinds), max(2, len(kinds))
-        # No group differs from itself.
-        data[f"difference{end}"] = (apart.mean() * n / (n - 1)).assign_attrs(apart.attrs)
+        data.setdefault("value_scores", measured["value_scores"])
+        all_tokens = measured.sel(token="all")
+        data[f"tightness{end}"] = all_tokens["tightness"].sel(group=ALL).mean(keep_attrs=True)
+        groups = [name for name in measured["group"].to_numpy()[1:] if ":" not in name]
+        distance = all_tokens["distance"].sel(group=groups, other_group=groups)
+        # The mean includes the zero distances of groups to themselves.
+        n = max(2, len(groups))
+        data[f"difference{end}"] = (distance.mean() * n / (n - 1)).assign_attrs(distance.attrs)
     return xr.Dataset(data)
 
 
 def drawn_value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
-    """Mean value scores by layer (rows) and group (columns), first cell of so many retrievals.
+    """Mean value scores by layer (rows) and group (columns), of the first cell with `n_retrievals`.
 
-    The last row is the last token, the class token where there is one, in the last layer: what the
-    answer is read from. None where there is no such cell.
+    The last row shows the last token in the last layer (the class token where there is one), from
+    which the answer is read. None without such a cell.
     """
     if "value_scores" not in result.children:
         return None
     data = result["value_scores"].to_dataset()
-    here = (data["n_retrievals"] == n_retrievals) & data["tightness"].notnull()
-    if not here.any():
+    matching = (data["n_retrievals"] == n_retrievals) & data["tightness"].notnull()
+    if not matching.any():
         return None
-    cell = data.isel(cell=int(here.to_numpy().argmax()))
+    cell = data.isel(cell=int(matching.to_numpy().argmax()))
     shown = cell["value_scores"].isel(retrieval=slice(n_retrievals)).dropna("group", how="all")
     shown = shown.sel(group=[name for name in shown["group"].to_numpy() if ":" not in name])
     layers = [f"layer {layer}" for layer in shown["layer"].to_numpy()]
@@ -150,21 +150,21 @@ over_training = partial(plots.lines, along="train_step", lines=CONDITIONS)
 
 
 def by_group(*groups: str) -> Any:
-    """A view: accuracy on the test examples of some groups over training."""
+    """A view: test accuracy of groups over training."""
     data = values("training", "accuracy", split="test", group=groups)
     return partial(over_training, data=data, columns="group", ylabel="right, validation")
 
 
 def fewer(few: int, many: int, reading: Reading, source: str) -> Claim:
-    """That few retrievals are better than many."""
+    """The claim that few retrievals are better than many."""
     of, exceeds = (COMPOSITIONAL | {"n_retrievals": n} for n in (few, many))
     statement = f"{few} retrievals are better than {many}"
     return Claim(statement, f"{MITTAL}, {source}", reading, of=of, exceeds=exceeds)
 
 
-def learned(statement: str, what: str, source: str) -> Claim:
-    """That value scores are tighter, or differ more between groups, than before training."""
-    reading = read("value_scores", what) - read("value_scores", f"{what}_untrained")
+def learned(statement: str, score: str, source: str) -> Claim:
+    """The claim that training raises the `tightness` of value scores or their `difference`."""
+    reading = read("value_scores", score) - read("value_scores", f"{score}_untrained")
     return Claim(statement, f"{MITTAL}, {source}", reading, of=COMPOSITIONAL, exceeds=0.0)
 
 
@@ -185,20 +185,20 @@ def benchmark(
     """The study of a benchmark.
 
     Args:
-        name, question, setup, grids, trained: of the study.
-        presets: others than `laptop`; or it too, if fewer than 10,000 examples are scored.
-        columns: what it is about, accuracy or perplexity: split and group by label.
+        name, question, setup, grids, trained: see `engine.Study`.
+        presets: beside `laptop`, which scores 10,000 examples unless it is given here.
+        columns: split and group of the headline metric (accuracy or perplexity), by label.
         source: the paper's table.
-        further: what the table shows beside it.
-        claims: further ones; that compositional attention is better is one of each column.
-        views: further ones.
+        further: further readings in the table.
+        claims: beside "compositional attention is better", claimed for each column.
+        views: further views.
     """
     headline = "perplexity" if "perplexity" in setup.metrics else "accuracy"
     about = setup.metrics[headline]
     shown = engine.percent if about.percent else perplexity_in_words
-    readings = {label: metric(headline, *place) for label, place in columns.items()}
-    known = {
-        kind: {label: metric(f"{headline}_{kind}", *place) for label, place in columns.items()}
+    readings = {label: metric(headline, *where) for label, where in columns.items()}
+    references = {
+        kind: {label: metric(f"{headline}_{kind}", *where) for label, where in columns.items()}
         for kind in ("chance", "frequencies", "paper")
     }
     better = [
@@ -212,18 +212,18 @@ def benchmark(
         )
         for label, reading in readings.items()
     ]
-    # Of an encoder and a decoder attention has other names.
-    looked_into = not isinstance(setup, ScanSetup)
+    # In an encoder-decoder the hooks of attention have other names.
+    has_value_scores = not isinstance(setup, ScanSetup)
     return engine.Study(
         name=name,
         question=question,
         setup=setup,
         grids=grids,
         presets={"laptop": Preset(changes="scores.n_test=10000"), **presets},
-        measures={"value_scores": value_scores} if looked_into else {},
+        measures={"value_scores": value_scores} if has_value_scores else {},
         trained=trained,
         claims=(*better, AS_MANY_PARAMETERS, *claims),
-        table=_table(name, grids, shown, readings | dict(further or {}), known),
+        table=_table(name, grids, shown, readings | dict(further or {}), references),
         views={
             "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
             "loss": partial(
@@ -236,9 +236,9 @@ def benchmark(
                 plots.points,
                 apart=True,
                 readings=readings,
-                known={kind: values_of(some) for kind, some in known.items()},
+                known={kind: values_of(some) for kind, some in references.items()},
             ),
-            **(VALUE_SCORE_VIEWS if looked_into else {}),
+            **(VALUE_SCORE_VIEWS if has_value_scores else {}),
             **(views or {}),
         },
     )
@@ -249,21 +249,21 @@ def _table(
     grids: tuple[Grid, ...],
     shown: Callable[[float], str],
     readings: Mapping[str, Reading],
-    known: Mapping[str, Mapping[str, Reading]],
+    references: Mapping[str, Mapping[str, Reading]],
 ) -> engine.Table:
-    """What was measured, what of it is known (by kind and label), and what it costs."""
-    of_known = [
-        Row(f"{label}, {kind}", one, shown, spread=False)
-        for kind, some in known.items()
-        for label, one in some.items()
+    """Readings, references by kind and label, and costs."""
+    reference_rows = [
+        Row(f"{label}, {kind}", reading, shown, spread=False)
+        for kind, labelled in references.items()
+        for label, reading in labelled.items()
     ]
     return engine.Table(
         title=f"Multi-head and compositional attention: {name.replace('_', ' ')}",
-        # Where settings of the task vary too, there are too many conditions for columns.
+        # With an axis of task settings there are too many conditions for columns.
         conditions="rows" if any("task." in axis for axis in grids[0]) else "columns",
         rows=(
-            *(Row(label, one, shown) for label, one in readings.items()),
-            *of_known,
+            *(Row(label, reading, shown) for label, reading in readings.items()),
+            *reference_rows,
             Row("weights", PARAMETERS, engine.count, spread=False),
             Row("MFLOP", MFLOP, lambda value: f"{value:.1f}", spread=False),
         ),

@@ -1,4 +1,4 @@
-"""Math equations, and the modular networks that compute them (Ostapenko et al. 2022)."""
+"""Setup: math equations, computed by modular networks (Ostapenko et al. 2022)."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ _OF_ENCODER = ("n_blocks", "n_heads", "d_encoder")
 
 @dataclass(frozen=True, kw_only=True)
 class EquationsSetup(engine.Setup):
-    """A modular network with a router, or a network without modules, that computes equations.
+    """A modular network with a router, or a monolithic network, that computes equations.
 
     Args:
-        model: the router, or `monolithic`: a network of n_modules * d_mlp hidden units.
-        task: which equations.
-        objective: the error of a `sampled` path, or that of `all_paths` by their probabilities.
-        selection_bottleneck: whether a router sees one variable only, as the oracle always does.
-        functional_bottleneck: what a module is given, see `mechanisms.ModularNetworkConfig`.
-        module_keys: where the modules' keys come from, see `mechanisms.MatchingConfig`.
-        pool: `mlp`, learned modules, or `operations`, the true ones.
-        n_layers: modules that work one after another, 1 or as many as there are operators.
-        n_modules, d_mlp: learned modules, and their hidden units.
-        d_model, d_key: widths of variables, and of what is matched.
-        n_blocks, n_heads, d_encoder: of the encoder router's transformer.
+        model: the router, or `monolithic`: a network with n_modules * d_mlp hidden units.
+        task: the equations.
+        objective: train on a `sampled` path, or on the expected loss of `all_paths`.
+        selection_bottleneck: whether the router sees one variable only, as the oracle always does.
+        functional_bottleneck: the inputs of a module, see `mechanisms.ModularNetworkConfig`.
+        module_keys: how module keys are parametrised, see `mechanisms.MatchingConfig`.
+        pool: learned modules (`mlp`), or the true `operations`.
+        n_layers: number of layers, 1 or the number of operators in an equation.
+        n_modules, d_mlp: number of learned modules, and hidden units of each.
+        d_model, d_key: widths of variables, and of queries and keys.
+        n_blocks, n_heads, d_encoder: sizes of the encoder router's transformer.
         temperature, final_temperature: of the Gumbel softmax, at the first and the last step.
-        entropy: weight of the paths' entropy where all of them are trained on.
+        entropy: weight of the entropy of paths with the objective `all_paths`.
 
     Raises:
-        ValueError: a value is not allowed; of `id` measures need two examples of each task.
+        ValueError: a value is not allowed, or validation leaves fewer than two examples of each
+            task on `id` for measures.
     """
 
     task: tasks.MathEquationsConfig
@@ -79,7 +80,7 @@ class EquationsSetup(engine.Setup):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """What a layer can have to perform; with one layer that is a whole combination."""
+        """The operations that a layer performs; with one layer, whole combinations."""
         return self.sampler().operations if self.n_layers > 1 else self.sampler().task_names
 
     def models(self) -> tuple[str, ...]:
@@ -89,8 +90,8 @@ class EquationsSetup(engine.Setup):
         task = self.sampler()
         shape: dict[str, Any] = {"n_variables": task.n_variables, "d_input": task.n_features}
         if self.model == "monolithic":
-            wide = mechanisms.MonolithicConfig(**shape, d_mlp=self.n_modules * self.d_mlp)
-            return mechanisms.Monolithic(wide, generator=generator)
+            monolithic = mechanisms.MonolithicConfig(**shape, d_mlp=self.n_modules * self.d_mlp)
+            return mechanisms.Monolithic(monolithic, generator=generator)
         n_modules, pool = self.n_modules, mechanisms.MlpPoolConfig(d_mlp=self.d_mlp)
         if self.pool == "operations":
             n_modules = len(task.operations)
@@ -121,12 +122,12 @@ class EquationsSetup(engine.Setup):
         return mechanisms.ConcatenationRouterConfig(**common)
 
     def temperature_at(self, step: int) -> float:
-        """The temperature of update number `step`: geometric from the first to the last."""
+        """The temperature at training step `step`, which decays geometrically."""
         progress = step / max(1, self.training.n_steps - 1)
         return self.temperature * (self.final_temperature / self.temperature) ** progress
 
     def loss(self, model: nn.Module, batch: tasks.Batch[Any], step: int) -> Tensor:
-        """The squared error of the network, of a sampled path, or the expected one of all paths."""
+        """Squared error of the network or of a sampled path, or the expected error of all paths."""
         inputs, targets = batch.inputs, batch.targets
         if self.model == "monolithic":
             return (model(inputs) - targets).square().mean()
@@ -141,11 +142,11 @@ class EquationsSetup(engine.Setup):
         return {"loss": (errors, torch.ones_like(errors))}
 
     def references(self, split: str) -> References:
-        """What always answering the mean of the training targets gives."""
+        """The loss of a constant answer, the mean of the training targets."""
         return {"constant": {"loss": {engine.ALL: self.sampler().baseline(split)}}}
 
     def inapplicable(self) -> frozenset[str]:
-        """What no router, the structural oracle, or all but the encoder have no variants of."""
+        """Settings that the model does not have."""
         of_encoder = () if self.model == "encoder" else _OF_ENCODER
         of_others = {"monolithic": _OF_MODULES, "structural_oracle": ("selection_bottleneck",)}
         return frozenset(of_encoder + of_others.get(self.model, ()))

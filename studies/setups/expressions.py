@@ -1,4 +1,4 @@
-"""Table lookup, arithmetic and ListOps, and the models that Csordás et al. 2021 compare on them."""
+"""Setup: table lookup, arithmetic and ListOps, and the models compared by Csordás et al. 2021."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS: dict[type, Any] = {
 }
 GEOMETRIC = ("ndr", "geometric")
 GATED = ("ndr", "abs_rel_gate", "relative_gate")
-"""The models whose gates can be read as control flow."""
+"""Models with gates, which can be read as control flow."""
 
 ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", "transformer")
 RECURRENT = ("lstm", "bilstm", "dnc")
@@ -37,28 +37,28 @@ OF_LSTMS, OF_DNC = frozenset({"n_layers"}), frozenset({"n_cells", "d_cell", "n_r
 
 @dataclass(frozen=True, kw_only=True)
 class ExpressionSetup(engine.Setup):
-    """A model that reads an expression and answers its value, and expressions that are deeper.
+    """A model that reads an expression and answers with its value; tested on deeper expressions.
 
-    Defaults are the settings of the paper's appendix for table lookup.
+    The defaults are the paper's settings for table lookup (appendix).
 
     Args:
         model: one of `MODELS`.
-        task: which expressions.
-        d_model, d_mlp, n_heads: of a router, see `mechanisms.NeuralDataRouterConfig.named`.
-        n_steps: of a router, in training.
-        n_test_steps: of a router, where it is tested and measured.
-        dropout: of every model.
-        attention_dropout, gate_dropout: of a router.
-        initial_s_bias: what geometric attention's `s_bias` starts from; the lower, the farther a
-            column sees at first.
-        readout: the mark, before the first or after the last token, whose column a router is read
-            out at; recurrent models answer at the last.
+        task: the expressions.
+        d_model, d_mlp, n_heads: sizes of a router, see `mechanisms.NeuralDataRouterConfig.named`.
+        n_steps: steps of a router in training.
+        n_test_steps: steps of a router in evaluation and in measures.
+        dropout: dropout rate of all models.
+        attention_dropout, gate_dropout: further dropout rates of a router.
+        initial_s_bias: initial value of geometric attention's `s_bias`; the lower it is, the
+            farther a column attends at first.
+        readout: whether a router is read out at the mark before the first token or at the one
+            after the last; recurrent models are always read out at the last.
         d_hidden: width of a recurrent model's embedding and state.
-        n_layers: of an LSTM, in one or both directions; the DNC's controller has one.
-        n_cells, d_cell, n_read_heads: of the DNC's memory.
+        n_layers: layers of an LSTM or BiLSTM; the DNC's controller has one.
+        n_cells, d_cell, n_read_heads: sizes of the DNC's memory.
 
     Raises:
-        ValueError: the choice of the checkpoint would leave no example of `valid`.
+        ValueError: `n_validation` leaves no example of `valid` for measures.
     """
 
     task: TableLookupConfig | ArithmeticConfig | ListOpsConfig
@@ -155,18 +155,18 @@ class ExpressionSetup(engine.Setup):
 
 
 def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:
-    """About `n` examples of all splits, about equally many of each depth."""
+    """About `n` examples of all splits, with about equally many of each depth."""
     parts = [trained.batch(split, n) for split in trained.setup.splits]
     return tasks.spread_over_depths(parts, n)
 
 
 def most_probable(logits: Any) -> Any:
-    """The answers [example]."""
+    """The most probable answer of each example: [example]."""
     return logits[:, 0].argmax(-1)
 
 
 def by_model(gated: str = "", ungated: str = "", recurrent: str = "") -> engine.Where:
-    """What differs from the settings of NDR and of geometric attention without a gate."""
+    """Changes of settings for models other than NDR and geometric attention, by kind of model."""
     kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
     kinds |= {RECURRENT: recurrent}
     return {"model": {model: text for models, text in kinds.items() for model in models}}
@@ -186,7 +186,7 @@ LOOKUP = ExpressionSetup(
         clip=5.0,
     ),
 )
-"""The paper's settings of its appendix: of NDR, of LSTMs and the DNC."""
+"""The paper's settings (appendix) of NDR, LSTMs and the DNC on table lookup."""
 
 ARITHMETIC = changed(
     replace(LOOKUP, task=ArithmeticConfig(), n_validation=500),
@@ -208,4 +208,4 @@ LAPTOP = changed(
     "training.learning_rate=3e-3 training.final_learning_rate=0.1 training.warmup_steps=100 "
     "training.evaluate_every=500 training.beta2=0.98",
 )
-"""Small enough for two cores, by our search."""
+"""Sizes for two cores, found by our own search."""

@@ -1,4 +1,4 @@
-"""Raven matrices, fuzzy logic, and the transformer that learns them (Schug et al. 2024)."""
+"""Setups: a transformer on Raven matrices and on fuzzy logic (Schug et al. 2024)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCodeSetup(engine.Setup):
-    """A transformer over vectors, which answers at its last tokens.
+    """A transformer over vectors, read out at its last tokens.
 
     Args:
         model: the attention, one of `mechanisms.ATTENTION_VARIANTS`.
-        n_layers: blocks.
+        n_layers: number of blocks.
         d_model: width of the residual stream.
-        n_heads, d_head: heads of the attention, and their width.
+        n_heads, d_head: number and width of attention heads.
         d_mlp: hidden units of the feed-forward layers.
     """
 
@@ -40,7 +40,7 @@ class LatentCodeSetup(engine.Setup):
     def transformer(
         self, generator: torch.Generator, sizes: dict[str, Any], *, attention_dropout: float = 0.0
     ) -> mechanisms.Transformer:
-        """The model; `sizes` are those that the task demands, see `TransformerConfig`."""
+        """The model; `sizes` are arguments of `TransformerConfig` that depend on the task."""
         config = mechanisms.TransformerConfig(
             **sizes,
             d_model=self.d_model,
@@ -56,10 +56,10 @@ class LatentCodeSetup(engine.Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class RavenSetup(LatentCodeSetup):
-    """A transformer that fills the last panel of a Raven matrix.
+    """A transformer that completes the last panel of a Raven matrix.
 
     Args:
-        task: which Raven task.
+        task: the Raven task.
         attention_dropout: see `mechanisms.AttentionConfig`.
     """
 
@@ -75,11 +75,11 @@ class RavenSetup(LatentCodeSetup):
 
     @property
     def all_splits(self) -> tuple[str, ...]:
-        """Also instances whose columns all have one order of the features."""
+        """Adds instances whose columns all have the same order of features."""
         return (*self.splits, "id_unpermuted", "ood_unpermuted")
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """It is read out at the tokens of the last panel."""
+        """A transformer read out at the tokens of the last panel."""
         n_features, n_values = self.task.n_features, self.task.n_values
         sizes = {"d_input": n_values, "d_output": n_values, "n_readout": n_features}
         sizes["max_distance"] = 9 * n_features
@@ -92,15 +92,15 @@ class RavenSetup(LatentCodeSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzySetup(LatentCodeSetup):
-    """A transformer that sees points of a function and is asked for its value at another one.
+    """A transformer that sees points of a function and predicts its value at a further point.
 
-    The task's seed, of what is held out and of all examples, is the model's `seed`: seeds differ in
-    the data too.
+    The seed of the task (held-out combinations and all examples) is the model's `seed`, so seeds
+    also differ in the data.
 
     Args:
-        n_variables, n_terms: of a function, L and K; see `tasks.FuzzyLogicConfig`.
-        n_points: points of a sequence, the one that is asked for among them, N.
-        held_out: share of the combinations of seen terms that is held out, for split `test`.
+        n_variables, n_terms: L and K of a function; see `tasks.FuzzyLogicConfig`.
+        n_points: N, points in a sequence, including the queried one.
+        held_out: share of the combinations of training terms that is held out as split `test`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -124,7 +124,7 @@ class FuzzySetup(LatentCodeSetup):
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Familiar combinations of terms, held-out ones (`test`), and unseen terms (`ood`)."""
+        """Combinations of terms as in training, held-out ones (`test`), unseen terms (`ood`)."""
         return {"id": "in", "test": "out", "ood": "out"}
 
     def sampler(self) -> tasks.FuzzyLogic:
@@ -138,7 +138,7 @@ class FuzzySetup(LatentCodeSetup):
         return engine.kept(tasks.FuzzyLogic, config)
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
-        """It is read out at the point that is asked for."""
+        """A transformer read out at the queried point."""
         sizes = {"d_input": self.n_variables + 1, "d_output": 1, "n_readout": 1}
         return self.transformer(generator, sizes | {"max_distance": self.n_points})
 
@@ -146,7 +146,7 @@ class FuzzySetup(LatentCodeSetup):
         return (engine.answer(model, batch)[:, :, 0] - batch.targets).square().mean()
 
     def scores(self, output: Tensor, batch: tasks.Batch, split: str) -> Scores:
-        """Squared errors beside the variances of the sequences; and R^2 of each of these."""
+        """Squared errors with the variance of each sequence, and the R^2 of each sequence."""
         scored, variance = self.sampler().score(output[:, :, 0], batch), batch.latents["variance"]
-        each = scored["r2"], variance.new_ones(len(batch))
-        return {"r2": (scored["squared_error"], variance), "r2_of_sequences": each}
+        of_sequences = scored["r2"], variance.new_ones(len(batch))
+        return {"r2": (scored["squared_error"], variance), "r2_of_sequences": of_sequences}

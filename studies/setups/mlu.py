@@ -1,4 +1,4 @@
-"""Lines of arithmetic, and the encoder and decoder that answer them (Tay et al. 2019)."""
+"""Setup: arithmetic lines, answered by an encoder-decoder (Tay et al. 2019)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", 
 
 @dataclass(frozen=True, kw_only=True)
 class MluSetup(QuasiSetup):
-    """An encoder and a decoder, all of whose attention is of one kind.
+    """An encoder-decoder with the same attention mechanism throughout.
 
-    An answer is right if every character is; teacher-forced output decides it as greedy one does.
+    An answer is right if every character is right; for this, teacher forcing and greedy decoding
+    agree.
 
     Args:
-        task: which lines.
+        task: the lines.
         d_mlp: hidden units of the feed-forward layers.
-        n_layers: of the encoder, and again of the decoder.
+        n_layers: layers of the encoder, and of the decoder.
     """
 
     task: MLUConfig
@@ -58,28 +59,29 @@ class MluSetup(QuasiSetup):
         return engine.answer(model, batch).argmax(-1)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
-        """By operator, and by whether both operands are one variable, which may cancel out."""
+        """By operator, and by whether both operands are the same variable, which may cancel out."""
         latents = batch.latents
-        found = {sign: latents["operator"] == n for n, sign in enumerate(MLU_OPERATORS)}
+        by_operator = {sign: latents["operator"] == n for n, sign in enumerate(MLU_OPERATORS)}
         same = latents["left"] == latents["right"]
-        return found | {"one variable": same, "two variables": ~same}
+        return by_operator | {"one variable": same, "two variables": ~same}
 
     def references(self, split: str) -> References:
-        """The share of a group's most frequent answer, about: of 10,000 lines."""
+        """The share of each group's most frequent answer, estimated from 10,000 training lines."""
         batch = self.sampler().batch("train", 0, 10_000)
         result = batch.latents["result"]
-        every = {engine.ALL: result} | {name: result[of] for name, of in self.groups(batch).items()}
-        counts = {name: some.unique(return_counts=True)[1] for name, some in every.items()}
-        share = {name: some.max().item() / some.sum().item() for name, some in counts.items()}
+        members = self.groups(batch).items()
+        results = {engine.ALL: result} | {name: result[mask] for name, mask in members}
+        counts = {name: group.unique(return_counts=True)[1] for name, group in results.items()}
+        share = {name: group.max().item() / group.sum().item() for name, group in counts.items()}
         return {"chance": {"accuracy": share}}
 
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
-        """Self-attention, a decoder's to the left alone, and what is between both; no padding."""
-        line, given = (part != _PAD for part in batch.inputs)
-        asked = batch.mask[:, :, None]
-        pairs = {
-            "encoder": ("encoder_blocks.*.attn.", line[:, :, None] & line[:, None]),
-            "decoder": ("decoder_blocks.*.attn.", (asked & given[:, None]).tril()),
-            "cross": ("decoder_blocks.*.cross_attn.", asked & line[:, None]),
+        """Encoder, causal decoder and cross-attention, with masks that leave out padding."""
+        source, target = (tokens != _PAD for tokens in batch.inputs)
+        query = batch.mask[:, :, None]
+        hooks_and_masks = {
+            "encoder": ("encoder_blocks.*.attn.", source[:, :, None] & source[:, None]),
+            "decoder": ("decoder_blocks.*.attn.", (query & target[:, None]).tril()),
+            "cross": ("decoder_blocks.*.cross_attn.", query & source[:, None]),
         }
-        return {name: probes.AttentionPlace(*place) for name, place in pairs.items()}
+        return {name: probes.AttentionPlace(*args) for name, args in hooks_and_masks.items()}

@@ -1,4 +1,4 @@
-"""Multi-head and compositional attention in otherwise the same model (Mittal et al. 2021)."""
+"""Setups: multi-head or compositional attention in the same model (Mittal et al. 2021)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ MODELS = ("multi_head", "compositional")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsSetup(Setup):
-    """The sizes of a transformer.
+    """Sizes of a transformer whose attention is chosen by a subclass.
 
     Args:
-        n_layers, d_model, d_mlp: of the transformer; SCAN's has as many layers twice.
-        n_heads: heads, or searches; each is d_model / n_heads wide.
-        dropout: of hidden activations; and, but for ESBN's tasks and text, of what each part of a
-            block adds, and of the embedding.
+        n_layers, d_model, d_mlp: sizes of the transformer; SCAN's encoder and decoder have
+            n_layers each.
+        n_heads: number of heads or searches, each of width d_model / n_heads.
+        dropout: rate for hidden activations; except in ESBN's tasks and text also for the
+            embedding and the outputs of attention and feed-forward layers.
 
     Raises:
         ValueError: n_heads does not divide d_model.
@@ -47,11 +48,11 @@ class HeadsSetup(Setup):
     @property
     @abstractmethod
     def attention(self) -> AttentionProtocol:
-        """That of every block."""
+        """The attention of every block."""
 
     @property
     def blocks(self) -> dict[str, Any]:
-        """What the configs of all transformers have: blocks, how many they are, and how wide."""
+        """Arguments that the configs of all transformers share."""
         return {
             "d_model": self.d_model,
             "n_layers": self.n_layers,
@@ -62,12 +63,12 @@ class HeadsSetup(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class PairingSetup(HeadsSetup):
-    """S heads, or S searches and R retrievals.
+    """Multi-head attention with S heads, or compositional attention with S searches, R retrievals.
 
     Args:
-        model: `multi_head`, or `compositional`.
-        n_retrievals: R of compositional attention; multi-head attention has one for each head.
-        d_selection: width of its value queries and value keys; None for that of a head.
+        model: `multi_head` or `compositional`.
+        n_retrievals: R of compositional attention; multi-head attention has one per head.
+        d_selection: width of value queries and value keys; None for the width of a head.
     """
 
     n_retrievals: int
@@ -95,7 +96,7 @@ class PairingSetup(HeadsSetup):
         )
 
     def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
-        """Whether all targets are the most probable ones; how many are; their log-likelihood."""
+        """Whether all targets of an example are right, how many are, and their log-likelihood."""
         n_targets = batch.mask.sum(1).float()
         n_right = ((output.argmax(-1) == batch.targets) & batch.mask).sum(1).float()
         of_targets = output.float().log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
@@ -107,6 +108,6 @@ class PairingSetup(HeadsSetup):
         return {name: scores[name] for name in self.metrics}
 
     def inapplicable(self) -> frozenset[str]:
-        """Multi-head attention has no retrievals of its own."""
+        """Settings that multi-head attention does not have."""
         compositional = self.model == "compositional"
         return frozenset() if compositional else frozenset({"n_retrievals", "d_selection"})

@@ -1,4 +1,4 @@
-"""Pictures: Sort-of-CLEVR, triangles, stored images, ESBN's relations (Mittal et al. 2021)."""
+"""Setups: Sort-of-CLEVR, triangles, stored images, ESBN's relations (Mittal et al. 2021)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ESBN_WINDOWS = {
     "distribution_of_three": (3, 6),
     "identity_rules": (3, 6),
 }
-"""Images of a problem that are normalised together, None: all; pairs, or a row and the rest.
+"""Sizes of the groups of images that are normalised together; None for all images of a problem.
 
-It makes `rmts` easy: of two images that are the same, nothing is left; all six together it is hard
-to learn at all.
+Pairs make `rmts` easy, since normalising two equal images leaves nothing of them; with all six
+images together it is hard to learn at all.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSetup(PairingSetup):
-    """A transformer with shared blocks over patches, which answers at a class token.
+    """A transformer with shared blocks over image patches, read out at a class token.
 
     Args:
         patch_size: height and width of a patch.
@@ -56,7 +56,7 @@ class PictureSetup(PairingSetup):
     @property
     @abstractmethod
     def ends(self) -> Mapping[str, Any]:
-        """What the model reads and answers: see `mechanisms.PatchTransformerConfig`."""
+        """Sizes of inputs and outputs: arguments of `mechanisms.PatchTransformerConfig`."""
 
     def build(self, generator: torch.Generator) -> mechanisms.PatchTransformer:
         config = mechanisms.PatchTransformerConfig(
@@ -67,7 +67,7 @@ class PictureSetup(PairingSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class SortOfClevrSetup(PictureSetup):
-    """A picture, and a question about it, which is given with every patch."""
+    """Questions about a picture; the question is added to every patch."""
 
     task: tasks.SortOfClevrConfig
 
@@ -80,19 +80,19 @@ class SortOfClevrSetup(PictureSetup):
         return {"image_size": 75, "n_channels": 3, "d_output": answers, "d_condition": 18}
 
     def cluster(self, batch: Batch[Any]) -> Int[Tensor, " batch"]:
-        """The picture that a question is about."""
+        """The picture of each question: questions about one picture are not independent."""
         return batch.latents["image"]
 
     def references(self, split: str) -> References:
         """The most frequent answer to each question, without the picture."""
-        known = self.sampler().chance(split)
+        by_type = self.sampler().chance(split)
         # Every question type is asked equally often.
-        return {"chance": {"accuracy": {ALL: sum(known.values()) / len(known)} | known}}
+        return {"chance": {"accuracy": {ALL: sum(by_type.values()) / len(by_type)} | by_type}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrianglesSetup(PictureSetup):
-    """Is the triangle equilateral?"""
+    """Classification of triangles: equilateral or not."""
 
     task: tasks.TrianglesConfig
 
@@ -104,13 +104,13 @@ class TrianglesSetup(PictureSetup):
         return {"image_size": self.task.image_size, "n_channels": 1, "d_output": 2}
 
     def references(self, split: str) -> References:
-        """A half; what the longest side alone tells is more."""
+        """One half; a classifier of the longest side alone gets more."""
         return {"chance": {"accuracy": {ALL: self.sampler().chance}}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSetup(PictureSetup):
-    """Images of several data sets, with a read-out for each."""
+    """Image classification on several data sets, with a read-out for each."""
 
     task: tasks.ImagesConfig
 
@@ -118,7 +118,7 @@ class ImagesSetup(PictureSetup):
     reported: ClassVar = engine.reported("mittal_2021", "images")
 
     def prepare(self) -> None:
-        """Write the digits, or miss other images."""
+        """Write bundled images, and fail now if other images are missing."""
         _ = self.sampler().classes
 
     @property
@@ -133,10 +133,10 @@ class ImagesSetup(PictureSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class EsbnSetup(PairingSetup):
-    """Images encoded one by one, and a transformer over their codes, with one answer about all.
+    """A transformer over separately encoded images, with one answer about their relation.
 
     Args:
-        task: the rule, and how many objects training does not show.
+        task: the rule, and the number of objects withheld from training.
     """
 
     task: tasks.ESBNConfig
@@ -146,7 +146,7 @@ class EsbnSetup(PairingSetup):
 
     @property
     def splits(self) -> Mapping[str, Role]:
-        """Objects of training, and, if any are withheld, these."""
+        """Training objects (`id`), and withheld ones (`ood`) if there are any."""
         return {"id": "in", "ood": "out"} if self.task.n_withheld else {"id": "in"}
 
     def build(self, generator: torch.Generator) -> mechanisms.RelationClassifier:

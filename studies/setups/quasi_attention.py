@@ -1,4 +1,4 @@
-"""What both tasks of the quasi-attention study share: how models attend, and what is measured."""
+"""What both tasks of the quasi-attention study share: attention, and measures of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from studies.engine.setup import Scores
 from tasks import Batch
 
 COMPOSITION = ("affinity", "gate", "affinity_centring", "gate_centring", "doubled")
-"""The settings of how CoDA composes its weights."""
+"""Settings of CoDA's composition of attention weights."""
 
 PAIRS = ("example", "query_pos", "key_pos")
 PLACES = ("place", "layer", "head")
 LIMITS = {"affinity": 2.0, "dissimilarity": 3.0}
-"""Beyond these tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
+"""Beyond these values tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
 ABOUT = {
     "affinity_matrix": "E, centred",
     "gate_matrix": "gate of N",
@@ -31,25 +31,25 @@ ABOUT = {
     "query": "word of each query",
     "key": "word of each key",
 }
-"""What `matrices` keeps."""
+"""Variables of `matrices`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuasiSetup(engine.Setup):
-    """A model that attends by softmax, linear attention, HYLA, or by CoDA (Tay et al. 2019).
+    """A model with softmax attention, linear attention, HYLA or CoDA (Tay et al. 2019).
 
     Args:
         model: one of `mechanisms.ATTENTION_VARIANTS`, or `coda`.
         d_model: width of the residual streams, or of all layers.
-        n_heads: each is d_model / n_heads wide.
+        n_heads: number of heads, each of width d_model / n_heads.
         affinity: CoDA's composition function of the affinity E.
         gate: its composition function of the dissimilarity N.
-        affinity_centring: over what E is centred.
-        gate_centring: over what N is centred.
+        affinity_centring: dims over which E is centred.
+        gate_centring: dims over which N is centred.
         doubled: whether the gate is doubled.
 
     Attributes:
-        shown: the place whose matrices are drawn.
+        shown: the attention whose matrices are drawn.
 
     Raises:
         ValueError: a value is not allowed.
@@ -78,8 +78,8 @@ class QuasiSetup(engine.Setup):
         composition = self.composition
         if composition is not None and composition.centres_matrix and not self.may_centre_matrix:
             raise ValueError(
-                "affinity_centring and gate_centring must be one of none, row: attention with "
-                "heads has no matrix of all its queries, or would show a decoder's what comes later"
+                "affinity_centring and gate_centring must be one of none, row, got matrix: with "
+                "heads, centring over all queries would show a decoder later tokens"
             )
 
     @property
@@ -89,7 +89,7 @@ class QuasiSetup(engine.Setup):
 
     @property
     def composition(self) -> mechanisms.QuasiAttentionConfig | None:
-        """How CoDA composes its weights; None for the others."""
+        """The config of CoDA's composition; None for other models."""
         if self.model != "coda":
             return None
         return mechanisms.QuasiAttentionConfig(
@@ -97,7 +97,7 @@ class QuasiSetup(engine.Setup):
         )
 
     def attention(self) -> mechanisms.AttentionConfig | mechanisms.CodaAttentionConfig:
-        """The attention with heads."""
+        """The config of multi-head attention or of CoDA with heads."""
         sizes: Any = {"n_heads": self.n_heads, "d_head": self.d_model // self.n_heads}
         if self.composition is None:
             return mechanisms.AttentionConfig.named(self.model, **sizes)
@@ -112,68 +112,72 @@ class QuasiSetup(engine.Setup):
 
     @abstractmethod
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
-        """Where the model attends."""
+        """The attentions of the model, each with its hooks and its mask."""
 
 
 def signs(trained: engine.Trained, n: int = 500) -> xr.Dataset:
-    """How signed attention is, everywhere, and whether its signs are those that were planted.
+    """The signs of attention weights, and whether they agree with the planted ones.
 
     See `probes.measure_signedness`; `distribution` is the mean over places, layers and heads.
 
     Args:
+        trained: the trained model and its untrained control.
         n: examples of each split.
     """
     models = {"trained": trained.model, "untrained": trained.untrained}
-    found = probes.measure_signedness(models, examples(trained, n), resamples=200)
-    mean = found["distribution"].mean(PLACES, keep_attrs=True)
-    return found.assign(distribution=mean).rename(model="weights")
+    scores = probes.measure_signedness(models, examples(trained, n), resamples=200)
+    mean = scores["distribution"].mean(PLACES, keep_attrs=True)
+    return scores.assign(distribution=mean).rename(model="weights")
 
 
 def saturation(trained: engine.Trained, n: int = 500) -> xr.Dataset | None:
-    """How much of CoDA's E and N lies where the functions are flat, and its mean over all places.
+    """The share of CoDA's E and N beyond `LIMITS`, where the functions are flat, and its mean.
 
     Args:
+        trained: the trained model.
         n: examples of each split.
     """
     if trained.setup.composition is None:
         return None
-    models, given = {"": trained.model}, examples(trained, n)
-    found = probes.measure_saturation(models, given, LIMITS, resamples=200).sel(model="", drop=True)
+    models, batches = {"": trained.model}, examples(trained, n)
+    scores = probes.measure_saturation(models, batches, LIMITS, resamples=200)
+    scores = scores.sel(model="", drop=True)
     about = {"long_name": "share of pairs, mean over places and heads"}
-    return found.assign(saturated_mean=found["saturated"].mean(PLACES).assign_attrs(about))
+    return scores.assign(saturated_mean=scores["saturated"].mean(PLACES).assign_attrs(about))
 
 
 def matrices(trained: engine.Trained, n: int = 3) -> xr.Dataset | None:
     """CoDA's E, its gate and M in single examples of `ood`: the paper's Figure 2.
 
     `affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos], NaN
-    where there is no token; `query`, `key`: their words; `sign`, where it is planted.
+    at padding; `query`, `key`: the tokens as words; `sign`: the planted signs, if there are any.
 
     Args:
-        n: examples.
+        trained: the trained model.
+        n: number of examples.
     """
     if (setup := trained.setup).composition is None:
         return None
     batch = trained.batch("ood", n)
-    place = {"shown": setup.places(batch)[setup.shown]}
+    places = {"shown": setup.places(batch)[setup.shown]}
     hooks = ["affinity", "gate", "pattern"]
-    data = probes.capture_places(trained.model, [batch], place, hooks)["shown"]
+    data = probes.capture_places(trained.model, [batch], places, hooks)["shown"]
     data = data.where(data["valid"]).drop_vars("valid")
     data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
     words = [trained.task.words(batch, example) for example in range(n)]
-    for name, some in zip(("query", "key"), zip(*words, strict=True), strict=True):
-        data[name] = ("example", f"{name}_pos"), list(some)
+    for name, tokens in zip(("query", "key"), zip(*words, strict=True), strict=True):
+        data[name] = ("example", f"{name}_pos"), list(tokens)
     for name, variable in data.items():
         variable.attrs["long_name"] = ABOUT[str(name)]
-    # Lines of other tasks have other lengths.
+    # Cells with other tasks have other lengths.
     return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
 
 
 def examples(trained: engine.Trained, n: int) -> dict[str, Any]:
-    """`n` examples of each split in batches, and where the model attends in them."""
+    """`n` examples of each split in batches, with the attentions of the model on them."""
     setup = trained.setup
-    drawn = {split: trained.batch(split, n) for split in setup.splits}
+    batches = {split: trained.batch(split, n) for split in setup.splits}
     return {
         split: (list(batch.parts(setup.at_once)), setup.places(batch))
-        for split, batch in drawn.items()
+        for split, batch in batches.items()
     }

@@ -1,4 +1,4 @@
-"""Contextual retrieval, and the network of one attention that learns it (Mittal et al. 2021)."""
+"""Setup: contextual retrieval by one layer of attention (Mittal et al. 2021)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ MODELS = ("multi_head", "multi_head_pairs", "compositional")
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalSetup(engine.Setup):
-    """A network that retrieves, between an encoder and a read-out, by one attention.
+    """An encoder, one layer of attention between objects, and a read-out.
 
-    The task's seed, of the weights of its searches and of all examples, is the model's `seed`:
-    seeds differ in the data too.
+    The seed of the task (weights of its searches, and all examples) is the model's `seed`, so
+    seeds also differ in the data.
 
     Args:
-        model: `multi_head`, S heads; `multi_head_pairs`, a head for each pair of a search and a
-            retrieval, S R heads of the same width; `compositional`, S searches and R retrievals.
-        task: which retrieval task; its seed stays 0, see above.
-        d_model: S heads together are as wide.
+        model: `multi_head` with S heads; `multi_head_pairs` with a head of the same width for
+            each pair of a search and a retrieval, S R heads; or `compositional` with S searches
+            and R retrievals.
+        task: the retrieval task; its seed must stay 0, see above.
+        d_model: width of all S heads together.
         d_mlp: hidden units of encoder and read-out.
 
     Raises:
@@ -57,7 +58,7 @@ class RetrievalSetup(engine.Setup):
         return engine.kept(tasks.ContextualRetrieval, replace(self.task, seed=self.seed))
 
     def build(self, generator: torch.Generator) -> mechanisms.RetrievalNetwork:
-        """Encoder, attention between the objects, read-out of one number for each."""
+        """A network with one output per object."""
         searches, retrievals = self.task.n_searches, self.task.n_retrievals
         d_head = self.d_model // searches
         if self.model == "compositional":
@@ -84,6 +85,6 @@ class RetrievalSetup(engine.Setup):
         return {"error": (error, error.new_ones(len(batch)))}
 
     def references(self, split: str) -> References:
-        """The error of always answering 0, the best constant, by formula."""
+        """The expected error of the best constant answer, 0."""
         error = self.sampler().baseline(split)["absolute_error"]
         return {"constant": {"error": {engine.ALL: error}}}

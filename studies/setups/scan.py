@@ -1,4 +1,4 @@
-"""SCAN: commands to actions, by an encoder and a decoder (Mittal et al. 2021, section 4.6)."""
+"""Setup: SCAN with an encoder-decoder (Mittal et al. 2021, section 4.6)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
     from tasks import Batch
 
 LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
-"""Numbers of actions of commands that are scored together."""
+"""Ranges of the number of actions whose commands are scored as a group."""
 
 PAPER_CUTOFFS = (22, 24, 25, 26, 27, 28, 29, 30)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanSetup(PairingSetup):
-    """An answer is right if every action is, which teacher-forced output decides as greedy one.
+    """An encoder-decoder that translates commands to actions.
 
-    The checkpoint is that with the highest likelihood on `id`, where all is soon right.
+    An answer is right if every action is right; for this, teacher forcing and greedy decoding
+    agree. Checkpoints are chosen by likelihood on `id`, since accuracy there soon reaches 1.
 
     Args:
-        task: what is held out; of the split `length` the most actions of a command of training.
+        task: the split and, for the split `length`, the largest number of actions in training.
     """
 
     task: tasks.ScanConfig
@@ -48,11 +49,11 @@ class ScanSetup(PairingSetup):
 
     @property
     def splits(self) -> Mapping[str, Role]:
-        """Further commands like those of training, and what was held out."""
+        """Further commands from the training distribution (`id`), and held-out ones (`ood`)."""
         return {"id": "in", "ood": "out"} if self.task.split != "simple" else {"id": "in"}
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
-        """An encoder and a decoder, each with shared layers."""
+        """An encoder-decoder whose layers share weights, within encoder and decoder each."""
         actions = tasks.SCAN_ACTIONS
         config = mechanisms.EncoderDecoderConfig(
             **self.blocks,
@@ -66,6 +67,6 @@ class ScanSetup(PairingSetup):
         return mechanisms.EncoderDecoder(config, generator=generator)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        """By the number of actions."""
+        """By number of actions."""
         length = batch.latents["length"]
         return {f"{low}-{high}": (length >= low) & (length <= high) for low, high in LENGTHS}

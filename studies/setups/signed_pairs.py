@@ -1,4 +1,4 @@
-"""Pairs of sequences with planted signs, and decomposable attention that sums them up."""
+"""Setup: pairs of sequences with planted signs, read by decomposable attention."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tasks import Batch, SignedPairsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SignedPairsSetup(QuasiSetup):
-    """Attend, compare, aggregate.
+    """Decomposable attention: align two sequences, compare token by token, aggregate.
 
     Args:
-        task: which pairs.
-        alignment: `heads`: A asks B, and B asks A, with one multi-head attention; or `networks`:
-            the paper's base model for pairs, in which both sides are aligned by one matrix, or by
-            its softmax over rows and columns.
+        task: the pairs.
+        alignment: `heads`, where A attends to B and B to A with multi-head attention; or
+            `networks`, the paper's base model for pairs, which aligns both with one matrix or with
+            its softmax over rows and over columns.
 
     Raises:
         ValueError: with `networks`, a model other than softmax attention or CoDA.
@@ -49,8 +49,8 @@ class SignedPairsSetup(QuasiSetup):
         return self.alignment == "networks"
 
     def inapplicable(self) -> frozenset[str]:
-        without = {"n_heads"} if self.alignment == "networks" else set()
-        return super().inapplicable() | without
+        heads = {"n_heads"} if self.alignment == "networks" else set()
+        return super().inapplicable() | heads
 
     def build(self, generator: torch.Generator) -> mechanisms.DecomposableAttention:
         headed = self.alignment == "heads"
@@ -65,17 +65,17 @@ class SignedPairsSetup(QuasiSetup):
         return mechanisms.DecomposableAttention(config, generator=generator)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
-        """By how far the signed sum is from 0."""
+        """By the absolute value of the signed sum."""
         size = batch.latents["total"].abs()
-        near, far = size <= 3, size > 8
-        return {"sum 1-3": near, "sum 4-8": ~near & ~far, "sum above 8": far}
+        small, large = size <= 3, size > 8
+        return {"sum 1-3": small, "sum 4-8": ~small & ~large, "sum above 8": large}
 
     def references(self, split: str) -> References:
         names = (engine.ALL, *self.groups(self.sampler().batch("train", 0, 1)))
         return {"chance": {"accuracy": dict.fromkeys(names, 0.5)}}
 
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
-        """`a` asks b; with heads also the other way."""
+        """`a`: A attends to B; with heads also `b`: B attends to A."""
         sign = batch.latents["sign"]
         valid = torch.ones_like(sign, dtype=torch.bool)
         if self.alignment == "networks":

@@ -1,4 +1,4 @@
-"""A text, token by token, and the causal transformers that predict it."""
+"""Setups: causal transformers as language models of a text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def perplexity_in_words(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSetup(HeadsSetup):
-    """A causal transformer over the tokens of a text; the loss on `valid` chooses checkpoints.
+    """A causal transformer over the tokens of a text; checkpoints are chosen by loss on `valid`.
 
     Args:
-        task: the text, and how it is cut into windows, which are the examples. Its `length` bounds
-            the distances that are told apart, up to 64.
+        task: the text and its division into windows, the examples. The relative position bias
+            distinguishes distances up to `length`, at most 64.
 
     Attributes:
         shared: whether all blocks have the same weights.
@@ -62,25 +62,25 @@ class TextSetup(HeadsSetup):
         return {"valid": "in", "test": "in"}
 
     def prepare(self) -> None:
-        """Write the text that comes with Python, or miss another one; encode it once."""
+        """Write the bundled text, or fail now if another one is missing; encode it once."""
         _ = self.sampler().vocabulary_size
 
     def scores(self, output: Tensor, batch: Batch[Any], split: str) -> Scores:
         return self.sampler().figures(output.float(), batch, split)
 
     def references(self, split: str) -> References:
-        """What predicting how often each token occurs in training gives."""
-        known = self.sampler().baseline_figures(split)
-        return {"frequencies": {metric: {ALL: value} for metric, value in known.items()}}
+        """The metrics of predicting the token frequencies of training."""
+        baseline = self.sampler().baseline_figures(split)
+        return {"frequencies": {metric: {ALL: value} for metric, value in baseline.items()}}
 
     @property
     def biased(self) -> bool:
-        """Whether it has T5's bias; else attention has positions of its own."""
+        """Whether positions are T5's bias; otherwise the attention has positions of its own."""
         return True
 
     @property
     def config(self) -> mechanisms.TransformerConfig:
-        """The transformer, of this width."""
+        """The config of the transformer."""
         size = self.sampler().vocabulary_size
         return mechanisms.TransformerConfig(
             **self.blocks,
@@ -99,7 +99,7 @@ class TextSetup(HeadsSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class TextPairingSetup(TextSetup, PairingSetup):
-    """The text of Mittal et al. 2021, with T5's bias."""
+    """The language models of Mittal et al. 2021: shared blocks, T5's bias."""
 
     shared: ClassVar = True
     at_once: ClassVar = 8
@@ -108,13 +108,13 @@ class TextPairingSetup(TextSetup, PairingSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSetup(TextSetup):
-    """As many parameters as softmax attention with relative positions and the same sizes has.
+    """Language models with equal numbers of parameters, matched by their `d_mlp`.
 
     Args:
         model: the attention; see `models`.
-        positions: `relative`, T5's bias, or what Transformer-XL's attention has of its own; or
-            `rotary`.
-        d_mlp: of softmax attention with relative positions; see `own_d_mlp`.
+        positions: `relative` (T5's bias, or the relative positions of Transformer-XL's attention)
+            or `rotary`.
+        d_mlp: of the reference, softmax attention with relative positions; see `own_d_mlp`.
     """
 
     positions: Literal["relative", "rotary"] = "relative"
@@ -122,9 +122,9 @@ class LanguageSetup(TextSetup):
     shared: ClassVar = False
 
     def models(self) -> tuple[str, ...]:
-        """The mechanisms that positions of this kind can be given to."""
-        relative = () if self.positions == "rotary" else ("compositional", "transformer_xl")
-        return (*mechanisms.ATTENTION_VARIANTS, "coda", *relative)
+        """The mechanisms that take these positions."""
+        relative_only = () if self.positions == "rotary" else ("compositional", "transformer_xl")
+        return (*mechanisms.ATTENTION_VARIANTS, "coda", *relative_only)
 
     @property
     def biased(self) -> bool:
@@ -132,10 +132,10 @@ class LanguageSetup(TextSetup):
 
     @property
     def attention(self) -> AttentionProtocol:
-        """That of every block.
+        """The attention of every block.
 
-        CoDA's gate is centred by row: it would start nearly closed, and is causal that way.
-        Compositional attention has half as many retrievals as searches.
+        CoDA's gate is centred by row: without centring it starts nearly closed, and centring over
+        the matrix is not causal. Compositional attention has half as many retrievals as searches.
         """
         heads: dict[str, Any] = {"n_heads": self.n_heads, "d_head": self.d_model // self.n_heads}
         rotary = self.positions == "rotary"
@@ -159,28 +159,28 @@ class LanguageSetup(TextSetup):
         )
 
     def own_d_mlp(self) -> int:
-        """The d_mlp with which its number of parameters is nearest to `reference_parameters`.
+        """The d_mlp whose number of parameters is nearest to `reference_parameters`.
 
         Raises:
-            ValueError: it has more parameters even with d_mlp=1.
+            ValueError: the model has more parameters even with d_mlp=1.
         """
-        asked = self.reference_parameters()
-        least, next_ = (_parameters_of(replace(self, d_mlp=d_mlp).config) for d_mlp in (1, 2))
-        d_mlp = 1 + round((asked - least) / (next_ - least))
+        target = self.reference_parameters()
+        with_1, with_2 = (_parameters_of(replace(self, d_mlp=d_mlp).config) for d_mlp in (1, 2))
+        d_mlp = 1 + round((target - with_1) / (with_2 - with_1))
         if d_mlp < 1:
             raise ValueError(
-                f"d_mlp must leave room for the {least} parameters that {self.model} attention "
-                f"needs with d_mlp=1, got {self.d_mlp}, which gives softmax attention {asked}"
+                f"d_mlp must leave room for the {with_1} parameters that {self.model} attention "
+                f"needs with d_mlp=1, got {self.d_mlp}, which gives softmax attention {target}"
             )
         return d_mlp
 
     def reference_parameters(self) -> int:
-        """How many parameters softmax attention with relative positions has."""
+        """The number of parameters of softmax attention with relative positions."""
         return _parameters_of(replace(self, model="softmax", positions="relative").config)
 
 
 @functools.lru_cache(maxsize=64)
 def _parameters_of(config: mechanisms.TransformerConfig) -> int:
-    # No memory is taken for them.
+    # Tensors on `meta` take no memory.
     with torch.device("meta"):
         return probes.count_parameters(mechanisms.Transformer(config))

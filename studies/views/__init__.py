@@ -1,1 +1,1 @@
-"""Plots that a single study draws."""
+"""Plots that belong to a single study."""

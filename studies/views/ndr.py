@@ -1,4 +1,4 @@
-"""Figures of the control-flow study: numbers by depth, graphs of single examples."""
+"""Plots of the control-flow study: scores by depth, and graphs of single examples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from studies.report.names import name_of
 from studies.report.panels import Shown, group, has_values, shown_conditions, values
 
 NODES = {"gate": (0.1, 0.2), "change": 0.2}
-"""What makes a node of the graph, with its threshold (see `probes.extract_control_flow`).
+"""Criteria for a node of the graph, with thresholds (see `probes.extract_control_flow`).
 
-`gate`: the gate is open, averaged over channels, of which many stay closed: an update begins at
-0.2 and lasts down to 0.1 (untrained gates are at 0.05). `change`: the state changes by this share.
+`gate`: the gate's mean over channels (many of which stay closed) exceeds 0.2, until it falls below
+0.1; untrained gates are at 0.05. `change`: the relative change of the state exceeds the threshold.
 """
 
 LEAST_READ = 0.5
-"""The smallest weight of a read: geometric attention gives it to one key of a head, hardly to two.
+"""The smallest attention weight of a read; a head of geometric attention rarely has two such keys.
 """
 
 CURVES = {
@@ -31,7 +31,7 @@ CURVES = {
     "columns shuffled": {"control": "shuffled", "correct": "all"},
     "untrained": {"control": "untrained", "correct": "all"},
 }
-"""Which graphs have a line: of what control, and of which examples."""
+"""Lines of the plots by depth: the control, and which examples count."""
 
 OPERATIONS = {name: CURVES[name] for name in ("right answers", "wrong answers", "untrained")}
 OPERATIONS |= {"true, by level": {"control": "true", "correct": "all"}}
@@ -41,14 +41,14 @@ SHADES = {
     "gate": (1.0, "gate, mean over channels"),
     "change": (0.5, "share by which the state changes"),
 }
-"""What is darkest in a graph, and what is shaded, by what makes its nodes."""
+"""The darkest value of a node and the label of the shading, by criterion."""
 
 FEWEST = 5
-"""Means of fewer examples are not drawn: their intervals say nothing."""
+"""Means over fewer examples are not drawn."""
 
 
 def graphs_of(columns: xr.Dataset, nodes: str) -> xr.Dataset:
-    """The graphs of `probes.capture_control_flow` whose nodes are of this kind, one of `NODES`."""
+    """The graphs of columns (`probes.capture_control_flow`) by a criterion, one of `NODES`."""
     return probes.extract_control_flow(
         columns[nodes],
         columns["attention"],
@@ -58,21 +58,21 @@ def graphs_of(columns: xr.Dataset, nodes: str) -> xr.Dataset:
     )
 
 
-# Data of plots
+# Data
 
 
 def train_depth(result: xr.DataTree) -> int:
-    """The deepest depth of training."""
+    """The largest depth in training."""
     return config_of(result)["setup"]["task"]["train_depth"]
 
 
 def depths_of_training(result: xr.DataTree) -> tuple[float, float]:
-    """What is shaded."""
+    """The range of depths in training, which plots shade."""
     return 1.5, train_depth(result) + 0.5
 
 
 def accuracy(result: xr.DataTree) -> xr.Dataset:
-    """Accuracy at each depth, all of which are of one split."""
+    """Accuracy at each depth; every depth belongs to one split."""
     names = [name for name in result["scores"]["group"].to_numpy() if name != "all"]
     data = values("scores", "accuracy", group=names)(result).max("split").rename(group="depth")
     depths = [int(name.removeprefix("depth ")) for name in names]
@@ -80,7 +80,7 @@ def accuracy(result: xr.DataTree) -> xr.Dataset:
 
 
 def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
-    """How well the graphs match the true dataflow, by depth, beside every control."""
+    """How well graphs match the true dataflow, by depth and control."""
     at = {"nodes": nodes, "metric": ["f1", "order", "tau", "parallelism"]}
     data = values("control_flow", "score", **at)(result)
     if not data:
@@ -91,21 +91,21 @@ def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
 
 
 def cuts(result: xr.DataTree) -> xr.Dataset:
-    """How often a right answer becomes wrong when one gate or read is cut, and of how many."""
+    """The share of right answers that a cut gate or read makes wrong, and the number of cuts."""
     data = values("control_flow", "rate", outcome="broken", cut=["lasting", "one step"])(result)
     trials = values("control_flow", "trials", outcome="broken", cut="lasting")(result)
     return data.assign(count=trials["value"]) if data else data
 
 
 def parallelism(result: xr.DataTree) -> xr.Dataset:
-    """Operations that are done at each step, beside those at each level of the truth.
+    """The number of operations done at each step, beside that at each level of the true dataflow.
 
-    In rows the kinds of nodes; the deepest depth of training, and the deepest of all.
+    Rows: criteria for nodes, at the largest depth in training and at the largest of all.
     """
     data = group("control_flow")(result)
     if not data:
         return data
-    deepest = max((one for one in data["depth"].to_numpy() if one != "all"), key=int)
+    deepest = max((depth for depth in data["depth"].to_numpy() if depth != "all"), key=int)
     data = data.sel(depth=list(dict.fromkeys((str(train_depth(result)), deepest))))
     done = data["done"].where(data["examples"].max("metric") >= FEWEST)
     done = done.assign_coords(step=done["step"] + 1)
@@ -121,41 +121,39 @@ def parallelism(result: xr.DataTree) -> xr.Dataset:
 
 
 def kept_examples(result: xr.DataTree) -> Iterator[tuple[Shown, int, xr.Dataset]]:
-    """Conditions, their cells and the cells' examples, as `graphs_of` takes them."""
+    """Every condition and cell with its drawn examples, as `graphs_of` takes them."""
     data = group("drawn")(result)
-    for one in shown_conditions(result) if data else ():
-        for cell in one.cells if has_values(data[["gate"]].isel(cell=one.cells)) else ():
-            here = data.isel(cell=cell)
+    for condition in shown_conditions(result) if data else ():
+        cells = condition.cells
+        for cell in cells if has_values(data[["gate"]].isel(cell=cells)) else ():
+            examples = data.isel(cell=cell)
             for dim in ("example", "step"):
-                here = here.dropna(dim, how="all", subset=["gate"])
-            widths = np.array([len(text.split()) for text in here["tokens"].to_numpy()])
-            valid = np.arange(here.sizes["pos"]) < widths[:, None]
-            yield one, cell, here.assign(valid=(("example", "pos"), valid))
+                examples = examples.dropna(dim, how="all", subset=["gate"])
+            lengths = np.array([len(text.split()) for text in examples["tokens"].to_numpy()])
+            valid = np.arange(examples.sizes["pos"]) < lengths[:, None]
+            yield condition, cell, examples.assign(valid=(("example", "pos"), valid))
 
 
 def export(result: xr.DataTree, folder: Path) -> None:
-    """Write every kept graph into `graphs/`, as GraphML and as node-link JSON."""
-    for one, _, examples in kept_examples(result):
-        known = [str(value) for value in one.values.values() if value is not None]
-        name = "-".join([*known, f"seed{examples['seed'].item()}"])
+    """Write all graphs into `graphs/`, as GraphML and as node-link JSON."""
+    for condition, _, examples in kept_examples(result):
+        values = [str(value) for value in condition.values.values() if value is not None]
+        name = "-".join([*values, f"seed{examples['seed'].item()}"])
         for nodes in NODES:
             graphs = graphs_of(examples, nodes)
             probes.write_control_flow(graphs, folder / "graphs", f"{name}-{nodes}")
 
 
 def drawn_examples(result: xr.DataTree, nodes: str) -> Iterator[probes.DrawnExample]:
-    """Two examples of the first seed of each condition: the first one, and the deepest.
-
-    Of the deepest depth of training, and of the deepest of all.
-    """
-    for one, cell, examples in kept_examples(result):
+    """Two examples of each condition's first cell: one of training depth, and the deepest."""
+    for condition, cell, examples in kept_examples(result):
         for number in dict.fromkeys((0, int(examples["depth"].to_numpy().argmax()))):
             depth, target, answer = (
                 examples[name][number].item() for name in ("depth", "target", "answer")
             )
-            if cell == one.cells[0]:
+            if cell == condition.cells[0]:
                 yield probes.DrawnExample(
-                    f"{one.label}, depth {depth:.0f}: right is {target}, answered {answer}",
+                    f"{condition.label}, depth {depth:.0f}: right is {target}, answered {answer}",
                     graphs_of(examples, nodes),
                     number,
                     examples["tokens"][number].item().split(),
@@ -171,6 +169,6 @@ def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
 
 
 def attention(result: xr.DataTree) -> Figure | None:
-    """Attention of an example of each condition at every step; framed: columns that change."""
-    examples = [one for one in drawn_examples(result, "change") if one.number == 0]
+    """Attention at every step in an example of each condition; columns that change are framed."""
+    examples = [drawn for drawn in drawn_examples(result, "change") if drawn.number == 0]
     return probes.plot_attention(examples) if examples else None

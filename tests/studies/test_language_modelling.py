@@ -122,7 +122,7 @@ def test_all_is_there(result, folder):
         assert (folder / f"{name}.png").stat().st_size > 1000
     stream = StringIO()
     Console(width=90, file=stream).print(STUDY.table.render(result))
-    assert all(word in stream.getvalue() for word in ("compositional", "rotary", "less softmax"))
+    assert all(word in stream.getvalue() for word in ("compositional", "rotary", "- softmax"))
 
 
 def test_figures_are_those_of_the_best_checkpoint_token_by_token(folder, cells, result):
