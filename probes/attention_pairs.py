@@ -1,4 +1,4 @@
-"""What probes of attention share: a quantity of every pair of query and key, cell by cell."""
+"""Quantities of query-key pairs, shared by the probes of attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ PAIRS = ("example", "query_pos", "key_pos")
 
 @dataclass(frozen=True)
 class PairTable:
-    """A quantity of pairs, its cells flattened to one axis.
+    """A quantity of query-key pairs, with all other dims (the cells) flattened to one axis.
 
     Attributes:
-        values: 0 where they are not valid.
-        valid: which are looked at.
-        cells: sizes of the dims that make cells.
-        coords: their coordinates.
+        values: values of the pairs, 0 where not valid.
+        valid: pairs that count.
+        cells: sizes of the cell dims.
+        coords: coordinates of the cell dims.
     """
 
     values: Float[np.ndarray, "example cell query_pos key_pos"]
@@ -28,56 +28,56 @@ class PairTable:
     cells: dict[str, int]
     coords: dict[str, xr.DataArray]
 
-    def dataset(self, about: str, seed: int, resamples: int) -> xr.Dataset:
-        """An empty result with the cells' coordinates."""
+    def dataset(self, long_name: str, seed: int, resamples: int) -> xr.Dataset:
+        """Make an empty result with the coordinates of the cells."""
         interval = f"percentile bootstrap over examples, 95%, {resamples} resamples"
         return xr.Dataset(
-            coords=self.coords, attrs={"long_name": about, "seed": seed, "interval": interval}
+            coords=self.coords, attrs={"long_name": long_name, "seed": seed, "interval": interval}
         )
 
     def variable(
-        self, values: Float[np.ndarray, "..."], about: str, before: Sequence[str], *after: str
+        self, values: Float[np.ndarray, "..."], long_name: str, before: Sequence[str], *after: str
     ) -> xr.Variable:
-        """Values [*before, cell, *after], with the cells' own dims."""
+        """Make a variable of values [*before, cell, *after], with the cell dims restored."""
         start = len(before)
         shape = (*values.shape[:start], *self.cells.values(), *values.shape[start + 1 :])
         dims = (*before, *self.cells, *after)
-        return xr.Variable(dims, values.reshape(shape), {"long_name": about})
+        return xr.Variable(dims, values.reshape(shape), {"long_name": long_name})
 
     def put(
         self,
         result: xr.Dataset,
         name: str,
         interval: Interval,
-        about: str,
+        long_name: str,
         *after: str,
         before: Sequence[str] = (),
     ) -> None:
-        """A score with its interval."""
-        parts = [self.variable(values, about, before, *after) for values in interval]
-        shaped = Interval(*(part.to_numpy() for part in parts))
-        dims = tuple(map(str, parts[0].dims))
-        result.update(interval_variables(name, shaped, dims, long_name=about))
+        """Store a score [*before, cell, *after] with its interval in a result."""
+        variables = [self.variable(values, long_name, before, *after) for values in interval]
+        shaped = Interval(*(part.to_numpy() for part in variables))
+        dims = tuple(map(str, variables[0].dims))
+        result.update(interval_variables(name, shaped, dims, long_name=long_name))
 
     def put_distribution(self, result: xr.Dataset, start: float, stop: float, bins: int) -> None:
-        """`distribution` [*cells, bin], over start..stop; what is beyond is in the last bins."""
+        """Store `distribution` [*cells, bin] over start..stop, clipping values outside."""
         edges = np.linspace(start, stop, bins + 1)
-        found = np.zeros((self.values.shape[1], bins))
-        for cell in range(len(found)):
-            known = self.values[:, cell][self.valid[:, 0]]
-            found[cell] = np.histogram(known.clip(start, stop), edges)[0]
-        found /= found.sum(1, keepdims=True)
+        shares = np.zeros((self.values.shape[1], bins))
+        for cell in range(len(shares)):
+            valid_values = self.values[:, cell][self.valid[:, 0]]
+            shares[cell] = np.histogram(valid_values.clip(start, stop), edges)[0]
+        shares /= shares.sum(1, keepdims=True)
         result.coords["bin"] = (edges[1:] + edges[:-1]) / 2
-        result["distribution"] = self.variable(found, "share of the pairs in a bin", (), "bin")
+        result["distribution"] = self.variable(shares, "share of the pairs in a bin", (), "bin")
 
 
 def read_pairs(
     name: str, array: xr.DataArray, valid: xr.DataArray | None, bins: int, resamples: int
 ) -> PairTable:
-    """A quantity of pairs, checked; see `score_signedness` for `valid` and for what is raised."""
-    for argument, number in (("bins", bins), ("resamples", resamples)):
+    """Read and check a quantity of pairs; see `score_signedness` for `valid` and for errors."""
+    for option, number in (("bins", bins), ("resamples", resamples)):
         if number < 1:
-            raise ValueError(f"{argument} must be at least 1, got {number}")
+            raise ValueError(f"{option} must be at least 1, got {number}")
     if not set(PAIRS) <= set(array.dims) or 0 in array.shape:
         raise ValueError(
             f"{name} must have the dims {PAIRS}, none of them empty, got {dict(array.sizes)}"
@@ -86,28 +86,28 @@ def read_pairs(
     ordered = array.transpose("example", *cells, "query_pos", "key_pos").to_numpy()
     shape = ordered.shape
     flat = ordered.reshape(shape[0], -1, *shape[-2:]).astype(np.float64)
-    seen = np.ones((shape[0], 1, *shape[-2:]), dtype=bool)
+    valid_pairs = np.ones((shape[0], 1, *shape[-2:]), dtype=bool)
     if valid is not None:
         if valid.dtype != bool:
             raise TypeError(f"valid must hold bool, got {valid.dtype}")
-        seen = spread_pairs("valid", valid, seen.shape)
-    if not seen.any():
-        raise ValueError("valid must leave pairs of query and key, got none")
-    if not np.isfinite(flat).all(where=np.broadcast_to(seen, flat.shape)):
+        valid_pairs = broadcast_pairs("valid", valid, valid_pairs.shape)
+    if not valid_pairs.any():
+        raise ValueError("valid must hold at least one pair of query and key, got none")
+    if not np.isfinite(flat).all(where=np.broadcast_to(valid_pairs, flat.shape)):
         raise ValueError(f"{name} must be finite where valid, got NaN or infinite values")
     return PairTable(
-        values=np.where(seen, flat, 0.0),
-        valid=seen,
+        values=np.where(valid_pairs, flat, 0.0),
+        valid=valid_pairs,
         cells={str(dim): array.sizes[dim] for dim in cells},
         coords={str(dim): array[dim] for dim in cells if dim in array.coords},
     )
 
 
-def spread_pairs(name: str, array: xr.DataArray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array with some of the dims of pairs, for all pairs [example, 1, query_pos, key_pos]."""
+def broadcast_pairs(name: str, array: xr.DataArray, shape: tuple[int, ...]) -> np.ndarray:
+    """Broadcast an array with some dims of pairs to [example, 1, query_pos, key_pos]."""
     sizes: dict[str, int] = dict(zip(PAIRS, (shape[0], *shape[2:]), strict=True))
-    wrong = [dim for dim in array.dims if array.sizes[dim] != sizes.get(str(dim))]
-    if wrong:
+    mismatched = [dim for dim in array.dims if array.sizes[dim] != sizes.get(str(dim))]
+    if mismatched:
         raise ValueError(
             f"{name} must have only dims of {sizes}, of these sizes, got {dict(array.sizes)}"
         )

@@ -1,4 +1,4 @@
-"""What does a model of a text gain from the tokens it has seen? Its loss by their number."""
+"""The loss of a language model by the number of context tokens."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -16,43 +16,43 @@ from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 
 class Windows(Protocol):
-    """Any object with windows of a text, such as a task's batch."""
+    """An object with windows of a text, such as a task's batch."""
 
     @property
     def inputs(self) -> Inputs:
-        """What the model is called with."""
+        """Inputs of the model."""
         ...
 
     @property
     def targets(self) -> Int[Tensor, "window pos"]:
-        """The token that comes next, at each position."""
+        """Next token at each position."""
         ...
 
     @property
     def mask(self) -> Bool[Tensor, "window pos"]:
-        """Where the target counts."""
+        """True where the target counts."""
         ...
 
 
 def measure_loss_by_context(
     model: HookedModel, batches: Iterable[Windows], *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
-    """Measure the loss of a causal model where 1, 2, 3 to 4, 5 to 8, ... tokens are seen.
+    """Measure the loss of a causal model by context length: 1, 2, 3 to 4, 5 to 8, ... tokens.
 
-    Runs the model, in evaluation mode, over the batches, and passes the cross-entropy of its
-    logits [window, pos, token], in nats, on to `loss_by_context`.
+    Runs the model in evaluation mode and passes the cross-entropy of its logits [window, pos,
+    token], in nats, to `loss_by_context`.
 
     Args:
-        model: any module that answers logits; hooks are not needed.
-        batches: windows of one length, with `.inputs`, `.targets` and `.mask`.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        model: a module that returns logits; it needs no hooks.
+        batches: windows of the same length, with `.inputs`, `.targets` and `.mask`.
+        resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
 
     Returns:
-        What `loss_by_context` returns, with the windows in the batches' order.
+        The results of `loss_by_context`, with the windows in the order of the batches.
 
     Raises:
-        ValueError: there is no batch, or logits have another shape than targets.
+        ValueError: there is no batch, or logits and targets do not match in shape.
 
     Example:
         `measure_loss_by_context(model, [task.batch("test", 0, 100)])`
@@ -63,16 +63,17 @@ def measure_loss_by_context(
             logits = call(model, batch.inputs)
             if logits.ndim != 3 or logits.shape[:2] != batch.targets.shape:
                 raise ValueError(
-                    "logits must have the shape (window, pos, token), the first two as targets, "
+                    "logits must have the shape (window, pos, token), the first two of targets, "
                     f"{tuple(batch.targets.shape)}, got {tuple(logits.shape)}"
                 )
             loss = cross_entropy(logits.float().mT, batch.targets, reduction="none")
             losses.append(loss.double().cpu())
             masks.append(batch.mask.cpu())
     if not losses:
-        raise ValueError("batches must hold at least one, got none")
+        raise ValueError("batches must hold at least one batch, got none")
     loss, mask = (
-        xr.DataArray(torch.cat(some).numpy(), dims=("window", "pos")) for some in (losses, masks)
+        xr.DataArray(torch.cat(tensors).numpy(), dims=("window", "pos"))
+        for tensors in (losses, masks)
     )
     return loss_by_context(loss, mask, resamples=resamples, seed=seed)
 
@@ -80,29 +81,29 @@ def measure_loss_by_context(
 def loss_by_context(
     loss: xr.DataArray, mask: xr.DataArray, *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
-    """Compute the loss where 1, 2, 3 to 4, 5 to 8, ... tokens of a window are seen.
+    """Compute the loss by context length: 1, 2, 3 to 4, 5 to 8, ... tokens.
 
-    At position n a causal model has seen n + 1 tokens. Where the loss no longer falls, tokens
-    further back are of no use to it (Khandelwal et al. 2018, "Sharp Nearby, Fuzzy Far Away").
+    At position n a causal model sees n + 1 tokens. Where the loss stops falling, the model makes
+    no use of tokens further back (Khandelwal et al. 2018, "Sharp Nearby, Fuzzy Far Away").
 
     Args:
-        loss: [window, pos], in any order: of each token that is predicted, in nats.
-        mask: [window, pos] bool: which tokens count; what the others' losses are does not matter.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        loss: loss of each predicted token [window, pos] (dims in any order), in nats.
+        mask: [window, pos] bool, True for tokens that count; other losses are ignored.
+        resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
 
     Returns:
-        By `seen`, the most tokens that are seen, and by `window`, numbered from 0:
+        By `seen`, the largest context length of a group, and by `window`, numbered from 0:
 
-        - `loss`, with `_low` and `_high` [seen]: mean of a token, in nats; NaN where none counts.
-          Interval: 95%, percentile bootstrap over windows.
-        - `tokens` [seen]: how many count.
-        - `window_loss`, `window_tokens` [window]: the sum over a window, and how many count: with
-          these, models that saw the same windows are compared in pairs.
+        - `loss, loss_low, loss_high` [seen]: mean per token, in nats, NaN without tokens; 95%
+          interval by percentile bootstrap over windows.
+        - `tokens` [seen]: number of tokens that count.
+        - `window_loss`, `window_tokens` [window]: sum of losses and number of tokens, for paired
+          comparisons of models on the same windows.
 
     Raises:
-        TypeError: `mask` that is not bool.
-        ValueError: dims or sizes that do not fit, or nothing at all.
+        TypeError: `mask` is not bool.
+        ValueError: dims or sizes do not match, or an array is empty.
 
     Example:
         >>> ones = xarray.DataArray(numpy.ones((10, 6)), dims=("window", "pos"))
@@ -118,12 +119,12 @@ def loss_by_context(
     if dict(loss.sizes) != dict(mask.sizes):
         raise ValueError(f"mask must have the sizes of loss, {dict(loss.sizes)}, got {mask.sizes}")
     if mask.dtype != bool:
-        raise TypeError(f"mask must hold booleans, got {mask.dtype}")
+        raise TypeError(f"mask must hold bool, got {mask.dtype}")
     counts = mask.transpose("window", "pos").to_numpy().astype(float)
     losses = loss.transpose("window", "pos").to_numpy().astype(float)
     losses = np.where(counts > 0, losses, 0)
     length = losses.shape[1]
-    # Of each group of positions the first; a group ends with a power of two.
+    # First position of each group; groups end at powers of two.
     starts = [0, *(2**power for power in range(length.bit_length()) if 2**power < length)]
     sums, tokens = (np.add.reduceat(values, starts, axis=1) for values in (losses, counts))
     means = bootstrap_ratio(sums, tokens, resamples=resamples, seed=seed)

@@ -1,4 +1,4 @@
-"""What a model costs: its parameters, the operations of one forward pass, and its depth."""
+"""Costs of a model: parameters, operations of a forward pass, and depth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 Answer = Callable[[nn.Module], object]
-"""What runs a model on some examples."""
+"""A function that runs a model on some examples."""
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained; those of weights that are shared count once.
+    """Count the trained parameters of a model; shared weights count once.
 
     Example:
         >>> count_parameters(torch.nn.Linear(3, 4))
@@ -25,15 +25,15 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float:
-    """Floating-point operations of a forward pass of a model in evaluation mode, per example.
+    """Count the floating-point operations of a forward pass in evaluation mode, per example.
 
-    torch's own counter: matrix products and convolutions alone, a multiplication and an addition
-    being two.
+    Uses torch's counter: matrix products and convolutions only; a multiplication with an addition
+    counts as two.
 
     Args:
-        model: ends in the mode that it is in.
-        answer: runs the model, which it is given, on some examples.
-        n_examples: how many.
+        model: the model; its training mode is restored.
+        answer: runs the model on some examples.
+        n_examples: number of these examples.
 
     Raises:
         ValueError: `n_examples` is less than 1.
@@ -53,9 +53,10 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
 
 
 def count_blocks(model: nn.Module) -> int:
-    """How many blocks or steps the names of a model's hook points number; 0 if they number none.
+    """Count the blocks, layers or steps of a model by the numbers in its module names.
 
-    Those of `blocks.{i}`, `layers.{i}` and `steps.{i}`: what is shared over depth counts each time.
+    These are `blocks.{i}`, `layers.{i}` and `steps.{i}`; weights shared over depth count at each
+    step. 0 if no name has such a number.
     """
     names = "\n".join(name for name, _ in model.named_modules())
     numbers = re.findall(r"^(?:blocks|layers|steps)\.(\d+)\.", names, re.MULTILINE)
@@ -63,9 +64,9 @@ def count_blocks(model: nn.Module) -> int:
 
 
 def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Dataset:
-    """`parameters`, `operations` and `depth` of a model, a number each.
+    """Measure the `parameters`, `operations` and `depth` of a model, each a scalar.
 
-    See `count_parameters`, `count_operations` (of which the arguments are) and `count_blocks`.
+    See `count_parameters`, `count_operations` (which takes the same arguments) and `count_blocks`.
     """
     operations = "floating-point operations of a forward pass, for one example"
     counts = {
@@ -74,5 +75,5 @@ def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Datas
         "depth": (count_blocks(model), "blocks, or steps"),
     }
     return xr.Dataset(
-        {name: ((), count, {"long_name": said}) for name, (count, said) in counts.items()}
+        {name: ((), count, {"long_name": long_name}) for name, (count, long_name) in counts.items()}
     )

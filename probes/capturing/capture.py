@@ -122,7 +122,7 @@ def capture(
 
     def keep(name: str, index: int, activation: Any, source: str) -> None:
         if (name, index) in activations:
-            raise RuntimeError(f"{source} fired more than once in one forward pass")
+            raise RuntimeError(f"{source} must fire once in a forward pass, fired again")
         activations[name, index] = _reduce(name, quantities[name], activation, source)
 
     def listener(name: str, index: int) -> Callable[..., None]:
@@ -260,7 +260,7 @@ def _check_batch(
         if (name, index) not in activations
     ]
     if silent:
-        raise RuntimeError(f"hooks that did not fire in the forward pass: {silent}")
+        raise RuntimeError(f"hooks must fire in the forward pass, silent: {silent}")
     counts = {name: tensor.shape[:1] for (name, _), tensor in activations.items()}
     counts |= {name: latent.shape[:1] for name, latent in latents.items()}
     if len(set(counts.values())) > 1:

@@ -1,16 +1,33 @@
-"""Inputs of a model: call it, count and slice examples, and check its answers."""
+"""Inputs of a model: call it on them, count and slice examples, and check its answers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
+
+from probes.capturing.hooking import HookedModel
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """The inputs of a model: one tensor, positional arguments, or keyword arguments."""
 
 
-def call(model: Callable[..., Any], inputs: Inputs) -> Any:
-    """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments."""
+def call(
+    model: Callable[..., Any],
+    inputs: Inputs,
+    edits: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> Any:
+    """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    Args:
+        model: the model; a `HookedModel` if there are edits.
+        inputs: its inputs.
+        edits: functions by hook name that replace the activation of the hook.
+
+    Raises:
+        RuntimeError: a hook in `edits` did not fire exactly once in the forward pass.
+    """
+    if edits:
+        return _call_edited(cast(HookedModel, model), inputs, edits)
     if isinstance(inputs, Tensor):
         return model(inputs)
     if isinstance(inputs, tuple):
@@ -21,6 +38,25 @@ def call(model: Callable[..., Any], inputs: Inputs) -> Any:
         "inputs must be a Tensor, a tuple (arguments) or a mapping (keyword arguments), "
         f"got {type(inputs).__name__}"
     )
+
+
+def _call_edited(
+    model: HookedModel, inputs: Inputs, edits: Mapping[str, Callable[[Tensor], Tensor]]
+) -> Any:
+    fired: list[str] = []
+
+    def hook_function(name: str) -> Callable[..., Tensor]:
+        def edit(activation: Tensor, hook: Any) -> Tensor:
+            fired.append(name)
+            return edits[name](activation)
+
+        return edit
+
+    with model.hooks(fwd_hooks=[(name, hook_function(name)) for name in edits]):
+        output = call(model, inputs)
+    if sorted(fired) != sorted(edits):
+        raise RuntimeError(f"hooks {list(edits)} must fire once each in a pass, fired: {fired}")
+    return output
 
 
 def check_answer(answers: Tensor, n_examples: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The control flow of a model with gates over steps, as a graph: drawn, scored, cut."""
+"""Control flow of models with gates over steps: graphs, scores, interventions and plots."""

@@ -1,4 +1,4 @@
-"""What columns do at every step: gates, changes of state and attention, as graphs take them."""
+"""Capture gates, state changes and attention of all columns at every step."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,19 +24,18 @@ def capture_control_flow(
     before: str = "blocks.*.hook_resid_pre",
     after: str = "blocks.*.hook_resid_post",
 ) -> xr.Dataset:
-    """Keep what `extract_control_flow` makes graphs of, and the answers.
+    """Capture the inputs of `extract_control_flow`, and the answers of the model.
 
-    Two quantities can say when a column computes: its gate is open, or its state changes. A gate
-    that stays open while the update repeats what the column holds is of the first kind, not of the
-    second.
+    Two quantities can define when a column computes: its gate is open, or its state changes. They
+    differ for a gate that stays open while the update repeats the state of the column.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents`, of one width; at least one.
-        answer: from the model's output to the answers, integers [example].
-        gates: glob of the gates' hooks, one for each step, each [example, pos, d].
-        attention: glob of the attention's hooks, each [example, head, query_pos, key_pos].
-        before, after: globs of the columns' states, [example, pos, d], before and after a step.
+        answer: maps the model's output to answers, integers [example].
+        gates: glob of the gate hooks, one per step, each [example, pos, d].
+        attention: glob of the attention hooks, each [example, head, query_pos, key_pos].
+        before, after: globs of the column states, [example, pos, d], before and after a step.
 
     Returns:
         - `gate` [example, step, pos]: averaged over channels.
@@ -45,9 +44,9 @@ def capture_control_flow(
         - `answer` [example].
 
     Raises:
-        KeyError: an unknown hook; the message lists the nearest.
-        TypeError, ValueError: a model that cannot be hooked or was compiled, no batch, shapes
-            that do not fit.
+        KeyError: an unknown hook; the message lists the nearest names.
+        TypeError, ValueError: the model cannot be hooked or is compiled, there is no batch, or
+            shapes do not match.
 
     Example:
         ::
@@ -66,15 +65,15 @@ def capture_control_flow(
         return h.norm(dim=-1)
 
     def change(h: Tensor) -> Tensor:
-        whole = h.norm(dim=-1) + state.norm(dim=-1)
-        return (h - state).norm(dim=-1) / whole.clamp(min=_NEVER_ZERO)
+        total = h.norm(dim=-1) + state.norm(dim=-1)
+        return (h - state).norm(dim=-1) / total.clamp(min=_NEVER_ZERO)
 
     weights = ("example", "head", "query_pos", "key_pos")
-    about = "gate, averaged over channels", "share by which the step changes the state"
+    long_names = "gate, averaged over channels", "share by which the step changes the state"
     quantities = {
-        "gate": Quantity(gates, _COLUMN, lambda gate: gate.mean(-1), about[0]),
+        "gate": Quantity(gates, _COLUMN, lambda gate: gate.mean(-1), long_names[0]),
         "norm": Quantity(before, _COLUMN, remember),
-        "change": Quantity(after, _COLUMN, change, about[1]),
+        "change": Quantity(after, _COLUMN, change, long_names[1]),
         "attention": Quantity(attention, weights),
         "answer": Quantity(None, ("example",), answer),
     }

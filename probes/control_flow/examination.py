@@ -1,4 +1,4 @@
-"""The whole question about a router's control flow: is what is drawn true, and does it compute?"""
+"""Control-flow analysis of a model: capture, graphs, scores with controls, and interventions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,37 +33,37 @@ def examine_control_flow(
     seed: int = 0,
     batch_size: int = 256,
 ) -> xr.Dataset:
-    """Make graphs of gates and of changes, score them with all controls, and cut them.
+    """Extract control-flow graphs from gates and state changes, score them, and cut them.
 
-    In turn `capture_control_flow`, `extract_control_flow`, `score_control_flow` beside
-    `match_control_flow` of an untrained model, and `cut`, for one step and lasting.
+    Applies `capture_control_flow`, `extract_control_flow`, `score_control_flow` with
+    `match_control_flow` of an untrained model, and `cut` (one step and lasting).
 
     Args:
-        model: whose blocks have `hook_gate`, `hook_resid_pre`, `hook_resid_post` and
+        model: a model whose blocks have `hook_gate`, `hook_resid_pre`, `hook_resid_post` and
             `attn.hook_pattern`.
-        inputs: what it is called with.
-        truth: of `score_control_flow`, with `depth`, `target` [example], the right answers,
-            `readout`, and `valid` [example, pos].
+        inputs: inputs of the model.
+        truth: `truth` of `score_control_flow`, with `depth` and `target` (the correct answers)
+            [example], `readout`, and `valid` [example, pos].
         untrained: the same model with random weights.
-        answer: from the model's output to the answers, integers [example].
-        thresholds: by what makes a node, "gate" or "change", from which value on it is one: the
-            `gate_threshold` of `extract_control_flow`.
-        attention_threshold: least weight of a read.
+        answer: maps the model's output to answers, integers [example].
+        thresholds: `gate_threshold` of `extract_control_flow` by quantity that defines nodes,
+            "gate" or "change".
+        attention_threshold: smallest attention weight of a read.
         routes: see `score_control_flow`.
-        seed: of permutations, bootstrap and cuts.
+        seed: seed of permutations, bootstrap and cuts.
         batch_size: examples per forward pass.
 
     Returns:
-        Coordinate `nodes`: what makes a node.
+        Coordinate `nodes`: the quantity that defines nodes.
 
-        - of `score_control_flow` by depth and `correct` (whether the answer is right), without
-          what is of single examples: `score` [nodes, control, depth, correct, metric], ...
+        - of `score_control_flow` by depth and `correct` (the answer is correct), without variables
+          of single examples: `score` [nodes, control, depth, correct, metric], ...
         - of `cut`: `rate, rate_low, rate_high, trials` [nodes, cut, condition, outcome], where
           `cut` is "one step" or "lasting".
 
     Raises:
         KeyError: an unknown hook, or `truth` lacks a variable.
-        TypeError, ValueError: as these functions.
+        TypeError, ValueError: as in these functions.
 
     Example:
         ::
@@ -78,15 +78,15 @@ def examine_control_flow(
             )
     """
     examples = [
-        _Examples(take_examples(inputs, part))
-        for part in slices(truth.sizes["example"], batch_size)
+        _Examples(take_examples(inputs, rows))
+        for rows in slices(truth.sizes["example"], batch_size)
     ]
     columns = capture_control_flow(model, examples, answer=answer)
     control = capture_control_flow(untrained, examples, answer=answer)
     valid, target = truth["valid"], truth["target"].to_numpy()
-    right = columns["answer"].to_numpy() == target
-    known = truth.assign(correct=("example", right))
-    found = []
+    correct = columns["answer"].to_numpy() == target
+    labelled_truth = truth.assign(correct=("example", correct))
+    results = []
     for nodes, threshold in thresholds.items():
         graphs = extract_control_flow(
             columns[nodes],
@@ -97,7 +97,7 @@ def examine_control_flow(
         )
         scores = score_control_flow(
             graphs,
-            known,
+            labelled_truth,
             untrained=match_control_flow(graphs, control[nodes], control["attention"], valid),
             by=("depth", "correct"),
             routes=routes,
@@ -120,12 +120,12 @@ def examine_control_flow(
             for lasting in _CUTS.values()
         ]
         cuts = xr.concat(rates, xr.Variable("cut", list(_CUTS), {"long_name": "how long"}))
-        both = [scores.drop_dims("example"), cuts]
-        found.append(xr.merge(both, combine_attrs="override"))
-    about = {"long_name": "what makes a node"}
-    dim = xr.Variable("nodes", list(thresholds), about)
-    whole: Any = xr.concat(found, dim, combine_attrs="drop_conflicts")
-    return whole
+        parts = [scores.drop_dims("example"), cuts]
+        results.append(xr.merge(parts, combine_attrs="override"))
+    attrs = {"long_name": "what makes a node"}
+    nodes_dim = xr.Variable("nodes", list(thresholds), attrs)
+    joined: Any = xr.concat(results, nodes_dim, combine_attrs="drop_conflicts")
+    return joined
 
 
 @dataclass(frozen=True)

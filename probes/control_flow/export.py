@@ -1,4 +1,4 @@
-"""Control-flow graphs for networkx, and as files for other programs."""
+"""Export of control-flow graphs to networkx and to files."""
 
 import json
 from collections.abc import Iterator
@@ -20,28 +20,31 @@ _Node = tuple[int, int]
 
 
 def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
-    """One example's control flow.
+    """Convert the control flow of one example to a networkx graph.
 
     Args:
-        graphs: of `extract_control_flow`.
-        example: index, from 0.
+        graphs: result of `extract_control_flow`.
+        example: index of the example, from 0.
 
     Returns:
         Nodes (pos, step), step -1 for the input of a valid column, with `pos`, `step`, `gate`
         (1.0 for an input: the embedding writes the whole state) and `kind` ("input" or "update").
-        Edges with `kind` ("attention" or "copy"), `weight` (the largest of the heads') and
-        `heads` (a list, rising; empty for a copy). Acyclic.
+        Edges with `kind` ("attention" or "copy"), `weight` (the maximum over heads) and `heads`
+        (an ascending list; empty for a copy). Acyclic.
 
     Raises:
-        IndexError: no such example.
+        IndexError: the example is out of range.
+
+    Example:
+        `to_networkx(graphs, 0).nodes(data=True)`
     """
-    # Imported here: half a second, and only graphs one by one need it.
+    # Imported here because it takes half a second to import.
     import networkx as nx
 
     examples = graphs.sizes["example"]
     if not 0 <= example < examples:
         raise IndexError(f"example must be in 0..{examples - 1}, got {example}")
-    # Bare variables: indexing a dataset costs more than building the graph.
+    # Plain arrays: indexing a dataset takes longer than building the graph.
     values = {name: variable.values for name, variable in graphs.variables.items()}
     graph = nx.DiGraph(example=example)
     for pos in np.flatnonzero(values["valid"][example]).tolist():
@@ -50,9 +53,11 @@ def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
     gates = values["gate"][example, steps, columns]
     for pos, step, gate in zip(columns.tolist(), steps.tolist(), gates.tolist(), strict=True):
         graph.add_node((pos, step), pos=pos, step=step, gate=gate, kind="update")
-    place = values["edge_example"]
-    # Of the column's own type, or the whole column would be converted.
-    first, last = place.searchsorted(np.array([example, example + 1], dtype=place.dtype))
+    edge_example = values["edge_example"]
+    # With another dtype, searchsorted would convert the whole column.
+    first, last = edge_example.searchsorted(
+        np.array([example, example + 1], dtype=edge_example.dtype)
+    )
     table = {name: values[name][first:last] for name in _TABLE}
     if last > first:
         graph.add_edges_from(_merged(**table))
@@ -60,17 +65,17 @@ def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
 
 
 def write_graphml(graph: "nx.DiGraph", path: Path) -> None:
-    """Write a graph of `to_networkx` as GraphML, which Gephi, yEd and Cytoscape open.
+    """Write a graph of `to_networkx` as GraphML, for Gephi, yEd and Cytoscape.
 
-    GraphML knows no lists: `heads` becomes numbers between commas ("0,3"), and a node's name the
-    text "(pos, step)".
+    GraphML has no lists: `heads` becomes a comma-separated string ("0,3"), and a node's name the
+    string "(pos, step)".
     """
     import networkx as nx
 
-    flat = graph.copy()
-    for _, _, attributes in flat.edges(data=True):
+    copy = graph.copy()
+    for _, _, attributes in copy.edges(data=True):
         attributes["heads"] = ",".join(map(str, attributes["heads"]))
-    nx.write_graphml(flat, path)
+    nx.write_graphml(copy, path)
 
 
 def write_node_link(graph: "nx.DiGraph", path: Path) -> None:
@@ -84,17 +89,17 @@ def write_node_link(graph: "nx.DiGraph", path: Path) -> None:
 
 
 def write_control_flow(graphs: xr.Dataset, folder: Path, name: str) -> list[Path]:
-    """Write every example's graph as GraphML and as node-link JSON: `NAME-0.graphml`, ...
+    """Write the graph of each example as GraphML and as node-link JSON: `NAME-0.graphml`, ...
 
-    Each file appears under its name when it is whole.
+    Files are written by atomic rename, so that none is ever incomplete.
 
     Args:
-        graphs: of `extract_control_flow`.
-        folder: is made where there is none.
-        name: what the files' names begin with.
+        graphs: result of `extract_control_flow`.
+        folder: folder of the files, created if missing.
+        name: prefix of the file names.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Example:
         `write_control_flow(graphs, Path("graphs"), "ndr")`
@@ -103,11 +108,11 @@ def write_control_flow(graphs: xr.Dataset, folder: Path, name: str) -> list[Path
     written = []
     for example in range(graphs.sizes["example"]):
         graph = to_networkx(graphs, example)
-        for ending, write in ((".json", write_node_link), (".graphml", write_graphml)):
-            path = folder / f"{name}-{example}{ending}"
-            unfinished = path.with_name(f".{path.name}.unfinished")
-            write(graph, unfinished)
-            written.append(unfinished.replace(path))
+        for suffix, write in ((".json", write_node_link), (".graphml", write_graphml)):
+            path = folder / f"{name}-{example}{suffix}"
+            temporary = path.with_name(f".{path.name}.unfinished")
+            write(graph, temporary)
+            written.append(temporary.replace(path))
     return written
 
 
@@ -119,11 +124,11 @@ def _merged(
     head: Int[np.ndarray, " edge"],
     weight: Float[np.ndarray, " edge"],
 ) -> Iterator[tuple[_Node, _Node, dict[str, Any]]]:
-    """One edge for all heads between the same two nodes, which stand in consecutive rows."""
-    other = np.ones(len(head), dtype=bool)
-    other[1:] = np.diff(target_pos) != 0
-    other[1:] |= (np.diff(target_step) != 0) | (np.diff(source_pos) != 0)
-    starts = np.flatnonzero(other)
+    """Merge the edges of several heads between two nodes, which are in consecutive rows."""
+    starts_edge = np.ones(len(head), dtype=bool)
+    starts_edge[1:] = np.diff(target_pos) != 0
+    starts_edge[1:] |= (np.diff(target_step) != 0) | (np.diff(source_pos) != 0)
+    starts = np.flatnonzero(starts_edge)
     bounds = [*starts.tolist(), len(head)]
     sources = zip(source_pos[starts].tolist(), source_step[starts].tolist(), strict=True)
     targets = zip(target_pos[starts].tolist(), target_step[starts].tolist(), strict=True)

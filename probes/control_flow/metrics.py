@@ -1,4 +1,4 @@
-"""How well each control-flow graph follows the true computation, example by example."""
+"""Metrics of control-flow graphs against the true dataflow, per example."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Flow:
-    """What the network did: extracted graphs without their weights.
+    """Extracted graphs without weights: what the network did.
 
     Attributes:
         reads: column `target` reads column `source` at some step.
@@ -31,7 +31,7 @@ class Flow:
     update: Bool[np.ndarray, "example step pos"]
 
     def relabelled(self, order: Int[np.ndarray, "example pos"]) -> "Flow":
-        """The same graphs with other columns: column i becomes what column order[i] was."""
+        """Permute the columns: column i becomes what column order[i] was."""
         rows = np.take_along_axis(self.reads, order[:, :, None], axis=1)
         return Flow(
             np.take_along_axis(rows, order[:, None, :], axis=2),
@@ -39,7 +39,7 @@ class Flow:
         )
 
     def merged(self, first: Int[np.ndarray, "example pos"]) -> "Flow":
-        """Columns of one group as one, at the place of the group's first column."""
+        """Merge the columns of each group into its first column."""
         member = _one_hot(first)
         reads = member.transpose(0, 2, 1) @ self.reads.astype(np.float32) @ member > 0
         reads &= ~np.eye(reads.shape[1], dtype=bool)
@@ -48,14 +48,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the task computes.
+    """The true dataflow of the task.
 
     Attributes:
-        edges: `source`'s value is an argument of `target`.
-        used: the same without edges that do not matter for the answer.
+        edges: the value of `source` is an argument of `target`.
+        used: the edges that matter for the answer.
         level: depth of the value that a column holds, 0 for a literal, -1 for none.
-        readout: the column that is read out, -1 where not known.
-        root: the column whose value is the answer, -1 where not known.
+        readout: the column that is read out, -1 if unknown.
+        root: the column whose value is the answer, -1 if unknown.
     """
 
     edges: Bool[np.ndarray, "example target source"]
@@ -65,7 +65,7 @@ class Truth:
     root: Int[np.ndarray, " example"]
 
     def merged(self, first: Int[np.ndarray, "example pos"]) -> "Truth":
-        """Columns of one group as one, whose level is the group's highest."""
+        """Merge the columns of each group; its level is the highest in the group."""
         member = _one_hot(first)
         flow = member.transpose(0, 2, 1)
         edges, used = (
@@ -84,7 +84,7 @@ class Truth:
 def score_examples(
     flow: Flow, truth: Truth, *, routes: int | None
 ) -> Float[np.ndarray, "metric example"]:
-    """Every metric of METRICS, in that order; NaN where it is not defined."""
+    """Compute all METRICS, in that order; NaN where undefined."""
     first = np.where(flow.update.any(axis=1), flow.update.argmax(axis=1), -1)
     last = last_updates(flow.update)
     return np.stack(
@@ -102,7 +102,7 @@ def score_examples(
 def last_updates(
     update: Bool[np.ndarray, "example step pos"],
 ) -> Int[np.ndarray, "example pos"]:
-    """The last step at which each column updates, -1 for never."""
+    """Find the last step at which each column updates, -1 for never."""
     steps = update.shape[1]
     return np.where(update.any(axis=1), steps - 1 - update[:, ::-1].argmax(axis=1), -1)
 
@@ -110,7 +110,7 @@ def last_updates(
 def counts_per_step(
     last: Int[np.ndarray, "example pos"], level: Int[np.ndarray, "example pos"], steps: int
 ) -> Int[np.ndarray, "example step"]:
-    """How many operation columns (level at least 1) update for the last time at each step."""
+    """Count the operation columns (level at least 1) whose last update is at each step."""
     done = (last[:, None] == np.arange(steps)[:, None]) & (level >= 1)[:, None]
     return done.sum(axis=2)
 
@@ -118,7 +118,7 @@ def counts_per_step(
 def counts_per_level(
     level: Int[np.ndarray, "example pos"], levels: int
 ) -> Int[np.ndarray, "example level"]:
-    """How many columns hold a value of each level 1, 2, ... `levels`."""
+    """Count the columns that hold a value of each level 1, 2, ... `levels`."""
     return (level[:, None] == np.arange(1, levels + 1)[:, None]).sum(axis=2)
 
 
@@ -127,17 +127,17 @@ def _edge_scores(
 ) -> list[Float[np.ndarray, " example"]]:
     holds = truth.level >= 0
     pairs = holds[:, :, None] & holds[:, None, :] & ~np.eye(holds.shape[1], dtype=bool)
-    found, true, used = reads, truth.edges, truth.used
+    graph_edges, true, used = reads, truth.edges, truth.used
     if routes is not None:
-        found = _routes(reads | reads.transpose(0, 2, 1), ~holds, routes)
+        graph_edges = _routes(reads | reads.transpose(0, 2, 1), ~holds, routes)
         true, used = (matrix | matrix.transpose(0, 2, 1) for matrix in (true, used))
-    found = found & pairs
-    precision = _share(found & true, found)
-    recall = _share(found & used, used)
-    # Nothing found is a score of 0 where something was to be found.
-    right = np.nan_to_num(precision) + np.nan_to_num(recall)
+    graph_edges = graph_edges & pairs
+    precision = _share(graph_edges & true, graph_edges)
+    recall = _share(graph_edges & used, used)
+    # F1 is 0 where there are true edges but none is in the graph.
+    total = np.nan_to_num(precision) + np.nan_to_num(recall)
     product = 2 * np.nan_to_num(precision) * np.nan_to_num(recall)
-    f1 = np.divide(product, right, out=np.zeros_like(right), where=right > 0)
+    f1 = np.divide(product, total, out=np.zeros_like(total), where=total > 0)
     f1[np.isnan(precision) & np.isnan(recall)] = np.nan
     return [precision, recall, f1, _share(reads & ~pairs, reads)]
 
@@ -147,10 +147,10 @@ def _routes(
     inner: Bool[np.ndarray, "example pos"],
     most: int,
 ) -> Bool[np.ndarray, "example pos pos"]:
-    """Which columns are linked by a path with at most `most` columns between, all `inner`."""
-    reached, step = linked, linked.astype(np.float32)
+    """Link columns that a path joins with at most `most` columns between, all `inner`."""
+    reached, adjacency = linked, linked.astype(np.float32)
     for _ in range(most):
-        reached = reached | ((reached & inner[:, None]).astype(np.float32) @ step > 0)
+        reached = reached | ((reached & inner[:, None]).astype(np.float32) @ adjacency > 0)
     return reached
 
 
@@ -164,15 +164,15 @@ def _order(last: Int[np.ndarray, "example pos"], truth: Truth) -> Float[np.ndarr
 def _kendall_tau(
     first: Int[np.ndarray, "example pos"], level: Int[np.ndarray, "example pos"]
 ) -> Float[np.ndarray, " example"]:
-    """Tau-b (Kendall 1945), over all examples at once; NaN where one side has no two values."""
+    """Compute tau-b (Kendall 1945) of each example; NaN where one side is constant."""
     holds = level >= 0
     pairs = holds[:, :, None] & holds[:, None, :]
     a, b = (np.sign(x[:, :, None] - x[:, None, :]) * pairs for x in (first, level))
-    together, alone_a, alone_b = (
+    covariance, variance_a, variance_b = (
         (x * y).sum(axis=(1, 2)).astype(np.float64) for x, y in ((a, b), (a, a), (b, b))
     )
-    size = np.sqrt(alone_a * alone_b)
-    return np.divide(together, size, out=np.full(len(size), np.nan), where=size > 0)
+    size = np.sqrt(variance_a * variance_b)
+    return np.divide(covariance, size, out=np.full(len(size), np.nan), where=size > 0)
 
 
 def _parallelism(
@@ -180,9 +180,9 @@ def _parallelism(
 ) -> Float[np.ndarray, " example"]:
     levels = max(int(level.max(initial=0)), 1)
     per_step = counts_per_step(last, level, steps)
-    # Steps without work do not count: a network may take two steps for a level, or start late.
-    idle_last = np.argsort(per_step == 0, axis=1, kind="stable")
-    per_step = np.take_along_axis(per_step, idle_last, axis=1)
+    # Idle steps do not count: a network may take two steps for a level, or start late.
+    idle_steps_last = np.argsort(per_step == 0, axis=1, kind="stable")
+    per_step = np.take_along_axis(per_step, idle_steps_last, axis=1)
     per_level = counts_per_level(level, levels)
     shared = min(steps, levels)
     overlap = np.minimum(per_step[:, :shared], per_level[:, :shared]).sum(axis=1)
@@ -198,12 +198,12 @@ def _step_of(
 
 
 def _share(
-    part: Bool[np.ndarray, "example target source"],
-    whole: Bool[np.ndarray, "example target source"],
+    selected: Bool[np.ndarray, "example target source"],
+    total: Bool[np.ndarray, "example target source"],
 ) -> Float[np.ndarray, " example"]:
-    count = whole.sum(axis=(1, 2))
+    count = total.sum(axis=(1, 2))
     result = np.full(len(count), np.nan)
-    return np.divide(part.sum(axis=(1, 2)), count, out=result, where=count > 0)
+    return np.divide(selected.sum(axis=(1, 2)), count, out=result, where=count > 0)
 
 
 def _one_hot(first: Int[np.ndarray, "example pos"]) -> Float[np.ndarray, "example pos group"]:

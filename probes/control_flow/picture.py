@@ -1,4 +1,4 @@
-"""Pictures of control flow: graphs over columns and steps, and attention at every step."""
+"""Plots of control flow: graphs over columns and steps, and attention at every step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from probes.control_flow.export import to_networkx
 from probes.control_flow.graphs import INPUT_STEP, ordered
 
 _READ, _KEPT = "#cc3311", "#888888"
-# Arrows and outlines must stand out from an open gate.
+# Lighter than black, so that arrows and outlines are visible on open gates.
 _GATES = ListedColormap(colormaps["Greys"](np.linspace(0, 0.65, 256)), name="gates")
 _HALF = 0.42
-_WIDEST = 24  # graphs with more columns together are drawn below each other
+_WIDEST = 24  # two graphs with more columns in total are drawn below each other
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class DrawnExample:
     """An example whose control flow is drawn.
 
     Attributes:
-        title: above it.
-        graphs: of `extract_control_flow`.
-        number: of the example in the graphs, from 0.
-        labels: of its valid columns, such as their tokens.
+        title: title of its panel.
+        graphs: result of `extract_control_flow`.
+        number: index of the example in the graphs, from 0.
+        labels: labels of its valid columns, such as their tokens.
         attention: [step, head, query_pos, key_pos], for `plot_attention`.
     """
 
@@ -49,22 +49,22 @@ class DrawnExample:
 def plot_control_flow(
     examples: Sequence[DrawnExample], *, darkest: float = 1.0, shade: str = "gate"
 ) -> Figure:
-    """Plot the graphs of several examples, see `draw_control_flow`, with a bar for the shades.
+    """Plot the graphs of several examples with a colour bar; see `draw_control_flow`.
 
     Args:
-        examples: at least one; in two columns where there is room.
-        darkest: the gate, in 0..1, that is darkest.
-        shade: what the gate is.
+        examples: at least one; plotted in two columns if they fit.
+        darkest: gate value, in 0..1, with the darkest shade.
+        shade: label of the colour bar.
 
     Raises:
-        ValueError: there are no examples, or labels do not fit.
+        ValueError: there are no examples, or labels do not match the columns.
 
     Example:
         `plot_control_flow([DrawnExample("first", graphs, 0, "BOS 101 a b EOS".split())])`
     """
-    widest = max((len(one.labels) for one in examples), default=0)
+    widest = max((len(example.labels) for example in examples), default=0)
     if widest == 0:
-        raise ValueError("examples must be at least one, with labels")
+        raise ValueError(f"examples must be at least one, with labels, got {len(examples)}")
     n_columns = 1 if 2 * widest > _WIDEST else 2
     n_rows, n_steps = -(-len(examples) // n_columns), examples[0].graphs.sizes["step"]
     figure, axes = plt.subplots(
@@ -75,10 +75,10 @@ def plot_control_flow(
         layout="constrained",
     )
     image: Any = None
-    for axis, one in zip(axes.flat, examples, strict=False):
-        look: Any = {"labels": one.labels, "darkest": darkest}
-        image = draw_control_flow(axis, one.graphs, one.number, **look)
-        axis.set_title(one.title, fontsize=8, loc="left")
+    for axis, example in zip(axes.flat, examples, strict=False):
+        options: Any = {"labels": example.labels, "darkest": darkest}
+        image = draw_control_flow(axis, example.graphs, example.number, **options)
+        axis.set_title(example.title, fontsize=8, loc="left")
         axis.set_ylabel("step", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label=shade)
     figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=8)
@@ -86,22 +86,25 @@ def plot_control_flow(
 
 
 def plot_attention(examples: Sequence[DrawnExample]) -> Figure:
-    """Plot the attention of examples at every step, a row for each; see `draw_attention`.
+    """Plot the attention of examples at every step, one row per example; see `draw_attention`.
 
     Args:
-        examples: with their attention; at least one.
+        examples: at least one, each with attention.
 
     Raises:
-        ValueError: there are no examples, or one without attention.
+        ValueError: there are no examples, or one has no attention.
 
     Example:
         `plot_attention([DrawnExample("first", graphs, 0, tokens, columns["attention"][0])])`
     """
-    weights = [one.attention for one in examples if one.attention is not None]
+    weights = [example.attention for example in examples if example.attention is not None]
     if not weights or len(weights) < len(examples):
-        raise ValueError("examples must be at least one, each with its attention")
-    n_steps = max(one.sizes["step"] for one in weights)
-    side = max(1.5, 0.06 * max(len(one.labels) for one in examples))
+        raise ValueError(
+            "examples must be at least one, each with its attention, got "
+            f"{len(examples)}, {len(weights)} of them with attention"
+        )
+    n_steps = max(example.sizes["step"] for example in weights)
+    side = max(1.5, 0.06 * max(len(example.labels) for example in examples))
     figure, axes = plt.subplots(
         len(examples),
         n_steps,
@@ -110,10 +113,10 @@ def plot_attention(examples: Sequence[DrawnExample]) -> Figure:
         layout="constrained",
     )
     image: Any = None
-    for row, one, attention in zip(axes, examples, weights, strict=True):
-        update = one.graphs["update"].isel(example=one.number)
-        image = draw_attention(row, attention, update, labels=one.labels)
-        row[0].set_ylabel(f"{textwrap.fill(one.title, 45)}\ncolumn that reads", fontsize=6)
+    for row, example, attention in zip(axes, examples, weights, strict=True):
+        update = example.graphs["update"].isel(example=example.number)
+        image = draw_attention(row, attention, update, labels=example.labels)
+        row[0].set_ylabel(f"{textwrap.fill(example.title, 45)}\ncolumn that reads", fontsize=6)
     figure.supxlabel("column that is read; framed: columns that update", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label="attention")
     return figure
@@ -127,25 +130,24 @@ def draw_control_flow(
     labels: Sequence[str] | None = None,
     darkest: float = 1.0,
 ) -> AxesImage:
-    """Draw the graph of an example: columns along x, steps downward, reads as arrows.
+    """Draw the graph of an example: columns along x, steps downwards, reads as arrows.
 
-    The inputs stand in a row of their own, above step 0. Shaded is what the graph was made of
-    (its gate), framed are update nodes; a red arrow is a read, the stronger the more visible, and
-    a grey line the state that is kept.
+    Inputs are a separate row above step 0. Shades are gates, frames are update nodes, red arrows
+    are reads (more visible with larger weight), and grey lines are kept states.
 
     Args:
-        axis: that is drawn into.
-        graphs: of `extract_control_flow`.
-        example: index, from 0.
-        labels: of the valid columns, such as their tokens.
-        darkest: the gate, in 0..1, that is darkest.
+        axis: matplotlib axes to draw on.
+        graphs: result of `extract_control_flow`.
+        example: index of the example, from 0.
+        labels: labels of the valid columns, such as their tokens.
+        darkest: gate value, in 0..1, with the darkest shade.
 
     Returns:
         The shaded cells, for a colour bar.
 
     Raises:
-        IndexError: no such example.
-        ValueError: there are not as many labels as valid columns.
+        IndexError: the example is out of range.
+        ValueError: numbers of labels and of valid columns differ.
 
     Example:
         `draw_control_flow(plt.figure().gca(), graphs, labels="BOS 101 a b EOS".split())`
@@ -179,21 +181,19 @@ def draw_attention(
     *,
     labels: Sequence[str],
 ) -> AxesImage:
-    """Draw who attends to whom at every step: the largest weight of all heads.
-
-    Framed: columns that update at the step.
+    """Draw the attention at every step (maximum over heads), with frames around updating columns.
 
     Args:
-        axes: at least as many as steps; what is over stays empty.
+        axes: one per step; additional ones stay empty.
         attention: [step, head, query_pos, key_pos], in 0..1.
         update: [step, pos] bool, the columns that update.
-        labels: of the columns from the first on, such as their tokens; further ones are left out.
+        labels: labels of the first columns, such as their tokens; further columns are left out.
 
     Returns:
         The matrix of the last step, for a colour bar.
 
     Raises:
-        ValueError: dims that do not fit, or fewer axes than steps.
+        ValueError: dims do not match, or there are fewer axes than steps.
 
     Example:
         `draw_attention(row, attention.isel(example=0), graphs["update"][0], labels=tokens)`
@@ -201,9 +201,11 @@ def draw_attention(
     weights = ordered("attention", attention, ("step", "head", "query_pos", "key_pos")).max(axis=1)
     updates = ordered("update", update, ("step", "pos"))
     if len(axes) < len(weights) or len(weights) == 0:
-        raise ValueError(f"axes must be at least one for each of the steps, {len(weights)} of them")
+        raise ValueError(
+            f"axes must be at least one for each of {len(weights)} steps, got {len(axes)}"
+        )
     panels = zip(axes, weights, updates, strict=False)
-    images = [_draw_weights(axis, matrix, now, labels) for axis, matrix, now in panels]
+    images = [_draw_weights(axis, matrix, updating, labels) for axis, matrix, updating in panels]
     for step, axis in enumerate(axes[: len(images)]):
         axis.set_yticks(range(len(labels)), labels if step == 0 else [], fontsize=5)
         axis.set_title(f"step {step}", fontsize=7)
@@ -216,8 +218,8 @@ def _draw_weights(
     width = len(labels)
     image = axis.imshow(matrix[:width, :width], vmin=0, vmax=1, cmap="Blues")
     for column in np.flatnonzero(update):
-        look: Any = {"fill": False, "ec": _READ, "lw": 1.2, "clip_on": False}
-        axis.add_patch(Rectangle((-0.5, column - 0.5), width, 1, **look))
+        style: Any = {"fill": False, "ec": _READ, "lw": 1.2, "clip_on": False}
+        axis.add_patch(Rectangle((-0.5, column - 0.5), width, 1, **style))
     axis.set_xticks(range(width), labels, fontsize=5, rotation=90)
     return image
 
@@ -235,7 +237,7 @@ def _draw_edge(
         axis.plot([source[0], target[0]], ends, color=_KEPT, lw=0.8)
         return
     strength = min(edge["weight"], 1.0)
-    look = {
+    style = {
         "arrowstyle": "-|>",
         "connectionstyle": "arc3,rad=0.08",
         "color": _READ,
@@ -245,4 +247,4 @@ def _draw_edge(
         "shrinkA": 2,
         "shrinkB": 3,
     }
-    axis.annotate("", xy=target, xytext=source, arrowprops=look)
+    axis.annotate("", xy=target, xytext=source, arrowprops=style)

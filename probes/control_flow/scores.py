@@ -1,4 +1,4 @@
-"""Do the control-flow graphs follow the true computation? Scores with their chance level."""
+"""Scores of control-flow graphs against the true dataflow, with chance level and controls."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -35,57 +35,56 @@ def score_control_flow(
 ) -> xr.Dataset:
     """Score extracted graphs against the task's dataflow, with chance level and controls.
 
-    The metrics, each per example; "true" edges are those of `truth`, and all look at the graph
-    collapsed to columns (`collapse_columns`: reads of other columns, copies left out):
+    Metrics are computed per example on the graph collapsed to columns (`collapse_columns`: reads
+    of other columns, without copies); "true" edges are those of `truth`:
 
-    - `precision`: the share of the edges *between columns that hold a value* that are true. NaN
-      where there is none. `stray` is the share of all edges that are not between two such columns
-      and so do not count here (reads of and by brackets, BOS, EOS). To score the way from the root
-      to the readout column too, add that edge and give the readout column a level.
-    - `recall`: the share of the used true edges that are found. NaN where there is none.
-    - `f1`: their harmonic mean; 0 where nothing that was to be found was, NaN where neither is
+    - `precision`: share of true edges among the edges *between columns that hold a value*; NaN
+      without such edges. `stray` is the share of all edges that are not between two such columns
+      and do not count here (reads of and by brackets, BOS, EOS). To score the edge from the root
+      to the read-out column too, add it to `edges` and give the read-out column a level.
+    - `recall`: share of the used true edges that are in the graph; NaN without such edges.
+    - `f1`: their harmonic mean; 0 if no used true edge is in the graph, NaN where neither is
       defined.
-    - `order`: the share of the used true edges u -> v whose v updates for the last time strictly
-      later than u does. Literals that never update are done before the first step; an operation
-      that never updates is not done, and no edge from or to it is in order.
+    - `order`: share of the used true edges u -> v where the last update of v is strictly later
+      than that of u. Literals that never update are done before the first step; an operation that
+      never updates is not done, and no edge from or to it is in order.
     - `tau`: Kendall's tau-b between first update step (-1 for never) and level, over the columns
       that hold a value; NaN where one of them is constant.
-    - `parallelism`: the overlap, in 0..1, of two series of counts: operations (level >= 1) that
-      update for the last time in the first, second, ... step in which any does, and operations at
-      level 1, 2, ...; sum of the smaller ones / number of operations. 1 if as many are done at
-      once as could be, 1 / operations if all are done in one step against a chain.
-    - `readout_step`, `root_step`: last update step of these columns; NaN where it never updates.
+    - `parallelism`: overlap, in 0..1, of two series of counts: operations (level >= 1) whose last
+      update is in the first, second, ... step with such updates, and operations at level 1, 2,
+      ...; sum of the minima / number of operations. 1 if as many are done at once as possible, 1 /
+      operations if a chain is done in one step.
+    - `readout_step`, `root_step`: last update step of these columns; NaN if they never update.
 
-    With `routes`, edges have no direction and may lead through other columns: u and v are linked
-    if a path of reads, each taken in either direction, joins them with at most `routes` columns
-    between, none of which holds a value. Precision counts the pairs that are so linked: a column
-    that reads everything links everything. For operations whose arguments read *them* (ListOps).
+    With `routes`, edges have no direction and may pass through other columns: u and v are linked
+    if a path of reads, each in either direction, joins them with at most `routes` columns between,
+    none of which holds a value. Precision counts the linked pairs: a column that reads all links
+    all. For operations whose arguments read *them* (ListOps).
 
-    Groups, if `truth` has them, are merged before anything is scored: an edge to or from any
-    column of a group is the group's, its level is the highest in it, its first and last updates
-    are those of all its columns together.
+    Groups, if `truth` has them, are merged first: edges to or from any column of a group belong to
+    the group, its level is the highest in it, and it updates when any of its columns does.
 
     Controls:
 
-    - "shuffled": the same graphs with the valid columns of each example renamed by one random
-      permutation; the shape of the graph and the steps stay, what column did it does not. The
-      mean over `permutations`; where a permutation gives NaN, over the others.
-    - "untrained": graphs of a model with random weights, when passed.
+    - "shuffled": the same graphs with the valid columns of each example permuted at random, which
+      keeps the shape of the graph and the steps. The mean over `permutations` where the score is
+      defined.
+    - "untrained": graphs of a model with random weights, if passed.
 
     Args:
-        graphs: of `extract_control_flow`.
+        graphs: result of `extract_control_flow`.
         truth: positions are columns of the graphs. `edges` [example, edge, 2] int, source and
             target, padded with -1; `level` [example, pos] int, depth of the value that a column
             holds (0: a literal, -1: none). Optional: `used` [example, edge] bool; `group`
             [example, pos] int, -1 for none; `readout`, `root` [example] int; and the variables
             of `by`.
         untrained: graphs of the same examples.
-        by: names of variables [example] of `truth` (depth, correct) by whose values the scores
-            are also given apart.
-        routes: None scores directed reads; a number from 0 scores routes.
-        permutations: of "shuffled".
-        resamples: of the bootstrap.
-        seed: of permutations and bootstrap.
+        by: names of variables [example] of `truth` (depth, correct) by whose values scores are
+            also grouped.
+        routes: None scores directed reads; a number of at least 0 scores routes.
+        permutations: number of permutations for "shuffled".
+        resamples: number of bootstrap resamples.
+        seed: seed of permutations and bootstrap.
 
     Returns:
         Coordinates `control` ("trained", "shuffled", "untrained"), a dim per name in `by`
@@ -95,18 +94,21 @@ def score_control_flow(
           defined, and its percentile bootstrap 95% interval over examples (NaN for one example).
         - `above_chance, above_chance_low, above_chance_high` [*by, metric]: trained minus
           shuffled, resampled together, over the examples where both are defined.
-        - `examples` [control, *by, metric]: how many are behind a score.
+        - `examples` [control, *by, metric]: number of examples of a score.
         - `example_score` [control, metric, example].
         - `updates_per_step` and `done_per_step` [control, example, step]: update nodes of
-          operations, and operations that update for the last time; `operations_per_level`
-          [example, level], from level 1. The two series that `parallelism` compares.
+          operations, and last updates of operations; `operations_per_level` [example, level], from
+          level 1. `parallelism` compares the last two.
         - `done` [control, step, *by] and `operations` [level, *by]: their means over examples.
         - the variables of `by` [example], as `example_{name}`.
 
     Raises:
         KeyError: `truth` lacks a variable.
-        TypeError, ValueError: variables of other kinds, dims or sizes, columns that are out of
-            range or not valid, numbers out of range.
+        TypeError, ValueError: dtypes, dims or sizes of variables do not match, columns are out of
+            range or not valid, or a number is out of range.
+
+    Example:
+        `score_control_flow(graphs, truth, by=["depth"])["score"].sel(metric="f1")`
     """
     if permutations < 1 or resamples < 1:
         raise ValueError(
@@ -115,9 +117,9 @@ def score_control_flow(
     if routes is not None and routes < 0:
         raise ValueError(f"routes must be None or at least 0, got {routes}")
     valid = graphs["valid"].to_numpy()
-    known = _read_truth(truth, valid)
+    dataflow = _read_truth(truth, valid)
     first = _first_of_group(truth, valid.shape)
-    merged = known.merged(first)
+    merged = dataflow.merged(first)
     flow = _flow(graphs)
     sources = {"trained": [flow], "shuffled": _shuffled(flow, valid, permutations, seed)}
     if untrained is not None:
@@ -137,7 +139,10 @@ def score_control_flow(
         steps = flow.update.shape[1]
         done.append(
             np.mean(
-                [counts_per_step(last_updates(x.update), merged.level, steps) for x in grouped],
+                [
+                    counts_per_step(last_updates(merged_flow.update), merged.level, steps)
+                    for merged_flow in grouped
+                ],
                 axis=0,
             )
         )
@@ -150,7 +155,7 @@ def score_control_flow(
             "permutations": permutations,
             "seed": seed,
             "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",
-            **{name: str(about) for name, about in METRICS.items()},
+            **{name: str(long_name) for name, long_name in METRICS.items()},
         },
     )
     result["metric"].attrs["long_name"] = "what is scored, see the attributes"
@@ -162,8 +167,8 @@ def score_control_flow(
     )
     series = ("control", "example", "step")
     result["updates_per_step"] = (series, np.stack(updates), {"long_name": "updates of operations"})
-    about = "operations that update for the last time"
-    result["done_per_step"] = (series, np.stack(done), {"long_name": about})
+    long_name = "operations that update for the last time"
+    result["done_per_step"] = (series, np.stack(done), {"long_name": long_name})
     levels = max(int(merged.level.max(initial=0)), 1)
     result["operations_per_level"] = (
         ("example", "level"),
@@ -184,19 +189,19 @@ def _shuffled(
     flow: Flow, valid: Bool[np.ndarray, "example pos"], permutations: int, seed: int
 ) -> list[Flow]:
     generator = np.random.default_rng(derive_generator(seed, "columns").initial_seed())
-    places = np.argsort(~valid, axis=1, kind="stable")  # valid columns first
+    valid_first = np.argsort(~valid, axis=1, kind="stable")  # valid columns first
     flows = []
     for _ in range(permutations):
         keys = np.where(valid, generator.random(valid.shape), np.inf)
         order = np.empty(valid.shape, dtype=np.int64)
-        # Both list the valid columns first and the others in their own order, which keep theirs.
-        np.put_along_axis(order, places, np.argsort(keys, axis=1, kind="stable"), axis=1)
+        # Both list the valid columns first; the others follow in their order and stay in place.
+        np.put_along_axis(order, valid_first, np.argsort(keys, axis=1, kind="stable"), axis=1)
         flows.append(flow.relabelled(order))
     return flows
 
 
 def _mean(scores: list[np.ndarray]) -> np.ndarray:
-    """The mean of those that are defined."""
+    """Average the scores that are defined."""
     stacked = np.stack(scores)
     count = np.isfinite(stacked).sum(axis=0)
     total = np.nansum(stacked, axis=0)
@@ -206,7 +211,7 @@ def _mean(scores: list[np.ndarray]) -> np.ndarray:
 def _read_truth(truth: xr.Dataset, valid: Bool[np.ndarray, "example pos"]) -> Truth:
     missing = [name for name in ("edges", "level") if name not in truth]
     if missing:
-        raise KeyError(f"truth has no variable {missing}, only {sorted(map(str, truth))}")
+        raise KeyError(f"truth must hold {', '.join(missing)}, got {sorted(map(str, truth))}")
     examples, width = valid.shape
     edges = truth["edges"].to_numpy()
     if edges.ndim != 3 or edges.shape[::2] != (examples, 2):
@@ -222,22 +227,24 @@ def _read_truth(truth: xr.Dataset, valid: Bool[np.ndarray, "example pos"]) -> Tr
     if level.shape != valid.shape:
         raise ValueError(f"level must have the shape {valid.shape}, got {level.shape}")
     if ((level >= 0) & ~valid).any():
-        raise ValueError("level must be -1 at columns that are not valid, it is not")
-    real = (edges >= 0).all(axis=2)
-    if ((edges >= 0).any(axis=2) & ~real).any() or edges.max(initial=-1) >= width:
-        raise ValueError(f"edges must hold pairs of columns in 0..{width - 1}, or -1 twice")
-    example, edge = np.nonzero(real)
+        raise ValueError("level must be -1 at columns that are not valid, got other levels there")
+    is_edge = (edges >= 0).all(axis=2)
+    if ((edges >= 0).any(axis=2) & ~is_edge).any() or edges.max(initial=-1) >= width:
+        raise ValueError(
+            f"edges must hold pairs of columns in 0..{width - 1}, or -1 twice, got others"
+        )
+    example, edge = np.nonzero(is_edge)
     source, target = edges[example, edge].T
     if (level[example, source] < 0).any() or (level[example, target] < 0).any():
-        raise ValueError("edges must join columns that hold a value (level at least 0)")
+        raise ValueError("edges must join columns that hold a value (level at least 0), got others")
     matrix = np.zeros((examples, width, width), dtype=bool)
     matrix[example, target, source] = True
-    kept = used[example, edge]
-    wanted = np.zeros_like(matrix)
-    wanted[example[kept], target[kept], source[kept]] = True
+    used_edges = used[example, edge]
+    used_matrix = np.zeros_like(matrix)
+    used_matrix[example[used_edges], target[used_edges], source[used_edges]] = True
     return Truth(
         matrix,
-        wanted,
+        used_matrix,
         level.astype(np.int64),
         *(
             column_numbers(name, truth[name], valid) if name in truth else np.full(examples, -1)
@@ -247,25 +254,25 @@ def _read_truth(truth: xr.Dataset, valid: Bool[np.ndarray, "example pos"]) -> Tr
 
 
 def _first_of_group(truth: xr.Dataset, shape: tuple[int, int]) -> Int[np.ndarray, "example pos"]:
-    """The first column of each column's group; a column without a group is one by itself."""
+    """Find the first column of each column's group; without a group it is the column itself."""
     own = np.broadcast_to(np.arange(shape[1]), shape)
     if "group" not in truth:
         return own
     group = group_numbers(truth["group"], shape)
-    together = (group[:, :, None] == group[:, None, :]) & (group >= 0)[:, :, None]
-    return np.where(group >= 0, together.argmax(axis=2), own)
+    same_group = (group[:, :, None] == group[:, None, :]) & (group >= 0)[:, :, None]
+    return np.where(group >= 0, same_group.argmax(axis=2), own)
 
 
 def _summarise(
     result: xr.Dataset, truth: xr.Dataset, by: Sequence[str], *, resamples: int, seed: int
 ) -> xr.Dataset:
-    """Means with intervals, over all examples and by the values of the variables in `by`."""
+    """Compute means with intervals, over all examples and by the variables in `by`."""
     scores = result["example_score"].to_numpy()
     examples = scores.shape[2]
     labels: dict[str, np.ndarray] = {}
     for name in by:
         if name not in truth:
-            raise KeyError(f"truth has no variable {name!r}, only {sorted(map(str, truth))}")
+            raise KeyError(f"truth must hold {name!r}, got {sorted(map(str, truth))}")
         if name in result.dims:
             raise ValueError(
                 f"by must not name the result's dims {list(result.dims)}, got {name!r}"
@@ -274,52 +281,56 @@ def _summarise(
         if len(labels[name]) != examples:
             raise ValueError(f"{name!r} must have {examples} examples, got {len(labels[name])}")
     values = {name: np.unique(column) for name, column in labels.items()}
-    sizes = [len(known) + 1 for known in values.values()]
+    sizes = [len(unique_values) + 1 for unique_values in values.values()]
     shape = (len(scores), *sizes, scores.shape[1])
     score = np.full((3, *shape), np.nan)
-    above = np.full((3, *shape[1:]), np.nan)
+    above_chance = np.full((3, *shape[1:]), np.nan)
     count = np.zeros(shape, dtype=np.int64)
     done, operations = result["done_per_step"], result["operations_per_level"]
     mean_done = np.full((done.sizes["control"], done.sizes["step"], *sizes), np.nan)
     mean_operations = np.full((operations.sizes["level"], *sizes), np.nan)
-    for place in product(*map(range, sizes)):
-        chosen = np.ones(examples, dtype=bool)
-        for at, name in zip(place, values, strict=True):
-            if at < len(values[name]):
-                chosen &= labels[name] == values[name][at]
-        if not chosen.any():
+    for index in product(*map(range, sizes)):
+        selected = np.ones(examples, dtype=bool)
+        for number, name in zip(index, values, strict=True):
+            if number < len(values[name]):
+                selected &= labels[name] == values[name][number]
+        if not selected.any():
             continue
-        inside = scores[:, :, chosen]
-        count[:, *place] = np.isfinite(inside).sum(axis=-1)
-        score[:, :, *place] = _interval(inside, resamples, seed)
-        above[:, *place] = _interval(inside[0] - inside[1], resamples, seed)
-        mean_done[:, :, *place] = done.to_numpy()[:, chosen].mean(axis=1)
-        mean_operations[:, *place] = operations.to_numpy()[chosen].mean(axis=0)
-    grid = tuple(by)
-    result = result.assign_coords({name: [*map(str, known), ALL] for name, known in values.items()})
+        selected_scores = scores[:, :, selected]
+        count[:, *index] = np.isfinite(selected_scores).sum(axis=-1)
+        score[:, :, *index] = _interval(selected_scores, resamples, seed)
+        above_chance[:, *index] = _interval(
+            selected_scores[0] - selected_scores[1], resamples, seed
+        )
+        mean_done[:, :, *index] = done.to_numpy()[:, selected].mean(axis=1)
+        mean_operations[:, *index] = operations.to_numpy()[selected].mean(axis=0)
+    by_dims = tuple(by)
+    result = result.assign_coords(
+        {name: [*map(str, unique_values), ALL] for name, unique_values in values.items()}
+    )
     for name in by:
         result[name].attrs["long_name"] = f"{name} of the example"
         result[f"example_{name}"] = truth[name].assign_attrs(long_name=f"{name} of the example")
-    dims = (*grid, "metric")
-    about = "mean score minus that of shuffled columns"
+    dims = (*by_dims, "metric")
+    long_name = "mean score minus that of shuffled columns"
     result.update(
         interval_variables("score", Interval(*score), ("control", *dims), long_name="mean score")
-        | interval_variables("above_chance", Interval(*above), dims, long_name=about)
+        | interval_variables("above_chance", Interval(*above_chance), dims, long_name=long_name)
     )
     result["examples"] = (
-        ("control", *grid, "metric"),
+        ("control", *by_dims, "metric"),
         count,
         {"long_name": "examples for which the score is defined"},
     )
-    result["done"] = (("control", "step", *grid), mean_done, done.attrs)
-    result["operations"] = (("level", *grid), mean_operations, operations.attrs)
+    result["done"] = (("control", "step", *by_dims), mean_done, done.attrs)
+    result["operations"] = (("level", *by_dims), mean_operations, operations.attrs)
     return result
 
 
 def _interval(
     values: Float[np.ndarray, "... example"], resamples: int, seed: int
 ) -> Float[np.ndarray, "part ..."]:
-    """The mean over defined values, and its interval."""
+    """Compute the mean over defined values, and its interval."""
     of_examples = np.moveaxis(values, -1, 0)
     defined = np.isfinite(of_examples)
     filled = np.where(defined, of_examples, 0.0)

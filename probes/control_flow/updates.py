@@ -1,4 +1,4 @@
-"""When does a column update? From gate values to a yes or no per column and step."""
+"""Threshold gate values: which columns update at which steps."""
 
 import warnings
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _LEAST_CONTRAST = 0.1
 
 @dataclass(frozen=True)
 class Levels:
-    """The gate values that begin and end an update.
+    """Gate values at which updates begin and end.
 
     Attributes:
-        low: an update goes on as long as the gate is at least this.
+        low: an update continues while the gate is at least this.
         high: an update begins where the gate is at least this.
         rule: "constant", "hysteresis", "mixture", or "fallback" (a mixture that does not separate).
     """
@@ -35,10 +35,10 @@ class Levels:
 def gate_levels(
     gates: Float[np.ndarray, " gate"], threshold: GateThreshold, *, seed: int
 ) -> Levels:
-    """The levels that `threshold` stands for, see `extract_control_flow`.
+    """Compute the levels of a `gate_threshold`, see `extract_control_flow`.
 
     Raises:
-        ValueError: a threshold outside (0, 1], a low one above the high one, another word.
+        ValueError: a threshold is outside (0, 1], low is above high, or the rule is unknown.
     """
     if isinstance(threshold, str):
         if threshold != "mixture":
@@ -50,7 +50,7 @@ def gate_levels(
     low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
     if not 0 < low <= high <= 1:
         raise ValueError(
-            f"gate_threshold must be in (0, 1], a pair in rising order, got {threshold}"
+            f"gate_threshold must be in (0, 1], a pair in ascending order, got {threshold}"
         )
     rule = "hysteresis" if isinstance(threshold, tuple) else "constant"
     return Levels(float(low), float(high), rule)
@@ -59,19 +59,19 @@ def gate_levels(
 def open_gates(
     gates: Float[np.ndarray, "example step pos"], levels: Levels
 ) -> Bool[np.ndarray, "example step pos"]:
-    """Where an update goes on: begun at `levels.high`, not yet below `levels.low`."""
-    open_now = np.zeros((len(gates), gates.shape[2]), dtype=bool)
+    """Mark updates: they begin at `levels.high` and last until the gate is below `levels.low`."""
+    is_open = np.zeros((len(gates), gates.shape[2]), dtype=bool)
     result = np.zeros(gates.shape, dtype=bool)
     for step in range(gates.shape[1]):
         gate = gates[:, step]
-        open_now = (gate >= levels.high) | (open_now & (gate >= levels.low))
-        result[:, step] = open_now
+        is_open = (gate >= levels.high) | (is_open & (gate >= levels.low))
+        result[:, step] = is_open
     return result
 
 
 def _mixture_levels(gates: Float[np.ndarray, " gate"], seed: int) -> Levels:
-    """Where the two components of a Gaussian mixture of the gates' logits are equally likely."""
-    # Imported here: they take a second, and only this rule needs them.
+    """Find where both components of a Gaussian mixture of gate logits are equally likely."""
+    # Imported here because these take a second to import.
     from scipy.optimize import brentq
     from scipy.stats import norm
     from sklearn.mixture import GaussianMixture
@@ -79,7 +79,7 @@ def _mixture_levels(gates: Float[np.ndarray, " gate"], seed: int) -> Levels:
     logits = logit(np.clip(gates.astype(np.float64), _CLIP, 1 - _CLIP))
     if len(logits) > _MOST_SAMPLES:
         logits = np.random.default_rng(seed).choice(logits, _MOST_SAMPLES, replace=False)
-    # Two components need two different values; EM on one warns and finds nothing.
+    # Two components need two different values; EM on one value warns and fails.
     if len(logits) < 2 or np.ptp(logits) < 1e-6:
         return _not_separable("all gates are equal")
     mixture = GaussianMixture(n_components=2, random_state=seed).fit(logits[:, None])
@@ -91,7 +91,7 @@ def _mixture_levels(gates: Float[np.ndarray, " gate"], seed: int) -> Levels:
     distance = np.sqrt(2) * (mean[1] - mean[0]) / np.sqrt((deviation**2).sum())
     if distance < _SEPARABLE:
         return _not_separable(f"Ashman's D is {distance:.2f}, less than {_SEPARABLE}")
-    # Two sharp groups of gates that are both nearly closed are no control flow.
+    # Two distinct groups of gates that are both nearly closed are no control flow.
     contrast = float(expit(mean[1]) - expit(mean[0]))
     if contrast < _LEAST_CONTRAST:
         return _not_separable(f"the means are {contrast:.3f} apart, less than {_LEAST_CONTRAST}")
@@ -106,9 +106,9 @@ def _mixture_levels(gates: Float[np.ndarray, " gate"], seed: int) -> Levels:
     return Levels(level, level, "mixture")
 
 
-def _not_separable(why: str) -> Levels:
+def _not_separable(reason: str) -> Levels:
     warnings.warn(
-        f"the gates do not fall into two groups ({why}): gate_threshold='mixture' falls back to "
+        f"the gates do not fall into two groups ({reason}): gate_threshold='mixture' falls back to "
         f"the constant {_FALLBACK}",
         RuntimeWarning,
         stacklevel=5,

@@ -1,1 +1,1 @@
-"""Patch a code from another example, and see what is answered."""
+"""Interventions: patch activations from other examples and compare the answers."""

@@ -1,6 +1,7 @@
-"""Is the code used, not only readable? Patch it from another instance and see what is answered."""
+"""Interchange interventions: patch activations from other examples and compare the answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,50 +35,49 @@ def interchange(
     outcomes: Mapping[str, Tensor],
     batch_size: int = 256,
 ) -> xr.Dataset:
-    """Run base instances with source instances' activations written into chosen entries of hooks.
+    """Patch activations of source examples into the runs on base examples, and score the answers.
 
     An interchange intervention (Geiger et al. 2021, "Causal Abstractions of Neural Networks"): if
-    the patched run answers what the rule *of the source* gives on the panels *of the base*, then
-    the patched entries carry the rule, and what follows uses it. For the latent code: the base is
-    an instance A, the source an instance B with another rule, `hooks` the attention patterns, and
-    `where` the entries from the query token to its key tokens. The outcomes to compare are the
-    answer that B's rule gives on A's panels, and A's own. Run it again with sources that have
-    *the same* rule: what changes then is not due to the rule. And compare with the site "none",
-    the unpatched run, which shows how often an outcome is met anyway.
+    the patched run gives the answer of the *source's* rule for the *base's* panels, the patched
+    entries encode the rule, and later layers use it. For the latent code, the base is an instance
+    A, the source an instance B with another rule, `hooks` are the attention patterns, and `where`
+    selects the entries from the query token to its key tokens. Compare the outcomes "answer of B's
+    rule on A's panels" and "A's own answer". Two controls: sources with the *same* rule show
+    effects that are not due to the rule; the site "none", the unpatched run, shows how often an
+    outcome occurs anyway.
 
-    TransformerLens' own interchange acts on subspaces of a residual stream; here single entries of
-    any activation are exchanged, such as entries of an attention pattern.
+    TransformerLens' own interchange acts on subspaces of a residual stream; this one exchanges
+    single entries of any activation, such as those of an attention pattern.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
-        base_inputs: what the model is called with: [example, ...] tensor, or a tuple or mapping of
-            such tensors.
+        base_inputs: inputs of the model: a tensor [example, ...], or a tuple or mapping of them.
         source_inputs: the same layout; example i is the source of base example i.
-        hooks: by the name of a site, the hook names or globs that are patched *together* there:
+        hooks: hook names or globs by site name; all hooks of a site are patched *together*:
             `{"layer 0": "blocks.0.attn.hook_pattern", "all": "blocks.*.attn.hook_pattern"}`.
-        where: which entries are taken from the source; broadcasts against each hooked activation,
-            all its dims present, for example [example, 1, query_pos, key_pos]. Or several such by
-            the name of a scope, each patched in runs of its own:
-            `{"code": code, "row": code.any(-1, keepdim=True)}`.
-        answer: from the model's output to the answer, integers [example] or [example, ...].
-        outcomes: candidate answers by name, each of the shape of all answers together. An answer
-            hits when all its entries are equal to the candidate's; a candidate's entry of -1 is
-            met by anything.
+        where: mask of the entries to patch; broadcasts against each hooked activation and has all
+            its dims, for example [example, 1, query_pos, key_pos]. Or several masks by scope name,
+            each patched in separate runs: `{"code": code, "row": code.any(-1, keepdim=True)}`.
+        answer: maps the model's output to answers, integers [example] or [example, ...].
+        outcomes: candidate answers by name, each with the shape of all answers. An answer is a hit
+            if all its entries equal the candidate's; -1 in a candidate matches anything.
         batch_size: examples per forward pass.
 
     Returns:
         `hit` [site, outcome, example] (int8, 0 or 1); `rate`, `rate_low`, `rate_high`
         [site, outcome]: the share of hits and its exact 95% interval (Clopper-Pearson). The first
-        site is "none". With several `where`, the first dim of all is `scope`.
+        site is "none". With several masks, `scope` is the first dim of all.
 
     Raises:
-        KeyError: an unknown hook; the message lists the nearest.
-        TypeError: a model that cannot be hooked, `where` that is not boolean, answers that are not
-            integers.
-        ValueError: a compiled model, no site, scope or outcome, a site named "none", numbers of
-            examples that differ, `where` or an outcome of another shape, base and source
-            activations of different shapes.
+        KeyError: an unknown hook; the message lists the nearest names.
+        TypeError: the model cannot be hooked, `where` is not boolean, or answers are not integers.
+        ValueError: the model is compiled; there is no site, scope or outcome; a site is named
+            "none"; numbers of examples differ; `where`, an outcome or the activations of base and
+            source do not match in shape.
         RuntimeError: a hook did not fire exactly once in a forward pass.
+
+    Example:
+        `interchange(model, base, source, hooks={"all": "blocks.*.attn.hook_pattern"}, ...)`
     """
     check_model(model)
     sites = _resolve_sites(model, hooks)
@@ -88,28 +88,30 @@ def interchange(
     answers: dict[tuple[str, str], list[Tensor]] = {
         (scope, site): [] for scope in scopes for site in (NO_SITE, *sites)
     }
-    every_hook = list(dict.fromkeys(hook for names in sites.values() for hook in names))
+    all_hooks = list(dict.fromkeys(hook for names in sites.values() for hook in names))
     with evaluating(model):
-        for part in slices(examples, batch_size):
-            size = part.stop - part.start
-            base = take_examples(base_inputs, part)
-            source = _collect(model, take_examples(source_inputs, part), every_hook)
-            unpatched = check_answer(answer(call(model, base)), size)
+        for rows in slices(examples, batch_size):
+            n_rows = rows.stop - rows.start
+            base = take_examples(base_inputs, rows)
+            source = _collect(model, take_examples(source_inputs, rows), all_hooks)
+            unpatched = check_answer(answer(call(model, base)), n_rows)
             for scope, entries in scopes.items():
                 answers[scope, NO_SITE].append(unpatched)
-                here = entries[part] if len(entries) == examples else entries
+                batch_entries = entries[rows] if len(entries) == examples else entries
                 for site, names in sites.items():
-                    output = _run_patched(model, base, {name: source[name] for name in names}, here)
-                    answers[scope, site].append(check_answer(answer(output), size))
+                    output = _run_patched(
+                        model, base, {name: source[name] for name in names}, batch_entries
+                    )
+                    answers[scope, site].append(check_answer(answer(output), n_rows))
 
-    hits = np.stack([_hits(torch.cat(chunks), outcomes) for chunks in answers.values()])
+    hits = np.stack([_hits(torch.cat(batches), outcomes) for batches in answers.values()])
     hits = hits.reshape(len(scopes), 1 + len(sites), len(outcomes), examples)
     dims = ("scope", "site", "outcome")
-    about = "share of answers equal to the outcome"
+    long_name = "share of answers equal to the outcome"
     result = xr.Dataset(
         {
             "hit": ((*dims, "example"), hits, {"long_name": "the answer is the outcome"}),
-            **interval_variables("rate", exact_rates(hits), dims, long_name=about),
+            **interval_variables("rate", exact_rates(hits), dims, long_name=long_name),
         },
         coords={"scope": list(scopes), "site": [NO_SITE, *sites], "outcome": list(outcomes)},
         attrs={"examples": examples, "interval": "exact 95% (Clopper-Pearson) over examples"},
@@ -122,13 +124,13 @@ def _resolve_sites(
 ) -> dict[str, list[str]]:
     if not hooks or NO_SITE in hooks:
         raise ValueError(
-            f"hooks must name at least one site, none of them {NO_SITE!r} (the unpatched run), "
+            f"hooks must name at least one site, and none {NO_SITE!r} (the unpatched run), "
             f"got {list(hooks)}"
         )
     sites: dict[str, list[str]] = {}
     for site, patterns in hooks.items():
-        listed = [patterns] if isinstance(patterns, str) else patterns
-        names = dict.fromkeys(name for pattern in listed for name in resolve_hooks(model, pattern))
+        globs = [patterns] if isinstance(patterns, str) else patterns
+        names = dict.fromkeys(name for pattern in globs for name in resolve_hooks(model, pattern))
         if not names:
             raise ValueError(f"hooks[{site!r}] must name at least one hook, got {patterns!r}")
         sites[site] = list(names)
@@ -144,7 +146,9 @@ def _check_arguments(
 ) -> None:
     sources = count_examples("source_inputs", source_inputs)
     if sources != examples:
-        raise ValueError(f"base_inputs has {examples} examples, but source_inputs has {sources}")
+        raise ValueError(
+            f"source_inputs must have the {examples} examples of base_inputs, got {sources}"
+        )
     if not scopes:
         raise ValueError("where must name at least one scope, got an empty mapping")
     for scope, where in scopes.items():
@@ -152,7 +156,9 @@ def _check_arguments(
         if where.dtype != torch.bool:
             raise TypeError(f"{name} must be a bool tensor, got {where.dtype}")
         if where.ndim == 0 or len(where) not in (1, examples):
-            raise ValueError(f"{name} must begin with {examples} or 1, got {tuple(where.shape)}")
+            raise ValueError(
+                f"{name} must have {examples} examples or 1, got shape {tuple(where.shape)}"
+            )
     if not outcomes:
         raise ValueError("outcomes must name at least one outcome, got an empty mapping")
     for name, outcome in outcomes.items():
@@ -166,70 +172,54 @@ def _check_arguments(
 
 
 def _collect(model: HookedModel, inputs: Inputs, names: list[str]) -> dict[str, Tensor]:
-    """The source's activations, copied: a later step may write into their storage."""
+    """Collect copies of the source's activations, whose storage a later step may overwrite."""
     collected: dict[str, Tensor] = {}
 
-    def listener(name: str) -> Callable[..., None]:
-        def hook_function(activation: Tensor, hook: Any) -> None:
-            if name in collected:
-                raise RuntimeError(f"hook {name!r} fired more than once in one forward pass")
-            collected[name] = activation.clone()
+    def keep(activation: Tensor, name: str) -> Tensor:
+        collected[name] = activation.clone()
+        return activation
 
-        return hook_function
-
-    with model.hooks(fwd_hooks=[(name, listener(name)) for name in names]):
-        call(model, inputs)
-    silent = [name for name in names if name not in collected]
-    if silent:
-        raise RuntimeError(f"hooks that did not fire in the forward pass: {silent}")
+    call(model, inputs, {name: partial(keep, name=name) for name in names})
     return collected
 
 
 def _run_patched(
     model: HookedModel, inputs: Inputs, sources: Mapping[str, Tensor], entries: Tensor
 ) -> Any:
-    fired: list[str] = []
+    def patch(activation: Tensor, name: str) -> Tensor:
+        source = sources[name]
+        if activation.shape != source.shape:
+            raise ValueError(
+                f"the source's activation at {name!r} must have the shape of the base's, "
+                f"{tuple(activation.shape)}, got {tuple(source.shape)}"
+            )
+        _check_broadcast(name, entries, activation)
+        return torch.where(entries.to(activation.device), source, activation)
 
-    def writer(name: str, source: Tensor) -> Callable[..., Tensor]:
-        def hook_function(activation: Tensor, hook: Any) -> Tensor:
-            fired.append(name)
-            if activation.shape != source.shape:
-                raise ValueError(
-                    f"at {name!r} the base has shape {tuple(activation.shape)}, the source "
-                    f"{tuple(source.shape)}; they must be equal"
-                )
-            _check_broadcast(name, entries, activation)
-            return torch.where(entries.to(activation.device), source, activation)
-
-        return hook_function
-
-    with model.hooks(fwd_hooks=[(name, writer(name, source)) for name, source in sources.items()]):
-        output = call(model, inputs)
-    if sorted(fired) != sorted(sources):
-        raise RuntimeError(f"hooks {list(sources)} must fire once each in a pass, fired: {fired}")
-    return output
+    return call(model, inputs, {name: partial(patch, name=name) for name in sources})
 
 
 def _check_broadcast(name: str, entries: Tensor, activation: Tensor) -> None:
     fits = entries.ndim == activation.ndim and all(
-        size in (1, whole) for size, whole in zip(entries.shape, activation.shape, strict=True)
+        size in (1, expected)
+        for size, expected in zip(entries.shape, activation.shape, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"where must broadcast to the activation at {name!r}, dim by dim: its part for these "
-            f"examples has shape {tuple(entries.shape)}, the activation {tuple(activation.shape)}"
+            f"where must broadcast to the activation at {name!r}, {tuple(activation.shape)}, dim "
+            f"by dim, got {tuple(entries.shape)} for these examples"
         )
 
 
-def _hits(answered: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:
+def _hits(answers: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:
     for name, outcome in outcomes.items():
-        if outcome.shape != answered.shape:
+        if outcome.shape != answers.shape:
             raise ValueError(
-                f"outcomes[{name!r}] must have the shape of the answers "
-                f"{tuple(answered.shape)}, got {tuple(outcome.shape)}"
+                f"outcomes[{name!r}] must have the shape of the answers, "
+                f"{tuple(answers.shape)}, got {tuple(outcome.shape)}"
             )
     candidates = [outcome.cpu() for outcome in outcomes.values()]
-    equal = [(answered == candidate) | (candidate == -1) for candidate in candidates]
-    return np.stack([same.reshape(len(same), -1).all(dim=1).numpy() for same in equal]).astype(
-        np.int8
-    )
+    equal = [(answers == candidate) | (candidate == -1) for candidate in candidates]
+    return np.stack(
+        [matches.reshape(len(matches), -1).all(dim=1).numpy() for matches in equal]
+    ).astype(np.int8)

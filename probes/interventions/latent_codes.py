@@ -1,8 +1,8 @@
 """The latent code: the attention weights of all heads for a query and a key.
 
-Attention multiplies the values of a query-key pair by the weights of all heads. So these weights
-choose what is computed for the pair: its latent code (Schug et al. 2024, "Attention as a
-Hypernetwork", section 2).
+Attention multiplies the values of a query-key pair by the weights of all heads, so that these
+weights determine what is computed for the pair: its latent code (Schug et al. 2024, "Attention as
+a Hypernetwork", section 2).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,29 +22,29 @@ PATTERNS = "blocks.*.attn.hook_pattern"
 
 
 class CodePairs(Protocol):
-    """Instances with a source each, and the code that is about what both differ in.
+    """Pairs of base and source instances, and the position of the code in which they differ.
 
-    Such as `tasks.RavenPairs`: see the arguments of `interchange_codes`.
+    For example `tasks.RavenPairs`; see the arguments of `interchange_codes`.
     """
 
     @property
     def base(self) -> Tensor:
-        """Inputs [pair, pos, ...]."""
+        """Inputs of the base instances [pair, pos, ...]."""
         ...
 
     @property
     def source(self) -> Tensor:
-        """Inputs of the same layout."""
+        """Inputs of the source instances, of the same layout."""
         ...
 
     @property
     def query(self) -> Int[Tensor, " pair"]:
-        """The query of each pair."""
+        """Position of the query of each pair."""
         ...
 
     @property
     def keys(self) -> Int[Tensor, "pair key"]:
-        """Its keys."""
+        """Positions of the keys of each pair."""
         ...
 
     @property
@@ -60,19 +60,19 @@ def latent_code(
     dims: Sequence[str] = ("query_pos", "key_pos"),
     hook: str = PATTERNS,
 ) -> Quantity:
-    """The latent codes of chosen queries and keys, for `capture`.
+    """Make the `Quantity` that captures the latent codes of chosen queries and keys.
 
     Args:
         query: positions of the queries.
-        keys: for each query, the positions of the keys.
-        dims: what queries and their keys are called in what is kept.
-        hook: where attention patterns [example, head, query_pos, key_pos] are, a name or a glob.
+        keys: positions of the keys of each query.
+        dims: names of the dims of queries and keys in the captured variable.
+        hook: name or glob of the attention patterns [example, head, query_pos, key_pos].
 
     Returns:
-        What keeps [example, *dims, head], with `layer` after `example` if `hook` is a glob.
+        A quantity [example, *dims, head], with `layer` after `example` if `hook` is a glob.
 
     Raises:
-        ValueError: `keys` has no row for each query, or there are not two dims.
+        ValueError: `keys` does not have one row per query, or there are not two dims.
 
     Example:
         code = latent_code(torch.tensor([8]), torch.tensor([[6, 7]]))
@@ -80,7 +80,7 @@ def latent_code(
     """
     _check_positions(query, keys)
     if len(dims) != 2:
-        raise ValueError(f"dims must name those of queries and of keys, got {tuple(dims)}")
+        raise ValueError(f"dims must name two dims, of queries and of keys, got {tuple(dims)}")
 
     def reduce(pattern: Tensor) -> Tensor:
         return pattern[:, :, query[:, None], keys].permute(0, 2, 3, 1)
@@ -106,31 +106,31 @@ def interchange_codes(
     hook: str = PATTERNS,
     batch_size: int = 256,
 ) -> xr.Dataset:
-    """Are latent codes used? Run base instances with codes of source instances: see `interchange`.
+    """Patch the latent codes of source instances into the runs on base instances.
 
-    Patched are, in all heads, the `code`: the pattern's entries from an example's query to its
-    keys; or the whole `row` of the query, to all keys; or the whole `pattern`. If that has no
-    effect, what the outcomes depend on is not in the attention at all.
+    See `interchange`. Three scopes are patched, each in all heads: the `code` (the entries from an
+    example's query to its keys), the `row` of the query (to all keys), and the whole `pattern`. If
+    the last has no effect, the outcomes do not depend on the attention at all.
 
     Args:
-        model, base_inputs, source_inputs, answer, outcomes, batch_size: see `interchange`.
-        query: the query of each example.
-        keys: its keys.
-        n_pos: tokens of a sequence.
-        hook: a glob for the attention patterns [example, head, query_pos, key_pos] of all layers.
+        model, base_inputs, source_inputs, answer, outcomes, batch_size: as in `interchange`.
+        query: position of the query of each example.
+        keys: positions of the keys of each example.
+        n_pos: sequence length.
+        hook: glob of the attention patterns [example, head, query_pos, key_pos] of all layers.
 
     Returns:
-        What `interchange` returns, with `scope` (code, pattern, row) before the other dims; its
-        sites are "none", "layer 0", "layer 1", ... and "all layers", which are patched together.
+        The results of `interchange`, with `scope` (code, pattern, row) as first dim; the sites are
+        "none", "layer 0", "layer 1", ... and "all layers" (patched together).
 
     Raises:
-        ValueError: there is not a query with its keys for each example; or see `interchange`.
+        ValueError: `query` and `keys` do not have one row per example; or as in `interchange`.
 
     Example:
-        found = interchange_codes(
+        result = interchange_codes(
             model, base, source, query=query, keys=keys, n_pos=base.shape[1],
             answer=lambda logits: logits.argmax(-1), outcomes={"source's rule": answers})
-        found["rate"].sel(scope="code", site="all layers")
+        result["rate"].sel(scope="code", site="all layers")
     """
     _check_positions(query, keys)
     if len(query) != (examples := count_examples("base_inputs", base_inputs)):
@@ -161,17 +161,17 @@ def interchange_pairs(
     hook: str = PATTERNS,
     batch_size: int = 256,
 ) -> xr.Dataset:
-    """Are latent codes used, under several conditions? `interchange_codes` of pairs that share one.
+    """Apply `interchange_codes` to the pairs of several conditions.
 
     Args:
-        model, answer, hook, batch_size: see `interchange_codes`.
-        pairs: by condition, such as "other rule" and "same rule"; all with answers of one kind.
+        model, answer, hook, batch_size: as in `interchange_codes`.
+        pairs: pairs by condition, such as "other rule" and "same rule", with the same outcomes.
 
     Returns:
-        [condition, scope, site, outcome] of the `rate` of `interchange_codes`, with its bounds.
+        `rate, rate_low, rate_high` of `interchange_codes` [condition, scope, site, outcome].
 
     Raises:
-        ValueError: there are no pairs; or see `interchange_codes`.
+        ValueError: there are no conditions; or as in `interchange_codes`.
 
     Example:
         pairs = tasks.raven_pairs(task, base, source, 100)
@@ -179,28 +179,28 @@ def interchange_pairs(
     """
     if not pairs:
         raise ValueError("pairs must name at least one condition, got an empty mapping")
-    found = [
+    results = [
         interchange_codes(
             model,
-            some.base,
-            some.source,
-            query=some.query,
-            keys=some.keys,
-            n_pos=some.base.shape[1],
+            condition.base,
+            condition.source,
+            query=condition.query,
+            keys=condition.keys,
+            n_pos=condition.base.shape[1],
             answer=answer,
-            outcomes=some.answers,
+            outcomes=condition.answers,
             hook=hook,
             batch_size=batch_size,
         ).drop_vars("hit")
-        for some in pairs.values()
+        for condition in pairs.values()
     ]
     conditions = xr.Variable("condition", list(pairs))
-    return cast(xr.Dataset, xr.concat(found, conditions, combine_attrs="drop_conflicts"))
+    return cast(xr.Dataset, xr.concat(results, conditions, combine_attrs="drop_conflicts"))
 
 
 def _check_positions(query: Tensor, keys: Tensor) -> None:
     if query.ndim != 1 or keys.ndim != 2 or len(keys) != len(query):
         raise ValueError(
-            f"keys must have a row for each query, got shapes {tuple(keys.shape)} and "
+            f"keys must have one row per query, got shapes {tuple(keys.shape)} and "
             f"{tuple(query.shape)}"
         )

@@ -112,7 +112,9 @@ def force_pairing(
             pairing = _Pairing(searches, wanted[part], anything[part], own)
             choices = (None, pairing.true, pairing.random, pairing.hardened, pairing.familiar)
             for condition, choose in zip(conditions, choices, strict=False):
-                output = _run(model, some, names, pairing, choose)
+                forced = names if choose is not None else []
+                edits = {name: partial(pairing.force, name, choose=choose) for name in forced}
+                output = call(model, some, edits)
                 errors[condition].append(_check_error(error(output, part), part))
     values = torch.stack([torch.cat(chunks) for chunks in errors.values()])
     return _dataset(values, conditions, int((wanted >= 0).sum()), resamples, seed)
@@ -226,28 +228,6 @@ def _usual_scores(
         )
     labels = truth.cpu()[..., torch.from_numpy(assigned)].long()
     return usual[torch.arange(len(names)), labels.clamp(min=0)]
-
-
-def _run(
-    model: HookedModel,
-    inputs: Inputs,
-    names: Sequence[str],
-    pairing: _Pairing,
-    choose: Callable[[Tensor], Tensor] | None,
-) -> Any:
-    if choose is None:
-        return call(model, inputs)
-    fired: list[str] = []
-
-    def hook_function(activation: Tensor, hook: Any) -> Tensor:
-        fired.append(hook.name)
-        return pairing.force(hook.name, activation, choose)
-
-    with model.hooks(fwd_hooks=[(name, hook_function) for name in names]):
-        output = call(model, inputs)
-    if sorted(fired) != sorted(names):
-        raise RuntimeError(f"hooks {list(names)} must fire once each in a pass, fired: {fired}")
-    return output
 
 
 def _check_error(errors: Tensor, part: slice) -> Float[Tensor, " part"]:

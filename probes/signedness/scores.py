@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.attention_pairs import PAIRS, PairTable, read_pairs, spread_pairs
+from probes.attention_pairs import PAIRS, PairTable, broadcast_pairs, read_pairs
 from probes.statistics.intervals import Interval, bootstrap, bootstrap_ratio
 
 SHARES = ("subtracted", "partly_subtracted", "deleted", "partly_added", "added")
@@ -301,7 +301,7 @@ def _planted(
 ) -> Int[np.ndarray, "example 1 query_pos key_pos"]:
     if sign.dtype.kind not in "iu":
         raise TypeError(f"sign must hold integers, got {sign.dtype}")
-    planted = spread_pairs("sign", sign, table.valid.shape).astype(int)
+    planted = broadcast_pairs("sign", sign, table.valid.shape).astype(int)
     if not np.isin(planted, SIGNS)[table.valid].all():
         raise ValueError(
             f"sign must be -1, 0 or 1 where valid, got values in {planted.min()}..{planted.max()}"

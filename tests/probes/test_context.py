@@ -22,28 +22,28 @@ def label(values):
 def test_it_is_what_a_loop_computes(length, seen):
     rng = np.random.default_rng(length)
     loss, mask = rng.random((30, length)), rng.random((30, length)) < 0.8
-    found = loss_by_context(label(loss), label(mask), resamples=20)
-    assert found["seen"].to_numpy().tolist() == seen
+    result = loss_by_context(label(loss), label(mask), resamples=20)
+    assert result["seen"].to_numpy().tolist() == seen
     for least, most in zip([0, *seen], seen, strict=False):
-        mine = [
+        group = [
             loss[window, pos]
             for window in range(30)
             for pos in range(length)
             if mask[window, pos] and least < pos + 1 <= most
         ]
-        assert found["loss"].sel(seen=most) == pytest.approx(np.mean(mine))
-        assert found["tokens"].sel(seen=most) == len(mine)
-    assert np.allclose(found["window_loss"], [loss[n][mask[n]].sum() for n in range(30)])
-    assert found["window_tokens"].to_numpy().tolist() == mask.sum(1).tolist()
-    assert all(found[name].attrs["long_name"] for name in found)
+        assert result["loss"].sel(seen=most) == pytest.approx(np.mean(group))
+        assert result["tokens"].sel(seen=most) == len(group)
+    assert np.allclose(result["window_loss"], [loss[n][mask[n]].sum() for n in range(30)])
+    assert result["window_tokens"].to_numpy().tolist() == mask.sum(1).tolist()
+    assert all(result[name].attrs["long_name"] for name in result)
 
 
 def test_it_shows_how_far_back_tokens_help():
     pos = np.arange(64)
     rng = np.random.default_rng(0)
     loss = np.where(pos < 16, 5.0, 1.0) + rng.normal(0, 0.1, (50, 64))
-    found = loss_by_context(label(loss), label(np.ones((50, 64), bool)))
-    assert np.allclose(found["loss"], [5, 5, 5, 5, 5, 1, 1], atol=0.1)
+    result = loss_by_context(label(loss), label(np.ones((50, 64), bool)))
+    assert np.allclose(result["loss"], [5, 5, 5, 5, 5, 1, 1], atol=0.1)
     flat = loss_by_context(label(loss - 4.0 * (pos < 16)), label(np.ones((50, 64), bool)))
     # Where nothing is gained, each interval holds the same mean.
     assert ((flat["loss_low"] < 1.02) & (flat["loss_high"] > 0.98)).all()
@@ -52,8 +52,8 @@ def test_it_shows_how_far_back_tokens_help():
 def test_windows_are_what_is_resampled():
     """Tokens of a window that agree make no interval narrower."""
     of_window = np.random.default_rng(0).normal(3, 1, (200, 1))
-    found = loss_by_context(label(of_window.repeat(16, 1)), label(np.ones((200, 16), bool)))
-    width = found["loss_high"] - found["loss_low"]
+    result = loss_by_context(label(of_window.repeat(16, 1)), label(np.ones((200, 16), bool)))
+    width = result["loss_high"] - result["loss_low"]
     assert np.allclose(width, 2 * 1.96 / np.sqrt(200), rtol=0.15)
 
 
@@ -61,10 +61,10 @@ def test_losses_that_do_not_count_do_not_matter():
     loss, mask = np.ones((4, 4)), np.ones((4, 4), bool)
     mask[:, 3], loss[:, 3] = False, np.nan
     mask[:, 0] = False
-    found = loss_by_context(label(loss), label(mask), resamples=10)
-    assert np.isnan(found["loss"].sel(seen=1))
-    assert found["loss"].sel(seen=[2, 4]).to_numpy().tolist() == [1, 1]
-    assert found["window_loss"].to_numpy().tolist() == [2] * 4
+    result = loss_by_context(label(loss), label(mask), resamples=10)
+    assert np.isnan(result["loss"].sel(seen=1))
+    assert result["loss"].sel(seen=[2, 4]).to_numpy().tolist() == [1, 1]
+    assert result["window_loss"].to_numpy().tolist() == [2] * 4
 
 
 def test_invalid_input_is_refused():
@@ -73,7 +73,7 @@ def test_invalid_input_is_refused():
         loss_by_context(loss.rename(pos="place"), mask)
     with pytest.raises(ValueError, match=r"mask must have the sizes of loss, .*3.* got"):
         loss_by_context(loss, mask[:, :2])
-    with pytest.raises(TypeError, match=r"mask must hold booleans, got float64"):
+    with pytest.raises(TypeError, match=r"mask must hold bool, got float64"):
         loss_by_context(loss, loss)
     with pytest.raises(ValueError, match=r"none of them empty"):
         loss_by_context(loss[:0], mask[:0])
@@ -111,18 +111,18 @@ class Knows(nn.Module):
 
 def test_it_is_measured_from_where_on_a_model_knows():
     batches, model = [Text.drawn(20, 0), Text.drawn(10, 1)], Knows(4)
-    found = measure_loss_by_context(model, batches)
+    result = measure_loss_by_context(model, batches)
     assert model.training
-    assert found.sizes["window"] == 30
-    assert np.allclose(found["loss"].sel(seen=[1, 2, 4]), np.log(12))
-    assert np.allclose(found["loss"].sel(seen=[8, 16]), 0, atol=1e-6)
-    assert found["tokens"].to_numpy().tolist() == [30, 30, 60, 120, 210]
+    assert result.sizes["window"] == 30
+    assert np.allclose(result["loss"].sel(seen=[1, 2, 4]), np.log(12))
+    assert np.allclose(result["loss"].sel(seen=[8, 16]), 0, atol=1e-6)
+    assert result["tokens"].to_numpy().tolist() == [30, 30, 60, 120, 210]
     nothing = measure_loss_by_context(Knows(16), batches)
     assert np.allclose(nothing["loss"], np.log(12))
 
 
 def test_what_cannot_be_measured_is_named():
-    with pytest.raises(ValueError, match="batches must hold at least one, got none"):
+    with pytest.raises(ValueError, match="batches must hold at least one batch, got none"):
         measure_loss_by_context(Knows(4), [])
-    with pytest.raises(ValueError, match=r"the first two as targets, \(4, 16\), got \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"the first two of targets, \(4, 16\), got \(4, 16\)"):
         measure_loss_by_context(nn.Identity(), [Text.drawn(4, 0)])

@@ -193,7 +193,7 @@ def test_half_precision_becomes_float32(toy_model, make_batches):
     [
         (Quantity("blocks.0.hook_resid_post", ("example", "pos")), ValueError, r"\(5, 4, 8\)"),
         (Quantity(None, ("example",)), ValueError, "model's output"),
-        (Quantity("hook_unused", ("example",)), RuntimeError, "did not fire.*hook_unused"),
+        (Quantity("hook_unused", ("example",)), RuntimeError, "must fire.*hook_unused"),
         (Quantity("blocks.7.hook_resid_post", ("example",)), KeyError, r"blocks\.1\.hook_resid_p"),
         (
             Quantity("blocks.0.hook_resid_post", ("example",), lambda a: a[:2, 0, 0]),

@@ -248,7 +248,7 @@ def test_invalid_input_is_refused(programs):
     with pytest.raises(ValueError, match="one number per example"):
         run(programs, graphs=graphs, answer=lambda output: answer_of(output)[:, None])
     # Patterns are no gates.
-    with pytest.raises(ValueError, match="must broadcast to"):
+    with pytest.raises(ValueError, match="must have the shape"):
         run(programs, graphs=graphs, gates="blocks.*.attn.hook_pattern")
 
 

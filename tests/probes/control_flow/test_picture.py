@@ -115,7 +115,7 @@ def test_attention_is_drawn_at_every_step_with_the_columns_that_update(graphs):
     _, axes = plt.subplots(1, 3)
     draw_attention(axes, attention, graphs["update"][1], labels=labels[:2])
     assert axes[0].images[0].get_array().shape == (2, 2)
-    with pytest.raises(ValueError, match="axes must be at least one for each of the steps, 3"):
+    with pytest.raises(ValueError, match="axes must be at least one for each of 3 steps, got"):
         draw_attention(axes[:2], attention, graphs["update"][0], labels=labels)
     plt.close("all")
 

@@ -196,7 +196,9 @@ def test_works_on_a_bridge(bridge):
 
 def test_invalid_input_is_refused(pairs):
     base, source = pairs
-    with pytest.raises(ValueError, match="200 examples, but source_inputs has 199"):
+    with pytest.raises(
+        ValueError, match="source_inputs must have the 200 examples of base_inputs, got 199"
+    ):
         interchange(
             RuleModel(),
             base,
@@ -212,7 +214,7 @@ def test_invalid_input_is_refused(pairs):
         run(base, source, where=torch.ones(1, 1, 3, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="where must broadcast"):
         run(base, source, where=torch.ones(1, 2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="must begin with 200 or 1"):
+    with pytest.raises(ValueError, match="must have 200 examples or 1"):
         run(base, source, where=torch.ones(2, 1, 2, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one scope"):
         run(base, source, where={})

@@ -136,9 +136,9 @@ def test_codes_are_read_at_their_queries_and_keys():
 
 
 def test_bad_positions_are_refused(pairs):
-    with pytest.raises(ValueError, match="a row for each query"):
+    with pytest.raises(ValueError, match="one row per query"):
         latent_code(torch.arange(2), torch.zeros(3, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="dims must name"):
+    with pytest.raises(ValueError, match="dims must name two dims"):
         latent_code(torch.arange(2), torch.zeros(2, 2, dtype=torch.long), dims=("feature",))
     with pytest.raises(ValueError, match="query must have 60 entries"):
         patched(*pairs, query=torch.tensor([3]), keys=torch.tensor([[1]]))

@@ -308,7 +308,7 @@ def test_invalid_input_is_refused():
         score_signedness(pattern, resamples=0)
     with pytest.raises(TypeError, match=r"valid must hold bool, got int64"):
         score_signedness(pattern, valid=sign)
-    with pytest.raises(ValueError, match=r"valid must leave pairs"):
+    with pytest.raises(ValueError, match=r"valid must hold at least one pair"):
         score_signedness(pattern, valid=sign > 3)
     with pytest.raises(ValueError, match=r"pattern must be finite where valid"):
         score_signedness(pattern * np.nan)
