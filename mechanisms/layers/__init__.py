@@ -1,1 +1,1 @@
-"""What models have besides attention: feed-forward layers, gates, halting, depth."""
+"""Components besides attention: feed-forward layers, gates, halting, weight sharing."""

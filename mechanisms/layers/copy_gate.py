@@ -1,9 +1,9 @@
-"""The copy gate: a column changes only when it is its turn (the Neural Data Router)."""
+"""The copy gate, with which a column can keep its state (Neural Data Router)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_choice, check_dropout
 
 GateWidth = Literal["vector", "scalar"]
 UpdateForm = Literal["layer_norm", "tanh"]
@@ -18,18 +19,19 @@ UpdateForm = Literal["layer_norm", "tanh"]
 
 @dataclass(frozen=True, kw_only=True)
 class CopyGateConfig:
-    """How a block writes its update.
+    """Configuration of `CopyGate`, and of the update that it lets through.
 
     Args:
-        width: a gate for each channel (`vector`), or one for all of a token's (`scalar`).
-        update: what keeps the update within bounds: `layer_norm` (with geometric attention) or
-            `tanh` (with softmax attention).
-        dropout: probability with which a token's whole gate is set to 0 in training, unscaled:
+        width: one gate for each channel (`vector`), or one for all channels of a token (`scalar`).
+        update: what bounds the update: `layer_norm` (with geometric attention) or `tanh` (with
+            softmax attention).
+        dropout: probability of setting all gates of a token to 0 in training, without rescaling:
             the token then keeps its state for this step.
-        initial_bias: of the gates' logits; negative: tokens start by keeping their state.
+        initial_bias: initial bias of the gates' logits; if negative, tokens initially keep their
+            state.
 
     Raises:
-        ValueError: for another kind, or a dropout outside of [0, 1).
+        ValueError: a setting is not one of the choices, or dropout is outside [0, 1).
     """
 
     width: GateWidth = "vector"
@@ -38,16 +40,13 @@ class CopyGateConfig:
     initial_bias: float = -3.0
 
     def __post_init__(self):
-        for name, kinds in (("width", GateWidth), ("update", UpdateForm)):
-            if getattr(self, name) not in get_args(kinds):
-                allowed = ", ".join(get_args(kinds))
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_choice(self, "width", GateWidth)
+        check_choice(self, "update", UpdateForm)
+        check_dropout(self)
 
 
 class CopyGate(nn.Module):
-    """sigmoid(relu(x W_in + b_in) W_out + b_out), with a hidden layer as wide as x.
+    """Gates sigmoid(relu(x W_in + b_in) W_out + b_out), with a hidden layer as wide as x.
 
     Csordás et al. 2021, equation 8. `W_in`, `W_out` start from N(0, 1 / d_model), `b_out` at
     `initial_bias`.
@@ -65,7 +64,7 @@ class CopyGate(nn.Module):
         self.b_out = nn.Parameter(torch.full((n_gates,), config.initial_bias))
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos n_gates"]:
-        """The gates, in [0, 1]: one for each channel, or one for all of them."""
+        """The gates, in [0, 1]: one for each channel, or one for all channels."""
         hidden = relu(linear(x, self.W_in.T, self.b_in))
         gate = torch.sigmoid(linear(hidden, self.W_out.T, self.b_out))
         if self.training and self.config.dropout:

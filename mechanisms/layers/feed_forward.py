@@ -1,9 +1,9 @@
-"""The feed-forward half of a transformer block."""
+"""The feed-forward layer of a transformer block."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -12,20 +12,22 @@ from torch.nn.functional import dropout, gelu, linear, relu
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 Activation = Literal["gelu", "relu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
-    """One hidden layer of width `d_mlp`.
+    """Configuration of `FeedForward`.
 
     Args:
-        activation: `gelu` (in its tanh form) or `relu`.
-        dropout: probability with which a hidden activation is set to 0 in training.
+        d_mlp: width of the hidden layer.
+        activation: `gelu` (tanh approximation) or `relu`.
+        dropout: probability of setting a hidden activation to 0 in training.
 
     Raises:
-        ValueError: for a width less than 1, another activation, or a dropout outside of [0, 1).
+        ValueError: d_mlp is less than 1, the activation is unknown, or dropout is outside [0, 1).
     """
 
     d_mlp: int
@@ -33,13 +35,9 @@ class FeedForwardConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        if self.d_mlp < 1:
-            raise ValueError(f"d_mlp must be at least 1, got {self.d_mlp}")
-        if self.activation not in get_args(Activation):
-            allowed = ", ".join(get_args(Activation))
-            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "d_mlp")
+        check_choice(self, "activation", Activation)
+        check_dropout(self)
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -47,7 +45,7 @@ class FeedForwardConfig:
 
 
 class FeedForward(nn.Module):
-    """phi(x W_in + b_in) W_out + b_out, where phi is the activation.
+    """One hidden layer: phi(x W_in + b_in) W_out + b_out, where phi is the activation.
 
     Hook points: `hook_pre`, `hook_post` [batch, pos, d_mlp].
     """
@@ -70,7 +68,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], *, hooks: FeedForward | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Apply the network to every token; `hooks` as in `MultiHeadAttention`."""
+        """The output at every token; `hooks` as in `MultiHeadAttention`."""
         points = self if hooks is None else hooks
         pre = points.hook_pre(linear(x, self.W_in.T, self.b_in))
         post = relu(pre) if self.config.activation == "relu" else gelu(pre, approximate="tanh")

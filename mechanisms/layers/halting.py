@@ -1,4 +1,4 @@
-"""Adaptive computation time: each column decides when it is done."""
+"""Adaptive computation time: each column decides when to halt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mechanisms.initialization import lecun_normal
 
 @dataclass(frozen=True, kw_only=True)
 class HaltingConfig:
-    """When a column stops.
+    """Configuration of `Halting`.
 
     Args:
-        epsilon: it stops when its halting probabilities sum to more than 1 - epsilon.
-        initial_bias: of the halting probabilities' logits.
+        epsilon: a column halts when its halting probabilities sum to more than 1 - epsilon.
+        initial_bias: initial bias of the halting probabilities' logits.
 
     Raises:
-        ValueError: unless 0 < epsilon < 1.
+        ValueError: epsilon is outside (0, 1).
     """
 
     epsilon: float = 0.01
@@ -37,10 +37,10 @@ class Halting(nn.Module):
     """The halting unit: p = sigmoid(x w + b) for each column.
 
     Graves 2016, "Adaptive Computation Time for Recurrent Neural Networks", equations 5 to 8, for
-    each column by itself as in the Universal Transformer (Dehghani et al. 2019).
+    each column separately as in the Universal Transformer (Dehghani et al. 2019).
 
-    Hook points [batch, pos]: `hook_running`, 1 where a column still computes, before the step (set
-    it to 0 and the column stops there); `hook_probability` (p).
+    Hook points [batch, pos]: `hook_running`, before the step, 1 where a column has not halted (set
+    it to 0 to halt the column); `hook_probability` (p).
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Halting(nn.Module):
 
 
 class Ponder:
-    """The running sums of one forward pass.
+    """Accumulates the states and halting probabilities of one forward pass.
 
-    A column's result is the mean of its states after each step, weighted by its halting
-    probabilities; the step at which it stops has what is missing to 1, as has the last one.
+    The result of a column is the mean of its states after each step, weighted by its halting
+    probabilities. The step at which it halts, or else the last step, gets the remaining weight.
 
     Attributes:
-        running: [batch, pos], 1 where a column still computes.
-        steps: [batch, pos], how many steps each column took.
+        running: [batch, pos], 1 where a column has not halted.
+        steps: [batch, pos], number of steps that each column took.
     """
 
     def __init__(self, x: Float[Tensor, "batch pos d_model"], config: HaltingConfig):
@@ -82,21 +82,21 @@ class Ponder:
     def add(
         self, x: Float[Tensor, "batch pos d_model"], probability: Float[Tensor, "batch pos"]
     ) -> None:
-        """Account for a step that the `running` columns took, after which they are x."""
+        """Add a step of the `running` columns, whose states afterwards are x."""
         probability = probability * self.running
         halts = (self._spent + probability > 1 - self.epsilon) & (self.running > 0)
-        left = 1 - self._spent
-        weight = torch.where(halts, left, probability)
+        remainder = 1 - self._spent
+        weight = torch.where(halts, remainder, probability)
         self._sum = self._sum + weight[..., None] * x
         self._spent = self._spent + weight
-        self._remainder = self._remainder + torch.where(halts, left, 0.0)
+        self._remainder = self._remainder + torch.where(halts, remainder, 0.0)
         self.steps = self.steps + self.running
         self.running = self.running * ~halts
 
     def result(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """The weighted mean of the states; x, the last ones, have what is left of the weight."""
+        """The weighted mean of the states; the last states x get the remaining weight."""
         return self._sum + (1 - self._spent)[..., None] * x
 
     def cost(self) -> Float[Tensor, "batch pos"]:
-        """Steps plus remainder, whose gradient shortens the computation (Graves 2016, eq. 13)."""
+        """The ponder cost: steps plus remainder, which is differentiable (Graves 2016, eq. 13)."""
         return self.steps + self._remainder + (1 - self._spent)

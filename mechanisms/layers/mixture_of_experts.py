@@ -1,4 +1,4 @@
-"""A feed-forward layer that chooses a few of its experts for each token."""
+"""Mixture of experts: a feed-forward layer that routes each token to a few experts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from torch.nn.functional import gelu
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExpertsConfig:
-    """`n_experts` networks of width `d_mlp`, of which each token uses `top_k`.
+    """Configuration of `MixtureOfExperts`.
+
+    Args:
+        n_experts: number of experts.
+        top_k: number of experts for each token, in [1, n_experts].
+        d_mlp: width of the hidden layer of an expert.
 
     Raises:
-        ValueError: unless 1 <= top_k <= n_experts and d_mlp >= 1.
+        ValueError: a setting is outside its range.
     """
 
     n_experts: int
@@ -31,8 +37,7 @@ class MixtureOfExpertsConfig:
             raise ValueError(
                 f"top_k must be in [1, n_experts = {self.n_experts}], got {self.top_k}"
             )
-        if self.d_mlp < 1:
-            raise ValueError(f"d_mlp must be at least 1, got {self.d_mlp}")
+        check_sizes(self, "d_mlp")
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -40,15 +45,15 @@ class MixtureOfExpertsConfig:
 
 
 class MixtureOfExperts(nn.Module):
-    """sum over the top k experts e of w_e expert_e(x), with w a softmax over the chosen ones.
+    """The weighted sum of the `top_k` most probable experts, sum_e w_e expert_e(x).
 
-    Shazeer et al. 2017, with the routing of Mixtral (Jiang et al. 2024): the probabilities of
-    the chosen experts are renormalised to sum to one. All experts are computed for all tokens,
-    in one batched product: for the small layers of synthetic tasks that is faster than
-    sorting tokens by expert, and it costs n_experts / top_k times the arithmetic.
+    Shazeer et al. 2017, with the routing of Mixtral (Jiang et al. 2024): w are the probabilities
+    of the selected experts, renormalised to sum to one. All experts are computed for all tokens,
+    in one batched product: for the small layers of synthetic tasks this is faster than
+    sorting tokens by expert, but it costs n_experts / top_k times the arithmetic.
 
     Hook points, with TransformerLens' names: `hook_expert_weights` [batch, pos, n_experts], the
-    probabilities before the choice; `hook_expert_indices` [batch, pos, top_k], the choice;
+    probabilities before the selection; `hook_expert_indices` [batch, pos, top_k], the selection;
     `hook_pre`, `hook_post` [batch, pos, n_experts, d_mlp].
     """
 
@@ -73,16 +78,16 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], *, hooks: MixtureOfExperts | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Apply the chosen experts to every token; `hooks` as in `MultiHeadAttention`."""
+        """The output at every token; `hooks` as in `MultiHeadAttention`."""
         points = self if hooks is None else hooks
         weights = points.hook_expert_weights((x @ self.W_gate).softmax(-1))
-        chosen = points.hook_expert_indices(weights.topk(self.top_k, dim=-1).indices)
-        kept = torch.zeros_like(weights).scatter(-1, chosen, weights.gather(-1, chosen))
-        kept = kept / kept.sum(-1, keepdim=True)
+        indices = points.hook_expert_indices(weights.topk(self.top_k, dim=-1).indices)
+        selected = torch.zeros_like(weights).scatter(-1, indices, weights.gather(-1, indices))
+        selected = selected / selected.sum(-1, keepdim=True)
 
         pre = einsum(x, self.W_in, "batch pos d, expert d mlp -> batch pos expert mlp")
         post = points.hook_post(gelu(points.hook_pre(pre + self.b_in), approximate="tanh"))
-        # Weighting the hidden layer first leaves one product over experts and channels.
-        weighted = post * kept.unsqueeze(-1)
+        # Weighting the hidden layer first allows one product over experts and channels.
+        weighted = post * selected.unsqueeze(-1)
         out = einsum(weighted, self.W_out, "batch pos expert mlp, expert mlp d -> batch pos d")
-        return out + kept @ self.b_out
+        return out + selected @ self.b_out

@@ -1,4 +1,4 @@
-"""Decomposable attention: two sequences are aligned, compared token by token, and summed up."""
+"""Decomposable attention: two sequences are aligned, compared by token, and aggregated."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from mechanisms.attention.quasi import QuasiAttentionConfig, l1_distances
 from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.protocols import AttentionProtocol
+from mechanisms.validation import check_dropout, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposableAttentionConfig:
-    """What a `DecomposableAttention` is made of.
+    """Configuration of a `DecomposableAttention`.
 
     Args:
         d_input: number of token ids.
-        d_output: number of classes, or 1 for a score to rank by.
+        d_output: number of classes, or 1 for a ranking score.
+        padding: id of padding; it need not be a token id, so -1 is allowed.
         d_model: width of all layers.
         composition: how CoDA aligns the tokens; None for softmax attention.
         shared: whether CoDA's F_E and F_N are the same network.
-        attention: how each sequence asks the other one instead, with several heads: for example
-            `AttentionConfig`. One that measures distances between positions is refused.
-        padding: what fills up shorter sequences; any number, also one that is no id, such as -1.
-        dropout: on the input of every layer, in training.
+        attention: config of a multi-head attention between the sequences that aligns them instead,
+            for example `AttentionConfig`. It must not measure distances between positions.
+        dropout: dropout probability of the input of every layer.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_input: int
@@ -48,24 +49,26 @@ class DecomposableAttentionConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_model"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "d_input", "d_output", "d_model")
         if self.composition is None and not self.shared:
-            raise ValueError("shared must be True without a composition: softmax has no F_N")
+            raise ValueError(
+                "shared must be True without a composition, got False: softmax has no F_N"
+            )
         if self.attention is not None and self.composition is not None:
-            raise ValueError("attention must be None with a composition: one of them aligns")
+            raise ValueError(
+                f"attention must be None with a composition, got {self.attention}: only one of "
+                "them can align the sequences"
+            )
         if self.attention is not None:
             require_crossing("attention", self.attention)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_dropout(self)
 
 
 class TwoLayers(nn.Module):
-    """relu(relu(x W_in + b_in) W_out + b_out), Parikh et al. 2016's F, G and H.
+    """relu(relu(x W_in + b_in) W_out + b_out), the networks F, G and H of Parikh et al. 2016.
 
     `W_in` [d_in, d_model], `W_out` [d_model, d_model]; they start from N(0, 2 / fan in), which
-    keeps the second moment through a relu (He et al. 2015).
+    preserves the second moment through a relu (He et al. 2015).
     """
 
     def __init__(
@@ -82,42 +85,42 @@ class TwoLayers(nn.Module):
         self.W_out = _he_normal(d_model, d_model, generator)
         self.b_in, self.b_out = zeros(d_model), zeros(d_model)
 
-    def forward(self, x: Float[Tensor, "*rest d_in"]) -> Float[Tensor, "*rest d_model"]:
-        """The features of each row."""
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_model"]:
+        """The output features of each row."""
         x = linear(dropout(x, self.dropout, self.training), self.W_in.T, self.b_in).relu()
         return linear(dropout(x, self.dropout, self.training), self.W_out.T, self.b_out).relu()
 
 
 class DecomposableAttention(HookedRootModule):
-    """Attend, compare, aggregate: a class for each pair of sequences a, b.
+    """Attend, compare, aggregate: a classifier of pairs of sequences a, b.
 
     Parikh et al. 2016, "A Decomposable Attention Model for Natural Language Inference"; with a
     `composition`, as Tay et al. 2019, "Compositional De-Attention Networks", equations 1 to 10.
 
     - attend: E_ij = alpha F_E(a_i) · F_E(b_j), N_ij = -beta ||F_N(a_i) - F_N(b_j)||_1,
       M = tanh(E) * sigmoid(N), a' = M b and b' = M^T a. Or with softmax, of E = F_E(a) · F_E(b):
-      a' = softmax_j(E) b and b' = softmax_i(E)^T a. Or with an `attention`, of one module that both
-      ask the other one with: a' = attention(a, b), b' = attention(b, a);
+      a' = softmax_j(E) b and b' = softmax_i(E)^T a. Or with an `attention`, one module for both
+      directions: a' = attention(a, b), b' = attention(b, a);
     - compare: G([a_i; a'_i]) and G([b_j; b'_j]), for each token;
     - aggregate: their sums over a and over b, then H of both, and a linear map.
 
-    A sequence without any token has a sum of 0. The order of tokens is not seen.
+    The sum over an empty sequence is 0. The order of tokens has no effect.
 
     Hook points [batch, pos, d_model]: `hook_embed_a`, `hook_embed_b`, `hook_aligned_a` (a'),
     `hook_aligned_b`, `hook_compared_a`, `hook_compared_b`; `hook_aggregated` [batch, 1, 2 d_model];
     [batch, head, query_pos, key_pos] with one head, the tokens of a as queries, those of b as
     keys: `hook_attn_scores` (E) and `hook_pattern`. With a composition these also are
     `hook_affinity` and `hook_dissimilarity` (E and N, centred), `hook_gate` (sigmoid(N)), and M is
-    the pattern of both sides; with softmax b' has a `hook_pattern_b`, in which b asks a. With an
-    `attention` its own, `align_a.*` where a asks b and `align_b.*` where b asks a, are instead.
+    the pattern of both sides; with softmax b' has its own `hook_pattern_b`, from b to a. With an
+    `attention` its hook points replace these: `align_a.*` from a to b and `align_b.*` from b to a.
 
     Parameters: `W_E` [d_input, d_model]; `attend`, `attend_apart` (F_N, with `shared=False`),
     `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`; with an
     `attention` those of `align`, and no `attend`.
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(
@@ -157,17 +160,17 @@ class DecomposableAttention(HookedRootModule):
     def forward(
         self, a: Int[Tensor, "batch a_pos"], b: Int[Tensor, "batch b_pos"]
     ) -> Float[Tensor, "batch 1 d_output"]:
-        """The logits of each pair; a and b hold ids in [0, d_input), and padding."""
-        real_a, real_b = a != self.config.padding, b != self.config.padding
-        x_a = self.hook_embed_a(self._embed(a, real_a))
-        x_b = self.hook_embed_b(self._embed(b, real_b))
-        aligned_a, aligned_b = self._align(x_a, x_b, real_a, real_b)
+        """The logits of each pair; a and b hold ids in [0, d_input), or padding."""
+        mask_a, mask_b = a != self.config.padding, b != self.config.padding
+        x_a = self.hook_embed_a(self._embed(a, mask_a))
+        x_b = self.hook_embed_b(self._embed(b, mask_b))
+        aligned_a, aligned_b = self._align(x_a, x_b, mask_a, mask_b)
         aligned_a, aligned_b = self.hook_aligned_a(aligned_a), self.hook_aligned_b(aligned_b)
         compared_a = self.hook_compared_a(self.compare(torch.cat([x_a, aligned_a], -1)))
         compared_b = self.hook_compared_b(self.compare(torch.cat([x_b, aligned_b], -1)))
         sums = [
-            compared.masked_fill(~real[..., None], 0.0).sum(1)
-            for compared, real in ((compared_a, real_a), (compared_b, real_b))
+            compared.masked_fill(~mask[..., None], 0.0).sum(1)
+            for compared, mask in ((compared_a, mask_a), (compared_b, mask_b))
         ]
         aggregated = self.hook_aggregated(torch.cat(sums, -1)[:, None])
         return linear(self.aggregate(aggregated), self.W_U.T, self.b_U)
@@ -176,40 +179,40 @@ class DecomposableAttention(HookedRootModule):
         self,
         x_a: Float[Tensor, "batch a_pos d_model"],
         x_b: Float[Tensor, "batch b_pos d_model"],
-        real_a: Bool[Tensor, "batch a_pos"],
-        real_b: Bool[Tensor, "batch b_pos"],
+        mask_a: Bool[Tensor, "batch a_pos"],
+        mask_b: Bool[Tensor, "batch b_pos"],
     ) -> tuple[Float[Tensor, "batch a_pos d_model"], Float[Tensor, "batch b_pos d_model"]]:
-        """What each token of a receives from b, and each of b from a."""
+        """The aligned tokens: a' from b for each token of a, and b' from a for each of b."""
         if self.config.attention is None:
-            of_a, of_b = self._patterns(x_a, x_b, real_a, real_b)
-            return of_a @ x_b, of_b @ x_a
+            pattern_a, pattern_b = self._patterns(x_a, x_b, mask_a, mask_b)
+            return pattern_a @ x_b, pattern_b @ x_a
         return (
-            self.align(x_a, x_b, mask=real_b[:, None, None], hooks=self.align_a),
-            self.align(x_b, x_a, mask=real_a[:, None, None], hooks=self.align_b),
+            self.align(x_a, x_b, mask=mask_b[:, None, None], hooks=self.align_a),
+            self.align(x_b, x_a, mask=mask_a[:, None, None], hooks=self.align_b),
         )
 
     def _patterns(
         self,
         x_a: Float[Tensor, "batch a_pos d_model"],
         x_b: Float[Tensor, "batch b_pos d_model"],
-        real_a: Bool[Tensor, "batch a_pos"],
-        real_b: Bool[Tensor, "batch b_pos"],
+        mask_a: Bool[Tensor, "batch a_pos"],
+        mask_b: Bool[Tensor, "batch b_pos"],
     ) -> tuple[Float[Tensor, "batch a_pos b_pos"], Float[Tensor, "batch b_pos a_pos"]]:
-        """What b's tokens are multiplied with for each of a, and a's for each of b."""
+        """The attention patterns from a to b, and from b to a."""
         composition = self.config.composition
-        asked, told = self.attend(x_a), self.attend(x_b)
-        affinity = (asked @ told.mT)[:, None]
-        valid = (real_a[:, :, None] & real_b[:, None])[:, None]
+        features_a, features_b = self.attend(x_a), self.attend(x_b)
+        affinity = (features_a @ features_b.mT)[:, None]
+        valid = (mask_a[:, :, None] & mask_b[:, None])[:, None]
         if composition is None:
             scores = self.hook_attn_scores(affinity)
             pattern = self.hook_pattern(_softmax(scores, valid))
             pattern_b = self.hook_pattern_b(_softmax(scores.mT, valid.mT))
             return pattern[:, 0], pattern_b[:, 0]
         if not self.config.shared:
-            asked, told = self.attend_apart(x_a), self.attend_apart(x_b)
+            features_a, features_b = self.attend_apart(x_a), self.attend_apart(x_b)
         affinity = self.hook_attn_scores(composition.alpha * affinity)
         affinity = self.hook_affinity(composition.centred_affinity(affinity, valid))
-        distances = l1_distances(asked[:, None], told[:, None])
+        distances = l1_distances(features_a[:, None], features_b[:, None])
         dissimilarity = composition.centred_dissimilarity(-composition.beta * distances, valid)
         dissimilarity = self.hook_dissimilarity(dissimilarity)
         gate = self.hook_gate(composition.gated(dissimilarity))
@@ -217,10 +220,10 @@ class DecomposableAttention(HookedRootModule):
         return pattern, pattern.mT
 
     def _embed(
-        self, tokens: Int[Tensor, "batch pos"], real: Bool[Tensor, "batch pos"]
+        self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        # Padding need not be an id of the table; nobody sees what stands in its place.
-        return self.W_E[tokens.masked_fill(~real, 0)]
+        # Padding need not be an id of the table; its embedding is never attended to.
+        return self.W_E[tokens.masked_fill(~mask, 0)]
 
 
 def _softmax(scores: Tensor, valid: Tensor) -> Tensor:

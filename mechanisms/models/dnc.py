@@ -1,4 +1,4 @@
-"""The differentiable neural computer: an LSTM that writes to and reads from a memory."""
+"""The differentiable neural computer (DNC): an LSTM that reads and writes a memory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, softplus
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.models.lstm import LstmHooks, lstm_step
+from mechanisms.models.lstm import LstmHooks, RecurrentModel, lstm_step
 from mechanisms.sequences import enclose
+from mechanisms.validation import check_dropout, check_sizes
 
 NORM_EPSILON = 1e-6
-"""Added to squared norms: an empty row of the memory has similarity 0 to every key."""
+"""Added to squared norms, so that an empty memory row has similarity 0 to every key."""
 
 USAGE_EPSILON = 1e-6
-"""Usage is moved from [0, 1] to [this, 1], so that products of usages can be differentiated."""
+"""Usage is rescaled from [0, 1] to [this, 1], so that products of usages are differentiable."""
 
 LINK_EPSILON = 1e-6
-"""Where no row is linked more than this, a direction is not scaled up to a distribution."""
+"""Link weights whose largest entry is below this are not normalised to a distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DncConfig:
-    """What a `Dnc` is made of.
+    """Configuration of a `Dnc`.
 
     Args:
         d_input: number of token ids.
@@ -37,12 +37,12 @@ class DncConfig:
         d_hidden: width of the controller, an LSTM of one layer.
         n_cells: number of rows of the memory.
         d_cell: width of a row.
-        n_read_heads: number of places that are read in each step; one is written.
-        dropout: probability with which in training a number is dropped from the embeddings
-            and before the read-out; never from one step to the next.
+        n_read_heads: number of read heads; there is one write head.
+        dropout: dropout probability of the embeddings and before the read-out; there is no dropout
+            between steps.
 
     Raises:
-        ValueError: for a value outside of these ranges.
+        ValueError: a setting is outside its range.
     """
 
     d_input: int
@@ -55,19 +55,9 @@ class DncConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in (
-            "d_input",
-            "d_output",
-            "d_embed",
-            "d_hidden",
-            "n_cells",
-            "d_cell",
-            "n_read_heads",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "d_input", "d_output", "d_embed", "d_hidden")
+        check_sizes(self, "n_cells", "d_cell", "n_read_heads")
+        check_dropout(self)
 
 
 def content_weights(
@@ -76,25 +66,25 @@ def content_weights(
     masks: Float[Tensor, "batch head d_cell"],
     strengths: Float[Tensor, "batch head"],
 ) -> Float[Tensor, "batch head cell"]:
-    """Softmax over rows i of strength cos(key * mask, memory[i] * mask).
+    """Softmax over memory rows i of strength cos(key * mask, memory[i] * mask).
 
     Graves et al. 2016, "Content-based addressing", with the masks of Csordás & Schmidhuber 2019:
-    a head says which part of a row it looks for, and the rest does not count as a difference.
-    Keys may be any real numbers; masks are in [0, 1], strengths at least 1.
+    a head compares only the masked part of a row with its key. Keys are any real numbers; masks
+    are in [0, 1], strengths at least 1.
     """
     squares = masks**2
     products = (keys * squares) @ memory.mT
-    # The masked norm of every row for every head, without a masked memory for each head.
+    # The masked norms of all rows for all heads, without masking the memory for each head.
     row_norms = (squares @ (memory**2).mT + NORM_EPSILON).rsqrt()
     key_norms = ((keys**2 * squares).sum(-1) + NORM_EPSILON).rsqrt()
     return (products * row_norms * (strengths * key_norms)[..., None]).softmax(-1)
 
 
 def allocation_weights(usage: Float[Tensor, "batch cell"]) -> Float[Tensor, "batch cell"]:
-    """Where there is room: (1 - usage[i]) times the usages of all rows that are freer than i.
+    """Write weights of free rows: (1 - usage[i]) times the usages of all rows freer than i.
 
-    Graves et al. 2016, "Dynamic memory allocation". Of equally free rows the first comes first.
-    The weights are in [0, 1] and sum to 1 less the product of all usages.
+    Graves et al. 2016, "Dynamic memory allocation". Of equally free rows the first counts as the
+    freest. The weights are in [0, 1] and sum to 1 minus the product of all usages.
     """
     usage = USAGE_EPSILON + (1 - USAGE_EPSILON) * usage
     ascending, order = usage.sort(dim=-1, stable=True)
@@ -107,38 +97,37 @@ def updated_links(
     precedence: Float[Tensor, "batch cell"],
     write_weights: Float[Tensor, "batch cell"],
 ) -> Float[Tensor, "batch cell cell"]:
-    """(1 - w[i] - w[j]) links[i, j] + w[i] precedence[j], and 0 for i = j.
+    """The next links: (1 - w[i] - w[j]) links[i, j] + w[i] precedence[j], and 0 for i = j.
 
-    Graves et al. 2016, "Temporal memory linkage": links[i, j] is how far row i was written
-    directly after row j. Rows and columns each sum to at most 1.
+    Graves et al. 2016, "Temporal memory linkage": links[i, j] is the degree to which row i was
+    written directly after row j. Rows and columns each sum to at most 1.
     """
-    to, origin = write_weights[:, :, None], write_weights[:, None, :]
-    others = 1 - torch.eye(links.shape[-1], dtype=links.dtype, device=links.device)
-    return ((1 - to - origin) * links + to * precedence[:, None, :]) * others
+    target, source = write_weights[:, :, None], write_weights[:, None, :]
+    off_diagonal = 1 - torch.eye(links.shape[-1], dtype=links.dtype, device=links.device)
+    return ((1 - target - source) * links + target * precedence[:, None, :]) * off_diagonal
 
 
 def sharpened(
     weights: Float[Tensor, "*batch cell"], sharpness: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch cell"]:
-    """weights[i]^s / sum_j weights[j]^s, or nearly 0 where all weights are nearly 0.
+    """Sharpened weights: weights[i]^s / sum_j weights[j]^s, or near 0 if all weights are near 0.
 
-    Csordás & Schmidhuber 2019, the link distributions' sharpness. While nothing is linked there
-    is no distribution to sharpen: below a largest weight of `LINK_EPSILON` the result falls to 0
-    with it. The powers of weights in [0, 1] are wanted, and what rounding (or an intervention)
-    has made negative counts as 0.
+    Csordás & Schmidhuber 2019, the link distributions' sharpness. Before any rows are linked there
+    is no distribution to sharpen: if the largest weight is below `LINK_EPSILON`, the result goes to
+    0 with it. Weights are in [0, 1]; negative ones (from rounding or an intervention) count as 0.
     """
     weights = weights.clamp(min=0)
-    # With the largest weight scaled to 1 the powers do not vanish. The scale cancels out, or is
-    # constant, so it needs no gradient.
+    # Scaling the largest weight to 1 prevents underflow of the powers. The scale cancels out, or
+    # is constant, so it needs no gradient.
     scale = weights.detach().amax(-1, keepdim=True).clamp(min=LINK_EPSILON)
     powers = (weights / scale) ** sharpness[..., None]
     return powers / powers.sum(-1, keepdim=True).clamp(min=1)
 
 
 class DncHooks(LstmHooks):
-    """The hook points of one step.
+    """The hook points of one step of a DNC.
 
-    Of the controller `hook_cell`, `hook_hidden` [batch, d_hidden]; of what it decides
+    Of the controller `hook_cell`, `hook_hidden` [batch, d_hidden]; of the interface
     `hook_free_gates` [batch, head], `hook_allocation_gate`, `hook_write_gate` [batch] in [0, 1]
     and `hook_read_modes` [batch, head, 3], probabilities of backward, content, forward; of the
     memory `hook_usage` [batch, cell], `hook_write_weights` [batch, cell],
@@ -157,14 +146,14 @@ class DncHooks(LstmHooks):
 
 
 class DncState(NamedTuple):
-    """What one step leaves to the next; all zeros before the first.
+    """The state between two steps; all zeros before the first step.
 
     Attributes:
         hidden, cell: [batch, d_hidden], of the controller.
         memory: [batch, cell, d_cell].
         usage: [batch, cell], in [0, 1].
-        links: [batch, cell, cell], how far a row was written directly after another.
-        precedence: [batch, cell], how far a row was the last one written.
+        links: [batch, cell, cell], the degree to which a row was written directly after another.
+        precedence: [batch, cell], the degree to which a row was the last one written.
         write_weights: [batch, cell].
         read_weights: [batch, read_head, cell].
         read_vectors: [batch, read_head, d_cell].
@@ -184,11 +173,11 @@ class DncState(NamedTuple):
 class DncCell(nn.Module):
     """One step of a DNC: the controller, then writing, then reading.
 
-    Graves et al. 2016, "Methods", with what Csordás & Schmidhuber 2019 changed. sigma is the
+    Graves et al. 2016, "Methods", with the changes of Csordás & Schmidhuber 2019. sigma is the
     logistic function and oneplus(x) = 1 + softplus(x). The controller, an LSTM, reads the token
-    and what was read from the memory in the step before: its gates are x W_x +
-    [read vectors; h] W_h + b. A linear map (`W_interface`, `b_interface`) of its hidden state
-    gives, in this order of columns, the heads side by side within each,
+    and the previous step's read vectors: its gates are x W_x + [read vectors; h] W_h + b. A linear
+    map (`W_interface`, `b_interface`) of its hidden state gives, in this order of columns, with
+    the heads concatenated within each,
 
     - the read heads' keys k, masks m = sigma(.) and strengths b = oneplus(.), then the write
       head's own three;
@@ -209,8 +198,8 @@ class DncCell(nn.Module):
       + pi_content content_weights(M, k_h, m_h, b_h) + pi_forward sharpened(L r_h', s_forward)
     - read vectors     M^T r_h
 
-    Of these m, psi in the memory (a row that is freed is emptied, no longer only overwritten) and
-    the sharpening are Csordás & Schmidhuber's.
+    Csordás & Schmidhuber added m, psi in the memory (a freed row is erased, not only marked for
+    overwriting) and the sharpening.
     """
 
     def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
@@ -230,7 +219,7 @@ class DncCell(nn.Module):
         self.W_x = uniform(config.d_embed, 4 * config.d_hidden)
         self.W_h = uniform(heads * width + config.d_hidden, 4 * config.d_hidden)
         self.b = zeros(4 * config.d_hidden)
-        # The state is kept until something is learned that forgets it, as in `Lstm`.
+        # Forget gates start with a bias of 1, as in `lstm_kernel`.
         nn.init.ones_(self.b[config.d_hidden : 2 * config.d_hidden])
         n_interface = sum(self.splits)
         self.W_interface = lecun_normal(
@@ -239,7 +228,7 @@ class DncCell(nn.Module):
         self.b_interface = zeros(n_interface)
 
     def initial_state(self, batch: int) -> DncState:
-        """Zeros, of the weights' type and on their device."""
+        """Zeros with the dtype and on the device of the weights."""
 
         def empty(*shape: int) -> Tensor:
             return self.b.new_zeros(batch, *shape)
@@ -263,14 +252,14 @@ class DncCell(nn.Module):
         *,
         hooks: DncHooks,
     ) -> DncState:
-        """The state after a step; `inputs` is the token's share of the gates, x W_x + b."""
+        """The state after a step; `inputs` is the token's contribution to the gates, x W_x + b."""
         batch, heads, width = len(inputs), self.n_heads, self.d_cell
-        seen = torch.cat((state.read_vectors.flatten(1), state.hidden), -1)
-        hidden, cell = lstm_step(inputs + linear(seen, self.W_h.T), state.cell, hooks=hooks)
+        recurrent = torch.cat((state.read_vectors.flatten(1), state.hidden), -1)
+        hidden, cell = lstm_step(inputs + linear(recurrent, self.W_h.T), state.cell, hooks=hooks)
 
-        parts = linear(hidden, self.W_interface.T, self.b_interface).split(self.splits, -1)
-        keys, masks, strengths, write_key, write_mask, write_strength = parts[:6]
-        erase, write_vector, free, allocation_gate, write_gate, modes, sharpness = parts[6:]
+        interface = linear(hidden, self.W_interface.T, self.b_interface).split(self.splits, -1)
+        keys, masks, strengths, write_key, write_mask, write_strength = interface[:6]
+        erase, write_vector, free, allocation_gate, write_gate, modes, sharpness = interface[6:]
         free_gates = hooks.hook_free_gates(free.sigmoid())
         allocation_gate = hooks.hook_allocation_gate(allocation_gate[:, 0].sigmoid())
         write_gate = hooks.hook_write_gate(write_gate[:, 0].sigmoid())
@@ -279,34 +268,34 @@ class DncCell(nn.Module):
         retention = (1 - free_gates[..., None] * state.read_weights).prod(1)
         usage = state.usage + state.write_weights - state.usage * state.write_weights
         usage = hooks.hook_usage(usage * retention)
-        found = content_weights(
+        write_content = content_weights(
             state.memory,
             write_key[:, None],
             write_mask[:, None].sigmoid(),
             1 + softplus(write_strength),
         )[:, 0]
         allocated = allocation_gate[:, None] * allocation_weights(usage)
-        chosen = allocated + (1 - allocation_gate[:, None]) * found
-        write_weights = hooks.hook_write_weights(write_gate[:, None] * chosen)
+        address = allocated + (1 - allocation_gate[:, None]) * write_content
+        write_weights = hooks.hook_write_weights(write_gate[:, None] * address)
 
-        # The docstring's equation with the products by w taken together: fewer passes over it.
+        # The equation of the docstring with the terms in w combined: fewer passes over the memory.
         memory = state.memory * retention[..., None]
         change = torch.addcmul(write_vector[:, None], memory, erase.sigmoid()[:, None], value=-1)
         memory = hooks.hook_memory(torch.addcmul(memory, write_weights[..., None], change))
         links = hooks.hook_links(updated_links(state.links, state.precedence, write_weights))
-        written = write_weights.sum(-1, keepdim=True)
-        precedence = (1 - written) * state.precedence + write_weights
+        total_written = write_weights.sum(-1, keepdim=True)
+        precedence = (1 - total_written) * state.precedence + write_weights
 
         neighbours = torch.stack((state.read_weights @ links, state.read_weights @ links.mT), 2)
         neighbours = sharpened(neighbours, 1 + softplus(sharpness.view(batch, heads, 2)))
-        found = content_weights(
+        read_content = content_weights(
             memory,
             keys.view(batch, heads, width),
             masks.view(batch, heads, width).sigmoid(),
             1 + softplus(strengths),
         )
         backward, forward = neighbours.unbind(2)
-        candidates = torch.stack((backward, found, forward), 2)
+        candidates = torch.stack((backward, read_content, forward), 2)
         read_weights = hooks.hook_read_weights((read_modes[..., None] * candidates).sum(2))
         read_vectors = hooks.hook_read_vectors(read_weights @ memory)
         return DncState(
@@ -322,25 +311,26 @@ class DncCell(nn.Module):
         )
 
 
-class Dnc(HookedRootModule):
-    """A DNC that reads a token sequence and answers once: a baseline of Csordás et al. 2021.
+class Dnc(RecurrentModel):
+    """A DNC that classifies token sequences, a baseline of Csordás et al. 2021.
 
     Graves et al. 2016 with the masked content addressing, the de-allocation and the link
-    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. Sequences stand
-    between two marks (BOS, EOS). The answer is a linear map (`W_U`, `b_U`) of the controller's
-    hidden state and of the read vectors at EOS.
+    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. Sequences are read
+    between BOS and EOS. The logits are a linear map (`W_U`, `b_U`) of the controller's hidden state
+    and of the read vectors at EOS.
 
-    Hook points, with pos counting the marks: `hook_embed` [batch, pos, d_embed], and
-    `steps.{pos}.*`, the `DncHooks` of the step that reads position pos: what is changed there
-    reaches the rest of that step and all that follow. Steps have names once `set_positions` or
-    a forward pass has come to their position (before torch.compile, call `set_positions`). A
-    sequence shorter than its batch is read on through its padding; what is seen there has no
-    meaning and no effect.
+    Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed], and
+    `steps.{pos}.*`, the `DncHooks` of the step that reads position pos: a change there affects the
+    rest of that step and all later steps. The hook points of steps are created by `set_positions`
+    or by a forward pass of that length (before torch.compile, call `set_positions`). The steps at
+    the padding of a shorter sequence run too; their activations have no meaning and no effect.
+
+    Embeddings (`W_E`, the last two rows for EOS and BOS) start as unit normals truncated at two
+    standard deviations, the controller as in `lstm_kernel`.
 
     Args:
-        config: what it is made of. Embeddings (`W_E`, with two rows for the marks) start as unit
-            normals cut off at two standard deviations, the controller as in `lstm_kernel`.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
@@ -355,25 +345,14 @@ class Dnc(HookedRootModule):
         self.b_U = zeros(config.d_output)
         self.setup()
 
-    def set_positions(self, n_positions: int) -> None:
-        """Give the steps of sequences of up to `n_positions` tokens hook points.
-
-        The marks come on top: steps 0 to n_positions + 1 have names afterwards.
-
-        Raises:
-            ValueError: if n_positions is negative.
-        """
-        if n_positions < 0:
-            raise ValueError(f"n_positions must be at least 0, got {n_positions}")
-        if n_positions + 2 > len(self.steps):
-            self.steps.extend(DncHooks() for _ in range(len(self.steps), n_positions + 2))
-            self.setup()
+    def _extend_steps(self, n_steps: int) -> None:
+        self.steps.extend(DncHooks() for _ in range(len(self.steps), n_steps))
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_output"]:
-        """The logits of the answer.
+        """The logits of each sequence.
 
         Args:
-            tokens: ids in [0, d_input); what is negative is padding, all of it at the end.
+            tokens: ids in [0, d_input); negative ids are padding, which must be at the end.
         """
         self.set_positions(tokens.shape[1])
         ids, _, end = enclose(tokens, self.config.d_input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,41 +10,40 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.crossing import require_crossing
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.layers.depth import add_steps, stack_blocks
+from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.validation import check_dropout, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """What an `EncoderDecoder` is made of.
+    """Configuration of an `EncoderDecoder`.
 
     Args:
-        d_input: number of ids of the source.
-        d_output: number of ids of the target, and of logits at each of its positions.
+        d_input: number of source token ids.
+        d_output: number of target token ids, and of logits at each target position.
         d_model: width of both residual streams.
-        n_layers: number of blocks of the encoder, and again of the decoder.
-        attention: for example `AttentionConfig`; of both halves' self-attention.
-        feed_forward: for example `FeedForwardConfig`.
-        begin: the target's id before its first token.
-        end: the target's id after its last one.
-        padding: what fills up shorter sequences, source and target; any number, also one that is
-            no id, such as -1.
-        cross_attention: from the target to the source; None for the kind of `attention`. One that
-            measures distances between query and key, or turns them by their positions, is refused:
-            two sequences have none in common.
-        shared: whether all blocks of the encoder have the same weights, and all of the decoder.
-        dropout: on the embeddings and on what each part of a block adds to the stream, in
-            training.
+        n_layers: number of blocks of the encoder, and of the decoder.
+        attention: config of the self-attention of both, for example `AttentionConfig`.
+        feed_forward: config of the feed-forward layers, for example `FeedForwardConfig`.
+        begin: target id before the first token.
+        end: target id after the last token.
+        padding: id of padding in source and target; it need not be a token id, so -1 is allowed.
+        cross_attention: config of the attention from the target to the source; None for
+            `attention`. It must not measure distances or be rotary, since positions of two
+            sequences are not comparable.
+        shared: whether all encoder blocks have the same weights, and all decoder blocks.
+        dropout: dropout probability of the embeddings and of what each part of a block adds to the
+            stream.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_input: int
@@ -60,19 +60,16 @@ class EncoderDecoderConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_model", "n_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
         for name in ("begin", "end"):
             if not 0 <= getattr(self, name) < self.d_output:
                 raise ValueError(
                     f"{name} must be in [0, d_output = {self.d_output}), got {getattr(self, name)}"
                 )
             if getattr(self, name) == self.padding:
-                raise ValueError(f"padding must not be {name} = {self.padding}")
+                raise ValueError(f"padding must not be {name}, got {self.padding} for both")
         require_crossing("cross_attention", self.between)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_dropout(self)
 
     @property
     def between(self) -> AttentionProtocol:
@@ -81,7 +78,7 @@ class EncoderDecoderConfig:
 
 
 class DecoderBlock(nn.Module):
-    """x + attention(LN(x)), then x + cross_attention(LN(x), encoded), x + feed_forward(LN(x)).
+    """A pre-LN decoder block: x + f(LN(x)) for self-attention, cross-attention, feed-forward.
 
     Hook points [batch, target_pos, d_model], named as in TransformerLens: `hook_resid_pre`,
     `hook_attn_out`, `hook_resid_mid`, `hook_cross_attn_out`, `hook_resid_mid_cross`,
@@ -111,28 +108,28 @@ class DecoderBlock(nn.Module):
         source_mask: Bool[Tensor, "batch 1 1 source_pos"],
         hooks: DecoderBlock | None = None,
     ) -> Float[Tensor, "batch target_pos d_model"]:
-        """The stream after this block; `hooks` as in `Block`."""
+        """The residual stream after this block; `hooks` as in `Block`."""
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
         normed = self.ln1(x)
         attended = self.attn(normed, normed, mask=mask, hooks=points.attn)
         x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
         x = points.hook_resid_mid(x)
-        asked = self.cross_attn(
+        retrieved = self.cross_attn(
             self.ln_cross(x), encoded, mask=source_mask, hooks=points.cross_attn
         )
-        x = x + dropout(points.hook_cross_attn_out(asked), self.dropout, self.training)
+        x = x + dropout(points.hook_cross_attn_out(retrieved), self.dropout, self.training)
         x = points.hook_resid_mid_cross(x)
-        written = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
-        return points.hook_resid_post(x + dropout(written, self.dropout, self.training))
+        mlp_out = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
+        return points.hook_resid_post(x + dropout(mlp_out, self.dropout, self.training))
 
 
-class EncoderDecoder(HookedRootModule):
-    """A pre-LN transformer that writes the target token by token while it looks at the source.
+class EncoderDecoder(SteppedModel):
+    """A pre-LN transformer that predicts a target sequence from a source sequence.
 
     Vaswani et al. 2017 with the LayerNorm before each part of a block, and with weights shared
-    over depth as Mittal et al. 2021 train it on SCAN. Sinusoidal positions; padding is attended
-    to by nobody.
+    over depth as Mittal et al. 2021 train it on SCAN. Positions are sinusoidal; padding is never
+    attended to.
 
     Hook points: of the source `hook_embed`, `encoder_blocks.{i}.*` (those of a `Block`) and
     `hook_encoded`, the encoder's output after its LayerNorm; of the target `hook_embed_target` and
@@ -140,12 +137,12 @@ class EncoderDecoder(HookedRootModule):
     `encoder_core` and `decoder_core`. Embeddings start from N(0, 1), the scale of the sinusoids.
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: EncoderDecoderConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.n_layers, shared=config.shared)
         self.config = config
         d_model, shared = config.d_model, config.shared
         self.W_E = lecun_normal(config.d_input, d_model, fan_in=1, generator=generator)
@@ -166,17 +163,8 @@ class EncoderDecoder(HookedRootModule):
         self.b_U = zeros(config.d_output)
         self.setup()
 
-    def set_steps(self, n_steps: int) -> None:
-        """Give steps beyond those trained with hook points too, so that hooks can name them.
-
-        Raises:
-            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
-                their number of layers.
-        """
-        config = self.config
-        for blocks in (self.encoder_blocks, self.decoder_blocks):
-            if add_steps(blocks, n_steps, n_layers=config.n_layers, shared=config.shared):
-                self.setup()
+    def _stacks(self) -> Sequence[nn.ModuleList]:
+        return self.encoder_blocks, self.decoder_blocks
 
     def forward(
         self,
@@ -188,16 +176,15 @@ class EncoderDecoder(HookedRootModule):
         """The logits of the token that follows each position of `target_in`.
 
         Args:
-            source: ids in [0, d_input), and padding.
-            target_in: `begin`, then the target's ids in [0, d_output), and padding at the end.
-            n_steps: with shared weights, how many steps to take in the encoder, and again in the
-                decoder; None for `n_layers`.
+            source: ids in [0, d_input), or padding.
+            target_in: `begin`, then target ids in [0, d_output), and padding at the end.
+            n_steps: number of steps of the encoder, and of the decoder, with shared weights; None
+                for `n_layers`.
 
         Raises:
-            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
-                their number of layers.
+            ValueError: as for `set_steps`.
         """
-        n_steps = self._steps(n_steps)
+        n_steps = self._prepare_steps(n_steps)
         return self._decode(self._encode(source, n_steps), source, target_in, n_steps)
 
     @torch.no_grad()
@@ -208,41 +195,35 @@ class EncoderDecoder(HookedRootModule):
         *,
         n_steps: int | None = None,
     ) -> Int[Tensor, "batch max_length"]:
-        """The most probable token after each prefix, until `end`; then padding.
+        """Greedy decoding: the most probable token after each prefix up to `end`, then padding.
 
-        The source is encoded once; the decoder runs over the whole prefix for each token, and the
-        hooks fire each time. To know only whether the answer is the target, one call with
-        `target_in` will do: it is, if at every position the target has the highest logit.
+        The source is encoded once; the decoder runs over the whole prefix for each token, and its
+        hooks are called each time. To test whether the decoded sequence equals the target, one
+        forward pass with `target_in` is enough: the target must have the highest logit everywhere.
 
         Raises:
-            ValueError: if max_length is less than 1, and as for a call.
+            ValueError: max_length is less than 1, or as for `forward`.
         """
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}")
-        n_steps = self._steps(n_steps)
+        n_steps = self._prepare_steps(n_steps)
         encoded = self._encode(source, n_steps)
-        written = source.new_full((len(source), max_length + 1), self.config.padding)
-        written[:, 0] = self.config.begin
-        going = torch.ones(len(source), dtype=torch.bool, device=source.device)
+        decoded = source.new_full((len(source), max_length + 1), self.config.padding)
+        decoded[:, 0] = self.config.begin
+        unfinished = torch.ones(len(source), dtype=torch.bool, device=source.device)
         for length in range(1, max_length + 1):
-            logits = self._decode(encoded, source, written[:, :length], n_steps)
+            logits = self._decode(encoded, source, decoded[:, :length], n_steps)
             best = logits[:, -1].argmax(-1)
-            written[:, length] = torch.where(going, best, self.config.padding)
-            going &= best != self.config.end
-            if not going.any():
+            decoded[:, length] = torch.where(unfinished, best, self.config.padding)
+            unfinished &= best != self.config.end
+            if not unfinished.any():
                 break
-        return written[:, 1:]
-
-    def _steps(self, n_steps: int | None) -> int:
-        if n_steps is None or n_steps == self.config.n_layers:
-            return self.config.n_layers
-        self.set_steps(n_steps)
-        return n_steps
+        return decoded[:, 1:]
 
     def _encode(
         self, source: Int[Tensor, "batch source_pos"], n_steps: int
     ) -> Float[Tensor, "batch source_pos d_model"]:
-        mask = self._real(source)[:, None, None]
+        mask = self._is_token(source)[:, None, None]
         x = self.hook_embed(self._embed(self.W_E, source))
         x = run_blocks(x, self.encoder_core, self.encoder_blocks, n_steps, mask=mask)
         return self.hook_encoded(self.ln_encoded(x))
@@ -255,9 +236,9 @@ class EncoderDecoder(HookedRootModule):
         n_steps: int,
     ) -> Float[Tensor, "batch target_pos d_output"]:
         n_positions = target_in.shape[1]
-        past = torch.ones(n_positions, n_positions, dtype=torch.bool, device=encoded.device).tril()
-        mask = self._real(target_in)[:, None, None] & past
-        source_mask = self._real(source)[:, None, None]
+        causal = encoded.new_ones(n_positions, n_positions, dtype=torch.bool).tril()
+        mask = self._is_token(target_in)[:, None, None] & causal
+        source_mask = self._is_token(source)[:, None, None]
         x = self.hook_embed_target(self._embed(self.W_E_target, target_in))
         for step in range(n_steps):
             points = cast(DecoderBlock, self.decoder_blocks[step])
@@ -265,13 +246,13 @@ class EncoderDecoder(HookedRootModule):
             x = block(x, encoded, mask=mask, source_mask=source_mask, hooks=points)
         return linear(self.ln_final(x), self.W_U.T, self.b_U)
 
-    def _real(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+    def _is_token(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         return tokens != self.config.padding
 
     def _embed(
         self, table: Float[Tensor, "id d_model"], tokens: Int[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        # Padding need not be an id of the table; nobody sees what stands in its place.
-        x = table[tokens.masked_fill(~self._real(tokens), 0)]
+        # Padding need not be an id of the table; its embedding is never attended to.
+        x = table[tokens.masked_fill(~self._is_token(tokens), 0)]
         x = x + sinusoidal_embedding(*x.shape[1:]).to(x)
         return dropout(x, self.config.dropout, self.training)

@@ -1,7 +1,8 @@
-"""Long short-term memory over token sequences, in one direction or in both."""
+"""Long short-term memory over token sequences, unidirectional or bidirectional."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -14,24 +15,25 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.sequences import enclose
+from mechanisms.validation import check_dropout, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class LstmConfig:
-    """What an `Lstm` is made of.
+    """Configuration of an `Lstm`.
 
     Args:
         d_input: number of token ids.
         d_output: number of logits.
         d_embed: width of the token embeddings.
         d_hidden: width of the state of each layer and direction.
-        n_layers: number of layers, each of which reads the one below.
+        n_layers: number of layers.
         bidirectional: whether every layer also reads from right to left.
-        dropout: probability with which in training a number is dropped from the embeddings,
-            between the layers and before the read-out; never from one step to the next.
+        dropout: dropout probability of the embeddings, between the layers and before the read-out;
+            there is no dropout between steps.
 
     Raises:
-        ValueError: for a value outside of these ranges.
+        ValueError: a setting is outside its range.
     """
 
     d_input: int
@@ -43,11 +45,35 @@ class LstmConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_embed", "d_hidden", "n_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "d_input", "d_output", "d_embed", "d_hidden", "n_layers")
+        check_dropout(self)
+
+
+class RecurrentModel(HookedRootModule, ABC):
+    """A model that reads a token sequence step by step, with hook points for every step."""
+
+    def __init__(self):
+        super().__init__()
+        self._n_steps = 0
+
+    def set_positions(self, n_positions: int) -> None:
+        """Create the hook points of all steps for sequences of up to `n_positions` tokens.
+
+        With BOS and EOS these are the steps 0 to n_positions + 1.
+
+        Raises:
+            ValueError: n_positions is negative.
+        """
+        if n_positions < 0:
+            raise ValueError(f"n_positions must be at least 0, got {n_positions}")
+        if n_positions + 2 > self._n_steps:
+            self._n_steps = n_positions + 2
+            self._extend_steps(self._n_steps)
+            self.setup()
+
+    @abstractmethod
+    def _extend_steps(self, n_steps: int) -> None:
+        """Create hook points until there are `n_steps` steps."""
 
 
 class LstmHooks(nn.Module):
@@ -67,21 +93,21 @@ def lstm_step(
     """The next hidden state and cell of an LSTM with forget gates (Gers et al. 2000).
 
     c = sigmoid(f) c + sigmoid(i) tanh(g) and h = sigmoid(o) tanh(c), where `gates` holds the
-    sums i, f, g, o in this order, that of torch, before their nonlinearities.
+    preactivations i, f, g, o in this order, as in torch.
     """
-    into, forget, content, out = gates.chunk(4, -1)
-    cell = hooks.hook_cell(forget.sigmoid() * cell + into.sigmoid() * content.tanh())
-    return hooks.hook_hidden(out.sigmoid() * cell.tanh()), cell
+    input_gate, forget_gate, content, output_gate = gates.chunk(4, -1)
+    cell = hooks.hook_cell(forget_gate.sigmoid() * cell + input_gate.sigmoid() * content.tanh())
+    return hooks.hook_hidden(output_gate.sigmoid() * cell.tanh()), cell
 
 
 def lstm_kernel(d_in: int, d_hidden: int, *, generator: torch.Generator | None = None) -> nn.LSTM:
-    """One layer and direction of torch's LSTM, with weights from the generator.
+    """One layer and direction of torch's LSTM, with weights drawn from the generator.
 
-    Weights are uniform in ±d_hidden^-1/2, torch's own choice. Biases are zero, but those of the
-    forget gates are one: the state is kept until something is learned that forgets it
-    (Gers et al. 2000; Jozefowicz et al. 2015).
+    Weights are uniform in ±d_hidden^-1/2, as in torch. Biases are zero, except those of the forget
+    gates, which are one, so that the initial network keeps its state (Gers et al. 2000; Jozefowicz
+    et al. 2015).
     """
-    # Built without weights, since torch would draw them from the global state.
+    # Built without weights, since torch would draw them from the global generator.
     kernel = nn.LSTM(d_in, d_hidden, batch_first=True, device="meta")
     kernel = kernel.to_empty(device=torch.get_default_device())
     bound = d_hidden**-0.5
@@ -97,7 +123,7 @@ def lstm_kernel(d_in: int, d_hidden: int, *, generator: torch.Generator | None =
 def reverse_sequences(
     x: Float[Tensor, "batch pos d"], mask: Bool[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos d"]:
-    """Every sequence from right to left; its padding, all at the end, stays where it is."""
+    """Reverse every sequence, except its padding, which stays at the end."""
     position = torch.arange(x.shape[1], device=x.device)
     last = mask.sum(1, keepdim=True) - 1
     source = torch.where(mask, last - position, position)
@@ -105,14 +131,13 @@ def reverse_sequences(
 
 
 class LstmLayer(nn.Module):
-    """One layer of an LSTM: zero states before the first token, [h forward; h backward] out.
+    """One layer of an LSTM: initial states are zero, the output is [h forward; h backward].
 
     The backward direction starts at the last token of each sequence, not at its padding.
 
-    Hook points: `hook_hidden` [batch, pos, d_hidden x directions], 0 at the padding;
-    `steps.{pos}` and, where there is a second direction, `backward_steps.{pos}` hold the
-    `LstmHooks` of the step that reads position pos. While nobody listens to the steps of a
-    direction, torch's fused kernel runs it.
+    Hook points: `hook_hidden` [batch, pos, d_hidden x directions], 0 at padding; `steps.{pos}` and,
+    if bidirectional, `backward_steps.{pos}` hold the `LstmHooks` of the step that reads position
+    pos. A direction without hooks on its steps runs in torch's fused kernel.
     """
 
     def __init__(
@@ -133,7 +158,7 @@ class LstmLayer(nn.Module):
         self.hook_hidden = HookPoint()
 
     def extend_steps(self, n_positions: int) -> None:
-        """Have hook points for at least `n_positions` positions."""
+        """Create hook points until there are `n_positions` positions."""
         self.steps.extend(LstmHooks() for _ in range(len(self.steps), n_positions))
         if self.backward_lstm is not None:
             n_present = len(self.backward_steps)
@@ -142,7 +167,7 @@ class LstmLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch pos d_in"], *, mask: Bool[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_hidden_x_directions"]:
-        """The hidden states after every position; `mask` is False for the padding at the end."""
+        """The hidden states after every position; `mask` is False for padding at the end."""
         if observed(self.steps):
             hidden = self._run_stepwise(self.lstm, self.steps, x, mask, backward=False)
         else:
@@ -150,11 +175,11 @@ class LstmLayer(nn.Module):
         if self.backward_lstm is not None:
             if observed(self.backward_steps):
                 steps = self.backward_steps
-                other = self._run_stepwise(self.backward_lstm, steps, x, mask, backward=True)
+                backward = self._run_stepwise(self.backward_lstm, steps, x, mask, backward=True)
             else:
                 reversed_hidden = self.backward_lstm(reverse_sequences(x, mask))[0]
-                other = reverse_sequences(reversed_hidden, mask)
-            hidden = torch.cat((hidden, other), -1)
+                backward = reverse_sequences(reversed_hidden, mask)
+            hidden = torch.cat((hidden, backward), -1)
         return self.hook_hidden(hidden.masked_fill(~mask[..., None], 0))
 
     @staticmethod
@@ -176,33 +201,35 @@ class LstmLayer(nn.Module):
             hooks = steps[position]
             assert isinstance(hooks, LstmHooks)
             hidden, cell = lstm_step(gates, cell, hooks=hooks)
-            # From right to left the padding comes first, and must leave the state at zero.
+            # Backward, the padding comes first and must leave the state at zero.
             padding = ~mask[:, position, None]
             hidden, cell = hidden.masked_fill(padding, 0), cell.masked_fill(padding, 0)
             hiddens[position] = hidden
         return torch.stack(hiddens, 1)
 
 
-class Lstm(HookedRootModule):
-    """An LSTM that reads a token sequence and answers once: a baseline of Csordás et al. 2021.
+class Lstm(RecurrentModel):
+    """An LSTM that classifies token sequences, a baseline of Csordás et al. 2021.
 
-    Hochreiter & Schmidhuber 1997 with forget gates; in two directions, Schuster & Paliwal 1997.
-    Sequences stand between two marks (BOS, EOS). The answer is a linear map (`W_U`, `b_U`) of the
-    last layer's final states: of the forward direction that at EOS, of the backward direction that
-    at BOS, side by side.
+    Hochreiter & Schmidhuber 1997 with forget gates; bidirectional, Schuster & Paliwal 1997.
+    Sequences are read between BOS and EOS. The logits are a linear map (`W_U`, `b_U`) of the last
+    layer's final states: of the forward direction at EOS, concatenated with the backward direction
+    at BOS.
 
-    Hook points, with pos counting the marks: `hook_embed` [batch, pos, d_embed];
+    Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed];
     `layers.{i}.hook_hidden` [batch, pos, d_hidden x directions], forward first;
-    `layers.{i}.steps.{pos}.hook_cell | hook_hidden` and, in two directions,
-    `layers.{i}.backward_steps.{pos}.hook_cell | hook_hidden` [batch, d_hidden]: what is changed
-    there reaches every later step of its direction and the layers above. Steps have names once
-    `set_positions` or a forward pass has come to their position (before torch.compile, call
+    `layers.{i}.steps.{pos}.hook_cell | hook_hidden` and, if bidirectional,
+    `layers.{i}.backward_steps.{pos}.hook_cell | hook_hidden` [batch, d_hidden]: a change there
+    affects every later step of its direction and the layers above. The hook points of steps are
+    created by `set_positions` or by a forward pass of that length (before torch.compile, call
     `set_positions`).
 
+    Embeddings (`W_E`, the last two rows for EOS and BOS) start as unit normals truncated at two
+    standard deviations, the rest as in `lstm_kernel`.
+
     Args:
-        config: what it is made of. Embeddings (`W_E`, with two rows for the marks) start as unit
-            normals cut off at two standard deviations, the rest as in `lstm_kernel`.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: LstmConfig, *, generator: torch.Generator | None = None):
@@ -222,31 +249,18 @@ class Lstm(HookedRootModule):
         )
         self.W_U = lecun_normal(d_layer, config.d_output, fan_in=d_layer, generator=generator)
         self.b_U = zeros(config.d_output)
-        self._n_steps = 0
         self.setup()
 
-    def set_positions(self, n_positions: int) -> None:
-        """Give the steps of sequences of up to `n_positions` tokens hook points.
-
-        The marks come on top: steps 0 to n_positions + 1 have names afterwards.
-
-        Raises:
-            ValueError: if n_positions is negative.
-        """
-        if n_positions < 0:
-            raise ValueError(f"n_positions must be at least 0, got {n_positions}")
-        if n_positions + 2 > self._n_steps:
-            self._n_steps = n_positions + 2
-            for layer in self.layers:
-                assert isinstance(layer, LstmLayer)
-                layer.extend_steps(self._n_steps)
-            self.setup()
+    def _extend_steps(self, n_steps: int) -> None:
+        for layer in self.layers:
+            assert isinstance(layer, LstmLayer)
+            layer.extend_steps(n_steps)
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_output"]:
-        """The logits of the answer.
+        """The logits of each sequence.
 
         Args:
-            tokens: ids in [0, d_input); what is negative is padding, all of it at the end.
+            tokens: ids in [0, d_input); negative ids are padding, which must be at the end.
         """
         self.set_positions(tokens.shape[1])
         ids, mask, end = enclose(tokens, self.config.d_input)

@@ -1,7 +1,8 @@
-"""The Neural Data Router and the transformers that it is compared with: columns over steps."""
+"""The Neural Data Router and the transformers it is compared with: columns over steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -9,20 +10,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.geometric import GeometricAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.attention.relative import RelativeAttentionConfig
-from mechanisms.hooking import hook_tree, observed, remove_hook_points
+from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
+from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.feed_forward import FeedForwardConfig
 from mechanisms.layers.halting import Halting, HaltingConfig, Ponder
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.sequences import enclose
+from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 RouterVariant = Literal[
     "transformer", "relative", "relative_gate", "abs_rel_gate", "geometric", "ndr"
@@ -34,24 +36,24 @@ LAYER_NORM_EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralDataRouterConfig:
-    """What a `NeuralDataRouter` is made of.
+    """Configuration of a `NeuralDataRouter`.
 
     Args:
-        d_input: number of token ids; the two marks at the ends come on top.
+        d_input: number of token ids, without BOS and EOS.
         d_output: number of classes.
         d_model: width of a column's state.
-        n_steps: how often the one block is applied.
-        attention: for example `GeometricAttentionConfig`.
-        feed_forward: for example `FeedForwardConfig(activation="relu")`.
-        gate: how a block writes its update; None for a residual connection and a LayerNorm.
+        n_steps: number of times the shared block is applied.
+        attention: config of the attention, for example `GeometricAttentionConfig`.
+        feed_forward: config of the feed-forward layer, for example
+            `FeedForwardConfig(activation="relu")`.
+        gate: config of the copy gate; None for a residual connection and a LayerNorm.
         sinusoidal: whether sinusoidal positions are added to the embedding.
-        readout: the column whose last state gives the logits: that of the mark before the `first`
-            token, or that of the mark after the `last` one.
-        dropout: on what attention gives, in training.
-        halting: adaptive computation time; None for `n_steps` steps everywhere.
+        readout: column whose last state gives the logits: `first` (BOS) or `last` (EOS).
+        dropout: dropout probability of the attention output.
+        halting: config of adaptive computation time; None for `n_steps` steps of all columns.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_input: int
@@ -67,14 +69,9 @@ class NeuralDataRouterConfig:
     halting: HaltingConfig | None = None
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_model", "n_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.readout not in get_args(Readout):
-            allowed = ", ".join(get_args(Readout))
-            raise ValueError(f"readout must be one of {allowed}, got {self.readout!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_sizes(self, "d_input", "d_output", "d_model", "n_steps")
+        check_choice(self, "readout", Readout)
+        check_dropout(self)
 
     @classmethod
     def named(
@@ -91,16 +88,17 @@ class NeuralDataRouterConfig:
         attention_dropout: float = 0.0,
         gate_dropout: float = 0.0,
     ) -> NeuralDataRouterConfig:
-        """One of the models that Csordás et al. 2021 compare, all with shared weights.
+        """The config of a model that Csordás et al. 2021 compare, all with shared weights.
 
         - `transformer`: softmax attention, sinusoidal positions (a Universal Transformer);
-        - `relative`: relative positions instead; `relative_gate`: with the copy gate, too;
-        - `abs_rel_gate`: and with the abs/rel gate;
+        - `relative`: relative positions instead;
+        - `relative_gate`: relative positions and the copy gate;
+        - `abs_rel_gate`: the same with the abs/rel gate;
         - `geometric`: geometric attention without the copy gate;
-        - `ndr`: both: the Neural Data Router.
+        - `ndr`: geometric attention and the copy gate, the Neural Data Router.
 
         Raises:
-            ValueError: for another variant, or heads that do not divide `d_model`.
+            ValueError: the variant is unknown, or `n_heads` does not divide `d_model`.
         """
         if variant not in get_args(RouterVariant):
             allowed = ", ".join(get_args(RouterVariant))
@@ -133,7 +131,7 @@ class NeuralDataRouterConfig:
 
 
 class RouterBlock(nn.Module):
-    """One step of every column: merge what attention brings, then write.
+    """One step of every column: merge the attention output, then update the state.
 
     m = LN(h + attention(h)); with a copy gate (Csordás et al. 2021, equations 6 to 9)
     h <- gate * update + (1 - gate) * h, where update = LN(FFN(m)) or tanh(FFN(m)); without one
@@ -170,67 +168,59 @@ class RouterBlock(nn.Module):
         mask: Bool[Tensor, "#batch 1 pos pos"] | None = None,
         hooks: RouterBlock | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The columns after this step; `hooks` names the activations of that step."""
+        """The columns after this step; `hooks` are the hook points of the step."""
         points = self if hooks is None else hooks
         h = points.hook_resid_pre(h)
-        attended = points.hook_attn_out(self.attn(h, h, mask=mask, hooks=points.attn))
-        merged = self.ln_merge(h + dropout(attended, self.dropout, self.training))
+        attn_out = points.hook_attn_out(self.attn(h, h, mask=mask, hooks=points.attn))
+        merged = self.ln_merge(h + dropout(attn_out, self.dropout, self.training))
         merged = points.hook_resid_mid(merged)
-        data = points.hook_mlp_out(self.mlp(merged, hooks=points.mlp))
+        mlp_out = points.hook_mlp_out(self.mlp(merged, hooks=points.mlp))
         if self.gate is None:
             assert self.ln_out is not None
-            h = self.ln_out(merged + dropout(data, self.dropout, self.training))
+            h = self.ln_out(merged + dropout(mlp_out, self.dropout, self.training))
         else:
-            update = data.tanh() if self.ln_out is None else self.ln_out(data)
+            update = mlp_out.tanh() if self.ln_out is None else self.ln_out(mlp_out)
             gate = points.hook_gate(self.gate(merged))
             h = torch.lerp(h, points.hook_update(update), gate)
         return points.hook_resid_post(h)
 
 
-class NeuralDataRouter(HookedRootModule):
-    """Columns that are computed by one block again and again, and read out at one of them.
+class NeuralDataRouter(SteppedModel):
+    """A transformer with shared weights that updates one column per token and reads out one column.
 
     Csordás, Irie and Schmidhuber 2021, "The Neural Data Router: Adaptive Control Flow in
-    Transformers Improves Systematic Generalization". The tokens are put between two marks (BOS and
-    EOS, the latter directly after a sequence's own tokens), each becomes a column, and the logits
-    are a linear map of the read-out mark's column after the last step.
+    Transformers Improves Systematic Generalization". Each token becomes a column, as do BOS before
+    and EOS directly after the sequence; the logits are a linear map of the column of BOS or EOS
+    after the last step.
 
-    `hook_embed` and `blocks.{t}.*` are its hook points (see `RouterBlock`); the weights live in
-    `core`, `blocks[t]` holds the hook points of step t alone. Embeddings start from N(0, 1), so
-    that a column has the scale of a normalised update; the other weights from N(0, 1 / fan in).
+    Hook points: `hook_embed` and `blocks.{t}.*` (see `RouterBlock`). The weights live in `core`;
+    `blocks[t]` only holds the hook points of step t. Embeddings start from N(0, 1), the scale of a
+    normalised update; the other weights from N(0, 1 / fan in).
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: NeuralDataRouterConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.n_steps, shared=True)
         self.config = config
         self.W_E = nn.Parameter(
             torch.randn(config.d_input + 2, config.d_model, generator=generator)
         )
         self.hook_embed = HookPoint()
-        self.core = RouterBlock(config, generator=generator)
-        self.blocks = nn.ModuleList(hook_tree(self.core) for _ in range(config.n_steps))
-        remove_hook_points(self.core)
+        core, self.blocks = stack_blocks(
+            lambda: RouterBlock(config, generator=generator), config.n_steps, shared=True
+        )
+        self.core = cast(RouterBlock, core)
         self.W_U = lecun_normal(
             config.d_model, config.d_output, fan_in=config.d_model, generator=generator
         )
         self.b_U = zeros(config.d_output)
         self.setup()
 
-    def set_steps(self, n_steps: int) -> None:
-        """Give steps beyond those trained with hook points too, so that hooks can name them.
-
-        Raises:
-            ValueError: if n_steps is less than 1.
-        """
-        if n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1, got {n_steps}")
-        if n_steps > len(self.blocks):
-            self.blocks.extend(hook_tree(self.blocks[0]) for _ in range(n_steps - len(self.blocks)))
-            self.setup()
+    def _stacks(self) -> Sequence[nn.ModuleList]:
+        return (self.blocks,)
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], *, n_steps: int | None = None
@@ -238,52 +228,53 @@ class NeuralDataRouter(HookedRootModule):
         """The logits of each sequence.
 
         Args:
-            tokens: ids in [0, d_input); negative ones, at the end, are padding.
-            n_steps: how many steps to take; None for the config's.
+            tokens: ids in [0, d_input); negative ids are padding, which must be at the end.
+            n_steps: number of steps; None for that of the config.
 
         Raises:
-            ValueError: if n_steps is less than 1, or, on the CPU, for ids that are none of these.
+            ValueError: n_steps is less than 1, or as for `enclose`.
         """
         return self.forward_with_cost(tokens, n_steps=n_steps)[0]
 
     def forward_with_cost(
         self, tokens: Int[Tensor, "batch pos"], *, n_steps: int | None = None
     ) -> tuple[Float[Tensor, "batch 1 d_output"], Float[Tensor, "batch pos_and_2"]]:
-        """The logits, and each column's ponder cost: its steps, with halting plus the remainder.
+        """The logits, and each column's ponder cost: its steps, plus the remainder with halting.
 
-        Arguments and errors as for a call.
+        Arguments and errors as for `forward`.
         """
-        n_steps = self.config.n_steps if n_steps is None else n_steps
-        if n_steps != self.config.n_steps:
-            self.set_steps(n_steps)
+        n_steps = self._prepare_steps(n_steps)
         ids, mask, end = enclose(tokens, self.config.d_input)
         h = self.W_E[ids]
         if self.config.sinusoidal:
             h = h + sinusoidal_embedding(h.shape[1], self.config.d_model).to(h)
         h = self.hook_embed(h)
-        h, cost = self._steps(h, mask[:, None, None, :], n_steps)
+        h, cost = self._run_steps(h, mask[:, None, None, :], n_steps)
         if self.config.readout == "first":
             column = h[:, 0]
         else:
             column = h.gather(1, end[:, None, None].expand(-1, 1, h.shape[2]))[:, 0]
         return linear(column, self.W_U.T, self.b_U)[:, None], cost
 
-    def _steps(
-        self, h: Float[Tensor, "batch pos d_model"], mask: Bool[Tensor, "batch 1 1 pos"], n: int
+    def _run_steps(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        mask: Bool[Tensor, "batch 1 1 pos"],
+        n_steps: int,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch pos"]]:
         halt = self.core.halt
         if halt is None:
-            for points in self.blocks[:n]:
+            for points in self.blocks[:n_steps]:
                 h = self.core(h, mask=mask, hooks=points)
-            return h, h.new_full(h.shape[:2], n)
+            return h, h.new_full(h.shape[:2], n_steps)
         ponder = Ponder(h, halt.config)
-        for points in self.blocks[:n]:
+        for points in self.blocks[:n_steps]:
             points = cast(RouterBlock, points)
             assert points.halt is not None
             ponder.running = points.halt.hook_running(ponder.running)
             if not (self.training or observed(points) or ponder.running.any()):
                 break
-            new = self.core(h, mask=mask, hooks=points)
-            h = torch.lerp(h, new, ponder.running[..., None])
+            updated = self.core(h, mask=mask, hooks=points)
+            h = torch.lerp(h, updated, ponder.running[..., None])
             ponder.add(h, halt(h, hooks=points.halt))
         return ponder.result(h), ponder.cost()

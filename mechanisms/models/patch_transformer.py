@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.layers.depth import add_steps, stack_blocks
+from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 PatchPositions = Literal["learned", "sinusoidal"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchTransformerConfig:
-    """What a `PatchTransformer` is made of.
+    """Configuration of a `PatchTransformer`.
 
     Args:
         image_size: height and width of the images, in pixels.
         patch_size: height and width of a patch; it divides `image_size`.
-        n_channels: of the images.
-        d_output: number of classes; for several tasks a tuple, one number for each: the model is
-            then also given the number of the task.
+        n_channels: number of channels of the images.
+        d_output: number of classes; for several tasks a tuple with the number for each task: the
+            index of the task is then a second input of the model.
         d_model: width of the residual stream.
         n_layers: number of blocks, or of steps through the shared block.
-        attention: for example `AttentionConfig`.
-        feed_forward: for example `FeedForwardConfig`.
-        d_condition: width of a vector, such as a question, that the model is given with the image;
-            None for none.
-        positions: added to the patches, `learned` or `sinusoidal`, row by row.
+        attention: config of the attention, for example `AttentionConfig`.
+        feed_forward: config of the feed-forward layer, for example `FeedForwardConfig`.
+        d_condition: width of a second input vector, such as a question; None for no second input.
+        positions: position encoding of the patches, row by row: `learned` or `sinusoidal`.
         shared: whether all blocks have the same weights.
-        dropout: on the embedding and on what each half of a block adds to the stream, in training.
+        dropout: dropout probability of the embedding and of what attention and feed-forward layer
+            add to the stream.
 
     Raises:
-        ValueError: for a value that is not allowed, or both a condition and several tasks.
+        ValueError: a setting is not allowed, or there are both a condition and several tasks.
     """
 
     image_size: int
@@ -61,9 +62,7 @@ class PatchTransformerConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("image_size", "patch_size", "n_channels", "d_model", "n_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "image_size", "patch_size", "n_channels", "d_model", "n_layers")
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"patch_size must divide image_size = {self.image_size}, got {self.patch_size}"
@@ -77,11 +76,8 @@ class PatchTransformerConfig:
                 f"d_condition must be None with several tasks, d_output = {self.d_output}, "
                 f"got {self.d_condition}"
             )
-        if self.positions not in get_args(PatchPositions):
-            allowed = ", ".join(get_args(PatchPositions))
-            raise ValueError(f"positions must be one of {allowed}, got {self.positions!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_choice(self, "positions", PatchPositions)
+        check_dropout(self)
 
     @property
     def n_patches(self) -> int:
@@ -94,24 +90,24 @@ class PatchTransformerConfig:
         return self.d_output if isinstance(self.d_output, tuple) else (self.d_output,)
 
 
-class PatchTransformer(HookedRootModule):
+class PatchTransformer(SteppedModel):
     """A pre-LN transformer over the patches of an image, read out at a class token.
 
     Dosovitskiy et al. 2021 (ViT), as Mittal et al. 2021 use it with weights shared over depth. The
-    positions are the patches, row by row; the condition, if any; and last the class token, of
-    whose final state a linear map gives the logits. (It is last so that the last block computes
-    it alone, unless someone listens to one of its hook points.)
+    positions are the patches, row by row; the condition, if any; and last the class token, whose
+    final state is mapped linearly to the logits. (It is last so that the last block computes only
+    this position, unless it has hooks.)
 
-    `hook_embed` and `blocks.{i}.*` are its hook points; with shared weights the weights live in
-    `core`. All that is embedded starts at unit scale, the learned positions too.
+    Hook points: `hook_embed` and `blocks.{i}.*`; with shared weights the weights live in `core`.
+    All embeddings, including learned positions, start at unit scale.
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: PatchTransformerConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.n_layers, shared=config.shared)
         self.config = config
         d_model, d_patch = config.d_model, config.n_channels * config.patch_size**2
         self.W_E = lecun_normal(d_patch, d_model, fan_in=d_patch, generator=generator)
@@ -133,23 +129,15 @@ class PatchTransformer(HookedRootModule):
             shared=config.shared,
         )
         self.ln_final = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
-        n_tasks, most = len(config.n_classes), max(config.n_classes)
-        self.W_U = lecun_normal(n_tasks, d_model, most, fan_in=d_model, generator=generator)
-        self.b_U = zeros(n_tasks, most)
-        absent = torch.arange(most) >= torch.tensor(config.n_classes)[:, None]
+        n_tasks, n_logits = len(config.n_classes), max(config.n_classes)
+        self.W_U = lecun_normal(n_tasks, d_model, n_logits, fan_in=d_model, generator=generator)
+        self.b_U = zeros(n_tasks, n_logits)
+        absent = torch.arange(n_logits) >= torch.tensor(config.n_classes)[:, None]
         self.register_buffer("absent", absent, persistent=False)
         self.setup()
 
-    def set_steps(self, n_steps: int) -> None:
-        """Give steps beyond those trained with hook points too, so that hooks can name them.
-
-        Raises:
-            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
-                their number of layers.
-        """
-        config = self.config
-        if add_steps(self.blocks, n_steps, n_layers=config.n_layers, shared=config.shared):
-            self.setup()
+    def _stacks(self) -> Sequence[nn.ModuleList]:
+        return (self.blocks,)
 
     def forward(
         self,
@@ -158,30 +146,29 @@ class PatchTransformer(HookedRootModule):
         *,
         n_steps: int | None = None,
     ) -> Float[Tensor, "batch 1 d_output"]:
-        """The logits of each image; -inf for the classes that its task lacks.
+        """The logits of each image; -inf for classes that its task does not have.
 
         Args:
-            image: with the config's number of channels, and of its size.
-            condition: with `d_condition` such a vector; with several tasks their numbers; else
-                None.
-            n_steps: with shared weights, how many steps to take; None for `n_layers`.
+            image: images with the size and number of channels of the config.
+            condition: with `d_condition` a vector of that width; with several tasks the index of
+                the task; else None.
+            n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
-            ValueError: for an image of another size, or a condition that is missing or not asked
-                for.
+            ValueError: the image has the wrong shape, the condition is missing or not expected, or
+                as for `set_steps`.
         """
         config = self.config
-        n_steps = config.n_layers if n_steps is None else n_steps
-        if n_steps != config.n_layers:
-            self.set_steps(n_steps)
+        n_steps = self._prepare_steps(n_steps)
         expected = (config.n_channels, config.image_size, config.image_size)
         if image.shape[1:] != expected:
             raise ValueError(f"image must be [batch, *{expected}], got {list(image.shape)}")
         conditioned = config.d_condition is not None or isinstance(config.d_output, tuple)
         if conditioned != (condition is not None):
             raise ValueError(
-                f"condition must be {'given' if conditioned else 'None'} with d_condition = "
-                f"{config.d_condition} and d_output = {config.d_output}"
+                f"condition must {'not ' if conditioned else ''}be None with d_condition = "
+                f"{config.d_condition} and d_output = {config.d_output}, got "
+                f"{'None' if condition is None else list(condition.shape)}"
             )
         x = dropout(self._embed(image, condition), config.dropout, self.training)
         x = self.hook_embed(x)
@@ -209,6 +196,6 @@ class PatchTransformer(HookedRootModule):
         tokens = [patches + positions, repeat(self.cls, "d -> batch 1 d", batch=len(image))]
         if self.W_condition is not None:
             assert condition is not None
-            asked = linear(condition, self.W_condition.T, self.b_condition)
-            tokens.insert(1, asked[:, None])
+            embedded = linear(condition, self.W_condition.T, self.b_condition)
+            tokens.insert(1, embedded[:, None])
         return torch.cat(tokens, 1)

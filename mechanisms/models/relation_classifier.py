@@ -1,4 +1,4 @@
-"""A transformer over several images: how do they relate to one another?"""
+"""A transformer over several images that classifies the relation between them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.validation import check_sizes
 
 N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
 VARIANCE_EPSILON = 1e-8
@@ -24,20 +25,20 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class RelationClassifierConfig:
-    """What a `RelationClassifier` is made of.
+    """Configuration of a `RelationClassifier`.
 
     Args:
-        d_output: number of answers.
-        attention: for example `AttentionConfig`.
-        feed_forward: for example `FeedForwardConfig`.
+        d_output: number of classes.
+        attention: config of the attention, for example `AttentionConfig`.
+        feed_forward: config of the feed-forward layer, for example `FeedForwardConfig`.
         d_model: width of an encoded image and of the residual stream.
-        n_layers: number of blocks, each with weights of its own.
+        n_layers: number of blocks, each with its own weights.
         image_size: height and width of the images, in pixels; a multiple of 8.
-        windows: numbers of successive images that are normalised together, (3, 6) for a row of
-            three and what follows it; None for all images together.
+        windows: numbers of successive images that are normalised together, such as (3, 6) for a
+            row of three images and the six after it; None for all images together.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_output: int
@@ -49,9 +50,7 @@ class RelationClassifierConfig:
     windows: tuple[int, ...] | None = None
 
     def __post_init__(self):
-        for name in ("d_output", "d_model", "n_layers", "image_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "d_output", "d_model", "n_layers", "image_size")
         if self.image_size % 2**N_CONVOLUTIONS:
             raise ValueError(
                 f"image_size must be a multiple of {2**N_CONVOLUTIONS}, got {self.image_size}"
@@ -61,7 +60,7 @@ class RelationClassifierConfig:
 
 
 class ImageEncoder(nn.Module):
-    """Three convolutions that each halve the image, and two linear maps, relus between them.
+    """Three convolutions that each halve the image size, and two linear maps, with relus between.
 
     Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in External Memory".
     `W_conv.{i}` [filter, channel, y, x], `W_in` [features, 256], `W_out` [256, d_model]. Weights
@@ -86,7 +85,7 @@ class ImageEncoder(nn.Module):
         self.b_out = zeros(d_model)
 
     def forward(self, images: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n d_model"]:
-        """The code of each image."""
+        """The encoding of each image."""
         x = images
         for weight, bias in zip(self.W_conv, self.b_conv, strict=True):
             x = conv2d(x, weight, bias, stride=2, padding=1).relu()
@@ -95,11 +94,11 @@ class ImageEncoder(nn.Module):
 
 
 class ContextNormalization(nn.Module):
-    """(z - mean) / sqrt(variance + 1e-8) * gain + shift, for each feature over the images.
+    """Temporal context normalisation: features are normalised over the images of a context.
 
-    Temporal context normalisation (Webb et al. 2020, "Learning Representations that Support
-    Extrapolation"): what is left of an image is how it differs from those beside
-    it. `gain` and `shift` [d_model] start at 1 and 0.
+    (z - mean) / sqrt(variance + 1e-8) * gain + shift (Webb et al. 2020, "Learning Representations
+    that Support Extrapolation"): only the differences between the images remain. `gain` and
+    `shift` [d_model] start at 1 and 0.
     """
 
     def __init__(self, d_model: int):
@@ -109,24 +108,25 @@ class ContextNormalization(nn.Module):
     def forward(
         self, z: Float[Tensor, "batch image d_model"]
     ) -> Float[Tensor, "batch image d_model"]:
-        """The normalised codes of images that are each other's context."""
+        """The normalised encodings of the images of one context."""
         variance, mean = torch.var_mean(z, 1, correction=0, keepdim=True)
         return (z - mean) * (variance + VARIANCE_EPSILON).rsqrt() * self.gain + self.shift
 
 
 class RelationClassifier(HookedRootModule):
-    """Images, encoded one by one, normalised over their context, and compared by a transformer.
+    """A transformer over separately encoded images, normalised over their context.
 
-    The transformer of Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in External
-    Memory" (as in Mittal et al. 2021): convolutional encoder, temporal context normalisation,
-    sinusoidal positions, pre-LN blocks. The answer is read from the mean over the images.
+    The transformer baseline of Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in
+    External Memory" (as in Mittal et al. 2021): convolutional encoder, temporal context
+    normalisation, sinusoidal positions, pre-LN blocks. The logits are read from the mean over the
+    images.
 
     Hook points: `hook_encoded`, `hook_normalized`, `hook_embed` (with positions)
     [batch, image, d_model], and `blocks.{i}.*`, where images are the positions.
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class RelationClassifier(HookedRootModule):
         """The logits of each sequence of images.
 
         Raises:
-            ValueError: for images of another size, or of another number than the windows hold.
+            ValueError: the images have the wrong size, or their number is not that of the windows.
         """
         size, windows = self.config.image_size, self.config.windows
         batch, n_images = images.shape[:2]
@@ -164,7 +164,7 @@ class RelationClassifier(HookedRootModule):
             )
         if windows is not None and sum(windows) != n_images:
             raise ValueError(
-                f"images must be {sum(windows)}, as windows = {windows}; got {n_images}"
+                f"number of images must be {sum(windows)} with windows = {windows}, got {n_images}"
             )
         z = self.encoder(rearrange(images, "batch image ... -> (batch image) ..."))
         z = self.hook_encoded(rearrange(z, "(batch image) d -> batch image d", batch=batch))

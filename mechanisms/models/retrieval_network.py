@@ -1,4 +1,4 @@
-"""One layer of attention between the objects of a set, for contextual retrieval."""
+"""One layer of attention over a set of objects, for contextual retrieval."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.protocols import AttentionProtocol
+from mechanisms.validation import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalNetworkConfig:
-    """What a `RetrievalNetwork` is made of.
+    """Configuration of a `RetrievalNetwork`.
 
     Args:
-        d_input: features of an object.
-        d_output: numbers that are answered for each object.
-        d_model: width of an object's vector.
-        d_mlp: hidden units of the encoder and of the read-out.
-        attention: for example `AttentionConfig` or `CompositionalAttentionConfig`.
+        d_input: number of features of an object.
+        d_output: number of outputs for each object.
+        d_model: width of an encoded object.
+        d_mlp: number of hidden units of the encoder and of the read-out.
+        attention: config of the attention, for example `AttentionConfig` or
+            `CompositionalAttentionConfig`.
 
     Raises:
-        ValueError: for a width less than 1.
+        ValueError: a width is less than 1.
     """
 
     d_input: int
@@ -37,13 +39,11 @@ class RetrievalNetworkConfig:
     attention: AttentionProtocol
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_model", "d_mlp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "d_input", "d_output", "d_model", "d_mlp")
 
 
 class Layer(nn.Module):
-    """What every object receives from the others: no residual, no LayerNorm.
+    """Attention from every object to the others, without residual connection or LayerNorm.
 
     Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, and those of its `attn`.
     """
@@ -54,7 +54,7 @@ class Layer(nn.Module):
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """What the objects receive, each from all but itself."""
+        """The attention output of each object, which attends to all objects but itself."""
         x = self.hook_resid_pre(x)
         others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         return self.hook_attn_out(self.attn(x, x, mask=others[None, None]))
@@ -63,17 +63,17 @@ class Layer(nn.Module):
 class RetrievalNetwork(HookedRootModule):
     """Encoder, one layer of attention, read-out: the network of contextual retrieval.
 
-    After Mittal et al. 2021, "Compositional Attention", section 5.1. What an object prefers
-    reaches its answer through its queries alone: there is no residual past the attention. Encoder
-    and read-out have a hidden layer of relus (`W_in`, `W_E` and `W_hidden`, `W_U`); how near two
-    numbers are to each other is not a linear map of them.
+    After Mittal et al. 2021, "Compositional Attention", section 5.1. The preferences of an object
+    affect its output only through its queries, since no residual connection bypasses the
+    attention. Encoder and read-out have a hidden relu layer (`W_in`, `W_E` and `W_hidden`, `W_U`),
+    because the distance between two numbers is not a linear function of them.
 
     Hook points: `hook_embed` [batch, pos, d_model], `blocks.0.hook_resid_pre`,
     `blocks.0.hook_attn_out`, and those of `blocks.0.attn`.
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: RetrievalNetworkConfig, *, generator: torch.Generator | None = None):
@@ -95,7 +95,7 @@ class RetrievalNetwork(HookedRootModule):
     def forward(
         self, inputs: Float[Tensor, "batch pos d_input"]
     ) -> Float[Tensor, "batch pos d_output"]:
-        """The answers of all objects; they have no order."""
+        """The outputs for all objects; their order has no effect on them."""
         hidden = linear(inputs, self.W_in.T, self.b_in).relu()
         x = self.hook_embed(linear(hidden, self.W_E.T, self.b_E))
         x = self.blocks[0](x)

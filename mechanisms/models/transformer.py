@@ -1,22 +1,23 @@
-"""A pre-LN transformer with hook points, its weights shared over depth or not."""
+"""A pre-LN transformer with hook points, with or without weights shared over depth."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast, get_args
+from typing import Literal, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import RelativePositionBias, sinusoidal_embedding
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.layers.depth import add_steps, stack_blocks
+from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.validation import check_choice, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
 Positions = Literal["relative", "sinusoidal", "none"]
@@ -25,7 +26,7 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class BlockConfig(Protocol):
-    """What a `Block` is made of; the configs of the models with such blocks have it all."""
+    """The settings of a `Block`, which the config of every model with such blocks has."""
 
     @property
     def d_model(self) -> int:
@@ -45,27 +46,28 @@ class BlockConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What a `Transformer` is made of.
+    """Configuration of a `Transformer`.
 
     Args:
         d_input: width of the input vectors, or number of token ids.
         d_output: number of logits per position.
         d_model: width of the residual stream.
         n_layers: number of blocks, or of steps through the shared block.
-        attention: for example `AttentionConfig`.
-        feed_forward: for example `FeedForwardConfig` or `MixtureOfExpertsConfig`.
+        attention: config of the attention, for example `AttentionConfig`.
+        feed_forward: config of the feed-forward layer, for example `FeedForwardConfig` or
+            `MixtureOfExpertsConfig`.
         inputs: `vectors` [batch, pos, d_input] or `tokens` [batch, pos].
         positions: `relative` (T5 bias, one table for each layer), `sinusoidal` (added to the
             embedding) or `none`.
-        max_distance: longest distance that the relative bias tells apart, and its number of
-            buckets; needed for `relative` only.
-        bidirectional: whether the relative bias tells keys to the right apart.
+        max_distance: largest distance that the relative bias distinguishes, and its number of
+            buckets; required for `relative` only.
+        bidirectional: whether the relative bias distinguishes keys to the right.
         causal: whether a position attends only to itself and to its left.
         shared: whether all blocks have the same weights.
-        n_readout: logits are given for this many last positions; None for all of them.
+        n_readout: number of last positions at which logits are computed; None for all positions.
 
     Raises:
-        ValueError: for a value that is not allowed, or that its position kind lacks.
+        ValueError: a setting is not allowed, or is required by `positions` and missing.
     """
 
     d_input: int
@@ -83,16 +85,12 @@ class TransformerConfig:
     n_readout: int | None = None
 
     def __post_init__(self):
-        for name in ("d_input", "d_output", "d_model", "n_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name, kinds in (("inputs", Inputs), ("positions", Positions)):
-            if getattr(self, name) not in get_args(kinds):
-                allowed = ", ".join(get_args(kinds))
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
+        check_choice(self, "inputs", Inputs)
+        check_choice(self, "positions", Positions)
         if self.positions == "relative" and (self.max_distance is None or self.max_distance < 2):
             raise ValueError(
-                "max_distance must be at least 2 when positions is 'relative', "
+                "max_distance must be at least 2 with positions='relative', "
                 f"got {self.max_distance}"
             )
         if self.n_readout is not None and self.n_readout < 1:
@@ -100,13 +98,15 @@ class TransformerConfig:
 
 
 class Block(nn.Module):
-    """x + attention(LN(x)), then x + feed_forward(LN(x)).
+    """A pre-LN transformer block: x + attention(LN(x)), then x + feed_forward(LN(x)).
 
     Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, `hook_resid_mid`,
     `hook_mlp_out`, `hook_resid_post`, and those of its `attn` and `mlp`.
 
     Args:
-        dropout: on what each half adds to the stream, in training.
+        config: config of the model that contains the block.
+        dropout: dropout probability of what attention and feed-forward layer add to the stream.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(
@@ -124,12 +124,9 @@ class Block(nn.Module):
         self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
         self.relative_bias: RelativePositionBias | None = None
-        self.hook_resid_pre, self.hook_attn_out, self.hook_resid_mid = (
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-        )
-        self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
+        self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
+        self.hook_resid_mid, self.hook_mlp_out = HookPoint(), HookPoint()
+        self.hook_resid_post = HookPoint()
 
     def forward(
         self,
@@ -139,9 +136,9 @@ class Block(nn.Module):
         n_queries: int | None = None,
         hooks: Block | None = None,
     ) -> Float[Tensor, "batch query_pos d_model"]:
-        """The stream after this block, at the last `n_queries` positions (None: at all).
+        """The residual stream after this block at the last `n_queries` positions (None: all).
 
-        `hooks` names the activations of one step where the weights are shared over depth.
+        `hooks` are the hook points of one step, if weights are shared over depth.
         """
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
@@ -155,8 +152,8 @@ class Block(nn.Module):
         attended = self.attn(queries, keys, bias=bias, mask=mask, hooks=points.attn)
         x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
         x = points.hook_resid_mid(x)
-        written = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
-        return points.hook_resid_post(x + dropout(written, self.dropout, self.training))
+        mlp_out = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
+        return points.hook_resid_post(x + dropout(mlp_out, self.dropout, self.training))
 
 
 def run_blocks(
@@ -168,18 +165,17 @@ def run_blocks(
     mask: Bool[Tensor, "#batch 1 #pos pos"] | None = None,
     n_readout: int | None = None,
 ) -> Float[Tensor, "batch readout_pos d_model"]:
-    """The last `n_readout` positions (None: all) of the stream after `n_steps` blocks.
+    """The last `n_readout` positions (None: all) of the residual stream after `n_steps` blocks.
 
-    The last block computes only these, unless its attention needs all queries, or someone listens
-    to one of its hook points: then all positions are there to be seen. `core` and `blocks` are
-    those of `stack_blocks`.
+    The last block computes only these positions, unless its attention needs all queries or it has
+    hooks, which see all positions. `core` and `blocks` are those of `stack_blocks`.
     """
     for step in range(n_steps):
         points = cast(Block, blocks[step])
         block = points if core is None else core
-        last = step == n_steps - 1
-        seen_whole = block.needs_all_queries or observed(block, points)
-        n_queries = n_readout if last and not seen_whole else None
+        is_last = step == n_steps - 1
+        needs_all = block.needs_all_queries or observed(block, points)
+        n_queries = n_readout if is_last and not needs_all else None
         x = block(x, mask=mask, n_queries=n_queries, hooks=points)
     return x if n_readout is None else x[:, -n_readout:]
 
@@ -217,26 +213,26 @@ class Unembed(nn.Module):
         return linear(x, self.W_U.T, self.b_U)
 
 
-class Transformer(HookedRootModule):
+class Transformer(SteppedModel):
     """A pre-LN transformer: embedding, blocks, final LayerNorm, linear read-out.
 
-    Vaswani et al. 2017 with the LayerNorm before each half of a block (Xiong et al. 2020);
-    with `shared=True` a Universal Transformer without halting (Dehghani et al. 2019).
+    Vaswani et al. 2017 with the LayerNorm before attention and feed-forward layer (Xiong et al.
+    2020); with `shared=True` a Universal Transformer without halting (Dehghani et al. 2019).
 
-    `hook_embed` and `blocks.{i}.*` are its hook points. With shared weights the weights live in
-    `core` and `blocks[t]` holds the hook points of step t alone.
+    Hook points: `hook_embed` and `blocks.{i}.*`. With shared weights the weights live in `core`,
+    and `blocks[t]` only holds the hook points of step t.
 
-    Where only the last `n_readout` positions are read out, the last block computes only those,
-    unless someone listens to one of its hook points: then all positions are there to be seen.
-    (A fifth to a quarter less time per step with four layers.)
+    With `n_readout` the last block computes only the last `n_readout` positions, unless it has
+    hooks, which see all positions. (This saves a fifth to a quarter of the time per step with four
+    layers.)
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.n_layers, shared=config.shared)
         self.config = config
         self.embed = Embed(config, generator=generator)
         self.hook_embed = HookPoint()
@@ -247,16 +243,8 @@ class Transformer(HookedRootModule):
         self.unembed = Unembed(config, generator=generator)
         self.setup()
 
-    def set_steps(self, n_steps: int) -> None:
-        """Give steps beyond those trained with hook points too, so that hooks can name them.
-
-        Raises:
-            ValueError: if n_steps is less than 1, or the weights are not shared and it is not
-                their number of layers.
-        """
-        config = self.config
-        if add_steps(self.blocks, n_steps, n_layers=config.n_layers, shared=config.shared):
-            self.setup()
+    def _stacks(self) -> Sequence[nn.ModuleList]:
+        return (self.blocks,)
 
     def forward(
         self,
@@ -265,29 +253,30 @@ class Transformer(HookedRootModule):
         mask: Bool[Tensor, "batch pos"] | None = None,
         n_steps: int | None = None,
     ) -> Float[Tensor, "batch readout_pos d_output"]:
-        """The logits at the positions that are read out.
+        """The logits at the last `n_readout` positions.
 
         Args:
-            inputs: vectors or token ids, as the config says.
-            mask: True for real tokens, False for padding, which nobody attends to.
-            n_steps: with shared weights, how many steps to take; None for `n_layers`.
+            inputs: vectors or token ids, depending on the config.
+            mask: True for tokens, False for padding, which is never attended to.
+            n_steps: number of steps with shared weights; None for `n_layers`.
+
+        Raises:
+            ValueError: as for `set_steps`.
         """
-        n_steps = self.config.n_layers if n_steps is None else n_steps
-        if n_steps != self.config.n_layers:
-            self.set_steps(n_steps)
+        n_steps = self._prepare_steps(n_steps)
         x = self.embed(inputs)
         n_positions = x.shape[1]
         if self.config.positions == "sinusoidal":
             x = x + sinusoidal_embedding(n_positions, self.config.d_model).to(x)
         x = self.hook_embed(x)
 
-        attend = None if mask is None else mask[:, None, None, :]
+        pair_mask = None if mask is None else mask[:, None, None, :]
         if self.config.causal:
-            past = torch.ones(n_positions, n_positions, dtype=torch.bool, device=x.device).tril()
-            attend = past[None, None] if attend is None else attend & past
+            causal = torch.ones(n_positions, n_positions, dtype=torch.bool, device=x.device).tril()
+            pair_mask = causal[None, None] if pair_mask is None else pair_mask & causal
 
         x = run_blocks(
-            x, self.core, self.blocks, n_steps, mask=attend, n_readout=self.config.n_readout
+            x, self.core, self.blocks, n_steps, mask=pair_mask, n_readout=self.config.n_readout
         )
         return self.unembed(self.ln_final(x))
 

@@ -1,1 +1,1 @@
-"""Modular networks: routers, pools of modules, and what they are trained on."""
+"""Modular networks: routers, pools of modules, and training objectives."""

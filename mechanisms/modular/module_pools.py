@@ -1,4 +1,4 @@
-"""Pools of modules: many small functions of the same operands, computed together."""
+"""Pools of modules: small functions of the same operands that are computed together."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.functional import relu
 
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.perceptrons import perceptrons
+from mechanisms.validation import check_sizes
 
 OPERATIONS = {
     "add": lambda x, y: x + y,
@@ -31,20 +32,20 @@ OPERATIONS = {
     "cos_second": lambda x, y: y.cos(),
     "cos_sum": lambda x, y: (x + y).cos(),
 }
-"""Operations of two numbers, in the order of Ostapenko et al. 2022."""
+"""Operations on two numbers, in the order of Ostapenko et al. 2022."""
 
 
 class ModulePool(Protocol):
-    """Modules that each map operands to a number."""
+    """Modules, each of which maps operands to a number."""
 
     def bytes_per_result(self, *, shared: bool) -> int:
-        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        """Peak memory per output number; `shared`: all modules have the same operands."""
         ...
 
     def __call__(
         self, operands: Float[Tensor, "*batch #module operand"]
     ) -> Float[Tensor, "*batch module"]:
-        """What each module makes of its operands; a single module entry is for all of them."""
+        """The result of each module; with module size 1, all modules have the same operands."""
         ...
 
     def one(
@@ -52,7 +53,7 @@ class ModulePool(Protocol):
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],
     ) -> Float[Tensor, " batch"]:
-        """What the module `index` makes of its operands."""
+        """The result of the module `index` of each example."""
         ...
 
 
@@ -62,41 +63,40 @@ class PoolConfig(Protocol):
     def build(
         self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
     ) -> ModulePool:
-        """The pool of so many modules of `d_operands` operands."""
+        """The pool of `n_modules` modules with `d_operands` operands each."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlpPoolConfig:
-    """Multi-layer perceptrons with ReLU.
+    """Configuration of an `MlpPool`.
 
     Args:
-        d_mlp: width of each.
+        d_mlp: width of the hidden layers of each module.
         depth: number of linear maps, at least 2. With the default of 2 a pool of 30 modules of
-            width 300 has the hidden units of one network of width 9,000, to which
+            width 300 has as many hidden units as one network of width 9,000, to which
             Ostapenko et al. 2022 compare it.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_mlp: int = 300
     depth: int = 2
 
     def __post_init__(self):
-        for name, least in (("d_mlp", 1), ("depth", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_sizes(self, "d_mlp")
+        check_sizes(self, "depth", minimum=2)
 
     def build(
         self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
     ) -> ModulePool:
-        """The pool for these sizes."""
+        """The pool of `n_modules` perceptrons."""
         return MlpPool(self, n_modules, d_operands, generator=generator)
 
 
 class MlpPool(nn.Module):
-    """`n_modules` perceptrons with stacked parameters, each giving one number.
+    """`n_modules` ReLU perceptrons with stacked parameters and one output each.
 
     Parameters: `W_in` [module, operand, d_mlp], depth - 2 times `W_hidden` [module, d_mlp, d_mlp],
     `W_out` [module, d_mlp] and their biases.
@@ -111,22 +111,22 @@ class MlpPool(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        d_mlp, hidden = config.d_mlp, config.depth - 2
-        # With few operands, kinks must not all lie at zero: biases are drawn like weights.
+        d_mlp, n_hidden_maps = config.d_mlp, config.depth - 2
+        # Biases are drawn like weights, so that with few operands not all kinks are at zero.
         self.W_in = lecun_normal(
             n_modules, d_operands, d_mlp, fan_in=d_operands, generator=generator
         )
         self.b_in = lecun_normal(n_modules, d_mlp, fan_in=d_operands, generator=generator)
         self.W_hidden = nn.ParameterList(
             lecun_normal(n_modules, d_mlp, d_mlp, fan_in=d_mlp, generator=generator)
-            for _ in range(hidden)
+            for _ in range(n_hidden_maps)
         )
-        self.b_hidden = nn.ParameterList(zeros(n_modules, d_mlp) for _ in range(hidden))
+        self.b_hidden = nn.ParameterList(zeros(n_modules, d_mlp) for _ in range(n_hidden_maps))
         self.W_out = lecun_normal(n_modules, d_mlp, fan_in=d_mlp, generator=generator)
         self.b_out = zeros(n_modules)
 
     def bytes_per_result(self, *, shared: bool) -> int:
-        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        """Peak memory per output number; `shared`: all modules have the same operands."""
         if shared and not len(self.W_hidden):
             return self.W_out.element_size()
         return 3 * self.W_out.shape[1] * self.W_out.element_size()
@@ -134,7 +134,7 @@ class MlpPool(nn.Module):
     def forward(
         self, operands: Float[Tensor, "*batch #module operand"]
     ) -> Float[Tensor, "*batch module"]:
-        """What each module makes of its operands; a single module entry is for all of them."""
+        """The result of each module; with module size 1, all modules have the same operands."""
         if operands.shape[-2] == 1 and not len(self.W_hidden):
             rows = operands.flatten(0, -2)
             out = perceptrons(rows, self.W_in, self.b_in, self.W_out) + self.b_out
@@ -152,28 +152,30 @@ class MlpPool(nn.Module):
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],
     ) -> Float[Tensor, " batch"]:
-        """What the module `index` makes of its operands.
+        """The result of the module `index` of each example.
 
-        The others are not computed, unless gathering hidden weights would cost more than they do.
+        With depth > 2 all modules are computed: gathering their hidden weights would cost more.
         """
         if len(self.W_hidden):
             return self(operands).gather(-1, index[:, None])[:, 0]
         rows = torch.arange(len(index), device=index.device)
-        chosen = operands[rows, index] if operands.shape[1] > 1 else operands[:, 0]
-        x = einsum(chosen, self.W_in[index], "batch operand, batch operand mlp -> batch mlp")
+        module_operands = operands[rows, index] if operands.shape[1] > 1 else operands[:, 0]
+        x = einsum(
+            module_operands, self.W_in[index], "batch operand, batch operand mlp -> batch mlp"
+        )
         x = relu(x + self.b_in[index])
         return (x * self.W_out[index]).sum(-1) + self.b_out[index]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationPoolConfig:
-    """Modules that are true operations: with them only the routing is learned.
+    """Configuration of an `OperationPool`: with true operations only the routing is learned.
 
     Args:
-        names: of `OPERATIONS`, in the order of the modules.
+        names: names of `OPERATIONS`, in the order of the modules.
 
     Raises:
-        ValueError: for an unknown operation, or none.
+        ValueError: an operation is unknown, or there is none.
     """
 
     names: tuple[str, ...]
@@ -186,15 +188,15 @@ class OperationPoolConfig:
     def build(
         self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
     ) -> ModulePool:
-        """The pool.
+        """The pool of operations.
 
         Raises:
-            ValueError: unless there are as many modules as names, of two operands.
+            ValueError: n_modules is not the number of names, or d_operands is not 2.
         """
         if n_modules != len(self.names):
             raise ValueError(f"n_modules must be {len(self.names)}, got {n_modules}")
         if d_operands != 2:
-            raise ValueError(f"operations need 2 operands, got {d_operands}")
+            raise ValueError(f"d_operands must be 2 for operations, got {d_operands}")
         return OperationPool(self, generator=generator)
 
 
@@ -206,18 +208,18 @@ class OperationPool(nn.Module):
         self.names = config.names
 
     def bytes_per_result(self, *, shared: bool) -> int:
-        """Memory that each number of the output needs on the way; `shared`: all get the same."""
+        """Peak memory per output number; `shared`: all modules have the same operands."""
         return 4
 
     def forward(
         self, operands: Float[Tensor, "*batch #module operand"]
     ) -> Float[Tensor, "*batch module"]:
-        """What each operation makes of its operands."""
+        """The result of each operation; with module size 1, all have the same operands."""
         operands = operands.expand(*operands.shape[:-2], len(self.names), 2)
         return torch.stack(
             [
-                OPERATIONS[name](operands[..., place, 0], operands[..., place, 1])
-                for place, name in enumerate(self.names)
+                OPERATIONS[name](operands[..., module, 0], operands[..., module, 1])
+                for module, name in enumerate(self.names)
             ],
             dim=-1,
         )
@@ -227,5 +229,5 @@ class OperationPool(nn.Module):
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],
     ) -> Float[Tensor, " batch"]:
-        """What the operation `index` makes of its operands."""
+        """The result of the operation `index` of each example."""
         return self(operands).gather(-1, index[:, None])[:, 0]

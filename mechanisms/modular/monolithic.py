@@ -1,4 +1,4 @@
-"""A network without modules, to compare modular ones with."""
+"""A monolithic network, the baseline of modular networks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.validation import check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonolithicConfig:
-    """What a `Monolithic` is made of.
+    """Configuration of a `Monolithic` network.
 
     Args:
-        n_variables, d_input: of the inputs.
-        d_mlp: width; the default is that of Ostapenko et al. 2022.
+        n_variables: number of variables of an input.
+        d_input: number of features of each variable.
+        d_mlp: width of the hidden layers; the default is that of Ostapenko et al. 2022.
         depth: number of linear maps, at least 2.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     n_variables: int
@@ -34,20 +36,19 @@ class MonolithicConfig:
     depth: int = 2
 
     def __post_init__(self):
-        for name, least in (("n_variables", 1), ("d_input", 1), ("d_mlp", 1), ("depth", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_sizes(self, "n_variables", "d_input", "d_mlp")
+        check_sizes(self, "depth", minimum=2)
 
 
 class Monolithic(HookedRootModule):
-    """One perceptron with ReLU on all features of all variables, giving one number.
+    """One ReLU perceptron from all features of all variables to one number.
 
     Hook points, for each hidden layer: `layers.{l}.hook_pre`, `layers.{l}.hook_post`
     [batch, d_mlp]. Parameters: `layers.{l}.W` and `b`, `W_out` [d_mlp], `b_out` [].
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: MonolithicConfig, *, generator: torch.Generator | None = None):
@@ -55,14 +56,14 @@ class Monolithic(HookedRootModule):
         self.config = config
         widths = [config.n_variables * config.d_input] + [config.d_mlp] * (config.depth - 1)
         self.layers = nn.ModuleList(
-            HiddenLayer(narrow, wide, generator=generator) for narrow, wide in pairwise(widths)
+            HiddenLayer(d_in, d_mlp, generator=generator) for d_in, d_mlp in pairwise(widths)
         )
         self.W_out = lecun_normal(config.d_mlp, fan_in=config.d_mlp, generator=generator)
         self.b_out = zeros()
         self.setup()
 
     def forward(self, inputs: Float[Tensor, "batch variable d_input"]) -> Float[Tensor, "batch 1"]:
-        """The answers."""
+        """The answer to each input."""
         x = inputs.flatten(1)
         for layer in self.layers:
             x = layer(x)
@@ -70,7 +71,7 @@ class Monolithic(HookedRootModule):
 
 
 class HiddenLayer(nn.Module):
-    """relu(x W + b)."""
+    """A hidden layer with hook points: relu(x W + b)."""
 
     def __init__(self, d_in: int, d_mlp: int, *, generator: torch.Generator | None = None):
         super().__init__()
@@ -79,5 +80,5 @@ class HiddenLayer(nn.Module):
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
 
     def forward(self, x: Float[Tensor, "batch d_in"]) -> Float[Tensor, "batch d_mlp"]:
-        """The hidden units."""
+        """The activations of the hidden units."""
         return self.hook_post(relu(self.hook_pre(linear(x, self.W.T, self.b))))

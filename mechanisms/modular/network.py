@@ -1,9 +1,9 @@
-"""Modular networks: layers that each choose a module from one pool."""
+"""Modular networks: each layer selects a module from one pool."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from einops import einsum, repeat
@@ -17,6 +17,7 @@ from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.modular.module_pools import MlpPoolConfig, ModulePool, PoolConfig
 from mechanisms.modular.routers import RouterConfig, RouterSizes, Scores
+from mechanisms.validation import check_choice, check_sizes
 
 Selection = Literal["hard", "soft", "top_k"]
 FunctionalBottleneck = Literal["oracle", "attention", "none"]
@@ -24,27 +25,29 @@ FunctionalBottleneck = Literal["oracle", "attention", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModularNetworkConfig:
-    """What a `ModularNetwork` is made of.
+    """Configuration of a `ModularNetwork`.
 
     Args:
-        n_variables: variables of an input; the first feature of each is its value, a number.
-        d_input: features of each variable.
+        n_variables: number of variables of an input; the first feature of each is its value.
+        d_input: number of features of each variable.
         d_model: width of an encoded variable.
-        n_layers: how many modules work one after another.
-        router: for example `CrossAttentionRouterConfig`.
+        n_layers: number of modules that are applied one after another.
+        router: config of the router, for example `CrossAttentionRouterConfig`.
         n_modules: size of the pool.
-        pool: for example `MlpPoolConfig`, or `OperationPoolConfig` for true operations.
-        functional_bottleneck: what a module is given. `oracle`: in the first layer the values of
-            the first two variables, later the result so far and the first value; `attention`: two
-            numbers, each chosen by hard attention, with a key from the module's signature, among
-            all variables' values and the result so far; `none`: all features and the result.
-        selection: `hard`, one module; `soft`, all by their probability; `top_k`, the `top_k` most
-            probable ones by their renormalised probability.
-        top_k: see there; None otherwise.
-        temperature: of the Gumbel softmax of hard selections in training.
+        pool: config of the pool, for example `MlpPoolConfig`, or `OperationPoolConfig` for true
+            operations.
+        functional_bottleneck: operands of a module. `oracle`: in the first layer the values of
+            the first two variables, later the current result and the first value; `attention`: two
+            numbers, each selected by hard attention, with a query from the module's signature,
+            among the values of all variables and the current result; `none`: all features and the
+            current result.
+        selection: `hard`, one module; `soft`, all modules, weighted by probability; `top_k`, the
+            `top_k` most probable modules, weighted by renormalised probability.
+        top_k: number of modules for selection `top_k`; else None.
+        temperature: temperature of the Gumbel softmax of hard selections in training.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     n_variables: int
@@ -60,19 +63,14 @@ class ModularNetworkConfig:
     temperature: float = 1.0
 
     def __post_init__(self):
-        for name in ("d_input", "d_model", "n_layers", "n_modules"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.n_variables < 2:
-            raise ValueError(f"n_variables must be at least 2, got {self.n_variables}")
-        kinds = (("functional_bottleneck", FunctionalBottleneck), ("selection", Selection))
-        for name, allowed in kinds:
-            if getattr(self, name) not in get_args(allowed):
-                names = ", ".join(get_args(allowed))
-                raise ValueError(f"{name} must be one of {names}, got {getattr(self, name)!r}")
+        check_sizes(self, "d_input", "d_model", "n_layers", "n_modules")
+        check_sizes(self, "n_variables", minimum=2)
+        check_choice(self, "functional_bottleneck", FunctionalBottleneck)
+        check_choice(self, "selection", Selection)
         if (self.selection == "top_k") != (self.top_k is not None):
+            allowed = "an integer" if self.selection == "top_k" else "None"
             raise ValueError(
-                f"top_k goes with selection 'top_k', got {self.top_k} and {self.selection!r}"
+                f"top_k must be {allowed} with selection={self.selection!r}, got {self.top_k}"
             )
         if self.top_k is not None and not 1 <= self.top_k <= self.n_modules:
             raise ValueError(
@@ -83,12 +81,12 @@ class ModularNetworkConfig:
 
 
 class ModularLayer(nn.Module):
-    """The hook points of one layer; the weights of all layers are in the router and the pool."""
+    """The hook points of one layer; router and pool hold the weights of all layers."""
 
-    def __init__(self, config: ModularNetworkConfig, *, picks: bool):
+    def __init__(self, config: ModularNetworkConfig, *, selects_variable: bool):
         super().__init__()
         self.hook_module_scores = HookPoint()
-        if picks:
+        if selects_variable:
             self.hook_selected_variable = HookPoint()
         self.hook_module_probs, self.hook_expert_weights = HookPoint(), HookPoint()
         if config.selection != "soft":
@@ -101,34 +99,35 @@ class ModularLayer(nn.Module):
 
 
 class ModularNetwork(HookedRootModule):
-    """Layers that each let a router choose a module from one pool; the last result is the answer.
+    """A router selects a module from one pool for each layer; the last result is the answer.
 
     Ostapenko et al. 2022, "Attention for Compositional Modularity". Variables are encoded by one
-    linear map; the router scores all modules for all layers from the encoded variables alone; a
-    module maps two operands (or everything, without functional bottleneck) to a number.
+    linear map; the router scores all modules for all layers from the encoded variables; a module
+    maps two operands (or all features, without functional bottleneck) to a number.
 
-    The paper says neither how a router's pairs of variable and module become one choice nor what
-    the slots of the functional bottleneck see. Here the probability of a module is summed over
-    variables, a module is drawn by it in training (the same as drawing a pair) and the most
-    probable one taken at test; slots choose among values, since operators are not to be seen.
+    The paper specifies neither how a router's pairs of variable and module become one choice nor
+    what the slots of the functional bottleneck attend to. Here the probability of a module is
+    summed over variables; in training a module is sampled by it (equivalent to sampling a pair), in
+    evaluation the most probable one is taken. Slots select among values, which excludes operators.
 
     Hook points: `hook_embed` [batch, variable, d_model]; for each layer, `layers.{l}.`
-    - `hook_module_scores` [batch, variable, module]; variable has size 1 where a router has one
-      answer for all variables;
+    - `hook_module_scores` [batch, variable, module]; variable has size 1 if the router scores
+      modules once for all variables;
     - `hook_selected_variable` [batch, variable], with a selection bottleneck: one-hot;
     - `hook_module_probs` [batch, module] and TransformerLens' name for it, `hook_expert_weights`;
     - `hook_expert_indices` [batch, 1 or top_k], unless selection is soft;
     - `hook_module_choice` [batch, module]: the weight of each module's result;
     - `hook_operand_choice` [batch, module, slot, candidate], one-hot, with functional bottleneck
-      `attention`; candidates are the variables, then the result so far;
-    - `hook_operands` [batch, module, operand]; module has size 1 where all get the same;
+      `attention`; candidates are the variables, then the current result;
+    - `hook_operands` [batch, module, operand]; module has size 1 if all operands are the same;
     - `hook_module_out` [batch, module]; `hook_result` [batch];
-    and those of a transformer in the router. Where one module is chosen and nobody listens to the
-    others' results, they are not computed (but in training, whose gradient needs them).
+    and those of a transformer in the router. With hard selection and without hooks on the results
+    of the modules, only the selected module is computed (not in training, where the gradient needs
+    all of them).
 
     Args:
-        config: what it is made of.
-        generator: source of the initial weights; None for torch's own.
+        config: the configuration.
+        generator: random generator of the initial weights; None for torch's global generator.
     """
 
     def __init__(self, config: ModularNetworkConfig, *, generator: torch.Generator | None = None):
@@ -145,45 +144,46 @@ class ModularNetwork(HookedRootModule):
             n_modules=config.n_modules,
         )
         self.router = config.router.build(sizes, generator=generator)
-        everything = n_variables * d_input + 1
-        d_operands = everything if config.functional_bottleneck == "none" else 2
+        all_features = n_variables * d_input + 1
+        d_operands = all_features if config.functional_bottleneck == "none" else 2
         self.pool: ModulePool = config.pool.build(config.n_modules, d_operands, generator=generator)
         self.slots = None
         if config.functional_bottleneck == "attention":
             self.slots = OperandSlots(config.n_modules, d_model, generator=generator)
         with torch.no_grad():
-            probe: Scores = self.router(torch.zeros(1, n_variables, d_model))
+            scores: Scores = self.router(torch.zeros(1, n_variables, d_model))
+        selects = scores.variables is not None
         self.layers = nn.ModuleList(
-            ModularLayer(config, picks=probe.variables is not None) for _ in range(config.n_layers)
+            ModularLayer(config, selects_variable=selects) for _ in range(config.n_layers)
         )
         self.setup()
 
     @property
     def n_layers(self) -> int:
-        """Length of a path."""
+        """Number of layers, the length of a path."""
         return self.config.n_layers
 
     @property
     def n_modules(self) -> int:
-        """Modules to choose from in each layer."""
+        """Number of modules to select from in each layer."""
         return self.config.n_modules
 
     @property
     def bytes_per_result(self) -> int:
-        """Memory that `advance` needs for each number that it gives."""
+        """Peak memory of `advance` per output number."""
         return self.pool.bytes_per_result(shared=self.config.functional_bottleneck != "attention")
 
     def forward(
         self, inputs: Float[Tensor, "batch variable d_input"], *, temperature: float | None = None
     ) -> Float[Tensor, "batch 1"]:
-        """The answers; in training along paths that are drawn, with straight-through gradients.
+        """The answers; in training along sampled paths, with straight-through gradients.
 
         Args:
             inputs: the variables.
-            temperature: of the Gumbel softmax in training; None for the config's.
+            temperature: temperature of the Gumbel softmax in training; None for the config's.
 
         Raises:
-            ValueError: for inputs of another shape, or a temperature that is not positive.
+            ValueError: the inputs have the wrong shape, or the temperature is not positive.
         """
         temperature = self.config.temperature if temperature is None else temperature
         if not temperature > 0:
@@ -192,13 +192,13 @@ class ModularNetwork(HookedRootModule):
         scores: Scores = self.router(encoded)
         result = inputs.new_zeros(len(inputs))
         for layer, points in enumerate(self._points()):
-            picks = None if scores.variables is None else scores.variables[:, layer]
-            choice = self._choose(points, scores.modules[:, layer], picks, temperature)
+            variables = None if scores.variables is None else scores.variables[:, layer]
+            choice = self._choose(points, scores.modules[:, layer], variables, temperature)
             operands = self._operands(inputs, encoded, layer, result[:, None], points, temperature)
             operands = points.hook_operands(operands[:, 0])
-            # Straight-through gradients ask what the other modules would have given.
-            alone = self.config.selection == "hard" and not torch.is_grad_enabled()
-            if alone and not observed(points.hook_module_choice, points.hook_module_out):
+            # Straight-through gradients need the results of all modules.
+            one_module = self.config.selection == "hard" and not torch.is_grad_enabled()
+            if one_module and not observed(points.hook_module_choice, points.hook_module_out):
                 result = self.pool.one(operands, choice.argmax(-1))
             else:
                 result = (choice * points.hook_module_out(self.pool(operands))).sum(-1)
@@ -208,28 +208,27 @@ class ModularNetwork(HookedRootModule):
     def all_paths(
         self, inputs: Float[Tensor, "batch variable d_input"]
     ) -> tuple[Float[Tensor, "batch path"], Float[Tensor, "batch layer module"]]:
-        """The answer of every path, and each layer's probabilities of the modules.
+        """The answer of every path, and the module probabilities of each layer.
 
-        Paths are in the order of their modules (the last layer's changes fastest); the choice of a
-        layer does not depend on those before it, so that the probability of a path is the product
-        over layers. The variable of a selection bottleneck is summed out. Hook points:
-        `hook_embed`, `hook_module_scores`, `hook_module_probs` and `hook_expert_weights`.
+        Paths are ordered by their modules (the last layer changes fastest); layers choose
+        independently, so the probability of a path is the product over layers. The variable of a
+        selection bottleneck is marginalised. Hook points: `hook_embed`, `hook_module_scores`,
+        `hook_module_probs` and `hook_expert_weights`.
 
         Raises:
-            ValueError: for inputs of another shape.
+            ValueError: the inputs have the wrong shape.
         """
         encoded = self._encode(inputs)
         scores: Scores = self.router(encoded)
         probabilities = []
         for layer, points in enumerate(self._points()):
-            given = points.hook_module_scores(scores.modules[:, layer])
+            module_scores = points.hook_module_scores(scores.modules[:, layer])
             if scores.variables is None:
-                layer_probs = given.logsumexp(1).softmax(-1)
+                layer_probs = module_scores.logsumexp(1).softmax(-1)
             else:
-                picks = scores.variables[:, layer].softmax(-1)
                 layer_probs = einsum(
-                    picks,
-                    given.softmax(-1),
+                    scores.variables[:, layer].softmax(-1),
+                    module_scores.softmax(-1),
                     "batch variable, batch variable module -> batch module",
                 )
             layer_probs = points.hook_expert_weights(points.hook_module_probs(layer_probs))
@@ -240,7 +239,7 @@ class ModularNetwork(HookedRootModule):
         return partial[..., 0], torch.stack(probabilities, dim=1)
 
     def begin(self, inputs: Float[Tensor, "batch variable d_input"]) -> Float[Tensor, "batch 1 1"]:
-        """The result before the first layer: zero, for each input's one empty path."""
+        """The result before the first layer: zero, for the empty path of each input."""
         return inputs.new_zeros(len(inputs), 1, 1)
 
     def advance(
@@ -249,10 +248,10 @@ class ModularNetwork(HookedRootModule):
         layer: int,
         partial: Float[Tensor, "batch path 1"],
     ) -> Float[Tensor, "batch path module 1"]:
-        """What each module of a layer makes of the results that different paths have come to.
+        """The results of each module of a layer, given the partial results of several paths.
 
         Raises:
-            ValueError: for inputs of another shape, or a layer that is not there.
+            ValueError: the inputs have the wrong shape, or the layer does not exist.
         """
         if not 0 <= layer < self.n_layers:
             raise ValueError(f"layer must be in [0, {self.n_layers}), got {layer}")
@@ -286,35 +285,37 @@ class ModularNetwork(HookedRootModule):
         self,
         points: ModularLayer,
         scores: Float[Tensor, "batch variable module"],
-        picks: Float[Tensor, "batch variable"] | None,
+        variable_scores: Float[Tensor, "batch variable"] | None,
         temperature: float,
     ) -> Float[Tensor, "batch module"]:
+        """The weight of each module's result in a layer."""
         scores = points.hook_module_scores(scores)
-        if picks is None:
+        if variable_scores is None:
             scores = scores.logsumexp(1)
         else:
-            picked = self._hard(picks, temperature)
-            picked = points.hook_selected_variable(picked)
-            scores = einsum(picked, scores, "batch variable, batch variable module -> batch module")
+            selected = points.hook_selected_variable(self._hard(variable_scores, temperature))
+            scores = einsum(
+                selected, scores, "batch variable, batch variable module -> batch module"
+            )
         probs = points.hook_expert_weights(points.hook_module_probs(scores.softmax(-1)))
         if self.config.selection == "soft":
             return points.hook_module_choice(probs)
         if self.config.selection == "top_k":
             assert self.config.top_k is not None
             indices = points.hook_expert_indices(probs.topk(self.config.top_k, dim=-1).indices)
-            kept = torch.zeros_like(probs).scatter(-1, indices, probs.gather(-1, indices))
-            return points.hook_module_choice(kept / kept.sum(-1, keepdim=True))
-        # A probability may have been set to zero at its hook point.
-        drawn = self._hard(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), temperature)
-        indices = points.hook_expert_indices(drawn.argmax(-1, keepdim=True))
-        chosen = one_hot(indices[:, 0], self.n_modules).to(drawn)
-        # The value of what was chosen, the gradient of what was drawn.
-        return points.hook_module_choice(chosen + (drawn - drawn.detach()))
+            top = torch.zeros_like(probs).scatter(-1, indices, probs.gather(-1, indices))
+            return points.hook_module_choice(top / top.sum(-1, keepdim=True))
+        # A hook may have set a probability to zero.
+        sampled = self._hard(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), temperature)
+        indices = points.hook_expert_indices(sampled.argmax(-1, keepdim=True))
+        chosen = one_hot(indices[:, 0], self.n_modules).to(sampled)
+        # The value of the (possibly hooked) choice, the gradient of the sample.
+        return points.hook_module_choice(chosen + (sampled - sampled.detach()))
 
     def _hard(
         self, scores: Float[Tensor, "*batch option"], temperature: float
     ) -> Float[Tensor, "*batch option"]:
-        """One-hot: drawn in training (Jang et al. 2017, straight through), else the maximum."""
+        """One-hot: sampled in training (Jang et al. 2017, straight through), else the maximum."""
         if self.training:
             return gumbel_softmax(scores, tau=temperature, hard=True)
         return one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
@@ -328,7 +329,7 @@ class ModularNetwork(HookedRootModule):
         points: ModularLayer | None,
         temperature: float,
     ) -> Float[Tensor, "batch path #module operand"]:
-        """What each module of a layer is given, along paths that have come to a result."""
+        """The operands of each module of a layer, given the current results of several paths."""
         n_paths = result.shape[1]
         values = inputs[..., 0]
         if self.config.functional_bottleneck == "none":
@@ -340,25 +341,25 @@ class ModularNetwork(HookedRootModule):
             pair = (first, second) if layer == 0 else (result, first)
             return torch.stack(pair, dim=-1)[:, :, None]
         assert self.slots is not None
-        taken = self._hard(self.slots(encoded, first=layer == 0), temperature)
+        choice = self._hard(self.slots(encoded, first=layer == 0), temperature)
         if points is not None:
-            taken = points.hook_operand_choice(taken)
+            choice = points.hook_operand_choice(choice)
         candidates = torch.cat(
             [repeat(values, "batch n -> batch path n", path=n_paths), result[..., None]], dim=-1
         )
         return einsum(
-            taken,
+            choice,
             candidates,
             "batch module slot candidate, batch path candidate -> batch path module slot",
         )
 
 
 class OperandSlots(nn.Module):
-    """The functional bottleneck `attention`: which two numbers a module is given.
+    """The functional bottleneck `attention`: scores of the candidates for a module's operands.
 
-    score = (W_slot s_m) · (W_C E(x_n)) / sqrt(d), with s_m the signature of the module and, for the
-    result so far, a learned key in the place of W_C E(x_n) (Goyal et al. 2021, neural production
-    systems, choose arguments likewise). It depends on the encoded variables, not on the result.
+    score = (W_slot s_m) · (W_C E(x_n)) / sqrt(d), where s_m is the signature of the module; for the
+    current result a learned key replaces W_C E(x_n). Neural production systems select arguments
+    in the same way (Goyal et al. 2021). Scores depend on the encoded variables, not on the result.
 
     Parameters: `signatures` [module, d_model], `W_slot` [2, d_model, d_model], `W_C` [d_model,
     d_model], `result_key` [d_model].
@@ -374,7 +375,7 @@ class OperandSlots(nn.Module):
     def forward(
         self, encoded: Float[Tensor, "batch variable d_model"], *, first: bool
     ) -> Float[Tensor, "batch module 2 candidate"]:
-        """The score of every candidate; before the `first` layer there is no result to choose."""
+        """The score of every candidate; in the `first` layer the result is masked."""
         queries = einsum(self.signatures, self.W_slot, "module d, slot d key -> module slot key")
         keys = encoded @ self.W_C
         result = repeat(self.result_key, "key -> batch 1 key", batch=len(encoded))

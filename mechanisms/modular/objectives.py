@@ -1,4 +1,4 @@
-"""What a modular network is trained on: a sampled path, or all of them."""
+"""Training objectives of modular networks: one sampled path, or all paths."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def sampled_path_loss(
     *,
     temperature: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean squared error along one path for each example, drawn if the network is in training.
+    """Mean squared error along one path for each example, sampled in training mode.
 
-    The straight-through gradient (Jang et al. 2017) takes each module's result into account.
+    The straight-through gradient (Jang et al. 2017) takes every module's result into account.
 
     Args:
-        network: with any kind of selection.
+        network: a network with any selection.
         inputs: the variables.
-        targets: the right answers.
-        temperature: of the Gumbel softmax; None for the network's own.
+        targets: the correct answers.
+        temperature: temperature of the Gumbel softmax; None for that of the network's config.
     """
     return (network(inputs, temperature=temperature) - targets).square().mean()
 
@@ -36,17 +36,17 @@ def all_paths_loss(
     *,
     entropy: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Expected squared error of a path that is drawn: every path's, weighted by its probability.
+    """Expected squared error over all paths, each weighted by its probability.
 
-    The exact objective of which `sampled_path_loss` with hard selection is a sample. It costs
-    n_modules + n_modules^2 + ... + n_modules^n_layers module applications for each example.
+    `sampled_path_loss` with hard selection is a sample of this loss. It costs n_modules +
+    n_modules^2 + ... + n_modules^n_layers module applications for each example.
 
     Args:
-        network: whose slots, if it has any, are still drawn.
+        network: a network; its operand slots, if it has any, are still sampled.
         inputs: the variables.
-        targets: the right answers.
-        entropy: weight of the paths' mean entropy (nats), which is subtracted: a positive one
-            rewards trying many paths.
+        targets: the correct answers.
+        entropy: weight of the mean entropy of the paths (nats), which is subtracted: a positive
+            weight rewards exploring many paths.
     """
     answers, probabilities = network.all_paths(inputs)
     paths = probabilities[:, 0]
@@ -54,6 +54,6 @@ def all_paths_loss(
         paths = (paths[:, :, None] * probabilities[:, layer, None]).flatten(1)
     loss = (paths * (answers - targets).square()).sum(-1).mean()
     if entropy:
-        # Layers choose independently of one another, given the input.
+        # Given the input, the choices of the layers are independent.
         loss = loss - entropy * torch.special.entr(probabilities).sum((1, 2)).mean()
     return loss

@@ -1,9 +1,9 @@
-"""Routers: which module should work on an input, asked of its variables by attention."""
+"""Routers: score the modules for an input by attention from its variables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, cast, get_args
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -14,18 +14,19 @@ from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.initialization import lecun_normal
 from mechanisms.layers.feed_forward import FeedForwardConfig
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, TransformerConfig
+from mechanisms.validation import check_choice, check_sizes
 
 Keys = Literal["direct", "projected", "shared"]
 
 
 class Scores(NamedTuple):
-    """What a router says for all layers at once.
+    """The scores of a router for all layers.
 
     Attributes:
-        modules: of each module, given each variable; variable has size 1 where the router has
-            one answer for all of them together.
-        variables: with a selection bottleneck, of each variable: which is to be matched; else
-            None, and one softmax runs over variables and modules together.
+        modules: score of each module, given each variable; variable has size 1 if the router
+            scores modules once for all variables.
+        variables: with a selection bottleneck the score of each variable, one of which is selected;
+            else None, and one softmax runs over all pairs of variable and module.
     """
 
     modules: Float[Tensor, "batch layer variable module"]
@@ -34,7 +35,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSizes:
-    """What a router must fit: `n_layers` choices among `n_modules`, by vectors of `d_model`."""
+    """Sizes of the network that a router belongs to, as in `ModularNetworkConfig`."""
 
     n_variables: int
     d_model: int
@@ -46,7 +47,7 @@ class RouterConfig(Protocol):
     """A frozen config that builds its router."""
 
     def build(self, sizes: RouterSizes, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The router: called with encoded variables [batch, variable, d_model] gives `Scores`."""
+        """The router, which maps encoded variables [batch, variable, d_model] to `Scores`."""
         ...
 
 
@@ -55,14 +56,14 @@ class MatchingConfig:
     """How queries are matched with modules: score_m = q · k_m.
 
     Args:
-        d_key: width p of queries, keys and signatures.
+        d_key: width of queries, keys and signatures (p in the paper).
         keys: `direct`, keys learned for each layer (the default of Ostapenko et al. 2022);
-            `projected`, k_m = W_K s_m from signatures s_m that the layers share, W_K for each
+            `projected`, k_m = W_K s_m with signatures s_m shared by the layers and one W_K for each
             layer; `shared`, the same with one W_K for all layers.
-        scaled: whether scores are divided by sqrt(d_key); the paper's equation has no such factor.
+        scaled: whether scores are divided by sqrt(d_key); the paper's equation does not do so.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: a setting is not allowed.
     """
 
     d_key: int
@@ -70,14 +71,12 @@ class MatchingConfig:
     scaled: bool = False
 
     def __post_init__(self):
-        if self.d_key < 1:
-            raise ValueError(f"d_key must be at least 1, got {self.d_key}")
-        if self.keys not in get_args(Keys):
-            raise ValueError(f"keys must be one of {', '.join(get_args(Keys))}, got {self.keys!r}")
+        check_sizes(self, "d_key")
+        check_choice(self, "keys", Keys)
 
 
 class Matching(nn.Module):
-    """Scores of modules from queries; see `MatchingConfig`.
+    """Scores of modules, given queries; see `MatchingConfig`.
 
     Parameters: `keys` [layer, module, d_key], or `signatures` [module, d_key] and
     `W_K` [layer or 1, d_key, d_key].
@@ -109,7 +108,7 @@ class Matching(nn.Module):
     def forward(
         self, queries: Float[Tensor, "batch layer variable key"]
     ) -> Float[Tensor, "batch layer variable module"]:
-        """Every layer's query against every module's key."""
+        """The score of every module for the queries of every layer."""
         keys = self.keys
         if keys is None:
             assert self.signatures is not None
@@ -125,10 +124,10 @@ class Matching(nn.Module):
 
 
 class VariableSelector(nn.Module):
-    """The selection bottleneck: a signature of each layer is matched with every variable.
+    """The selection bottleneck: each layer selects the variable that is matched with the modules.
 
-    score_n = u_l · W_S E(x_n); the variable is then chosen by hard attention, and it alone is
-    matched with the modules. Parameters: `signatures` [layer, d_key], `W_S` [d_model, d_key].
+    score_n = u_l · W_S E(x_n), where u_l is the signature of layer l; the variable is then selected
+    by hard attention. Parameters: `signatures` [layer, d_key], `W_S` [d_model, d_key].
     """
 
     def __init__(self, d_key: int, sizes: RouterSizes, *, generator: torch.Generator | None = None):
@@ -139,7 +138,7 @@ class VariableSelector(nn.Module):
     def forward(
         self, encoded: Float[Tensor, "batch variable d_model"]
     ) -> Float[Tensor, "batch layer variable"]:
-        """Each layer's score of each variable."""
+        """The score of each variable in each layer."""
         return einsum(
             encoded @ self.W_S,
             self.signatures,
@@ -148,28 +147,28 @@ class VariableSelector(nn.Module):
 
 
 def _selector(
-    wanted: bool, d_key: int, sizes: RouterSizes, generator: torch.Generator | None
+    selection_bottleneck: bool, d_key: int, sizes: RouterSizes, generator: torch.Generator | None
 ) -> VariableSelector | None:
-    return VariableSelector(d_key, sizes, generator=generator) if wanted else None
+    return VariableSelector(d_key, sizes, generator=generator) if selection_bottleneck else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionRouterConfig:
-    """A query from each variable, with the same weights; see `CrossAttentionRouter`."""
+    """Configuration of `CrossAttentionRouter`, with one query per variable."""
 
     matching: MatchingConfig
     selection_bottleneck: bool = False
 
     def build(self, sizes: RouterSizes, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The router for these sizes."""
+        """The router of a network with these sizes."""
         return CrossAttentionRouter(self, sizes, generator=generator)
 
 
 class CrossAttentionRouter(nn.Module):
-    """Every variable asks: q_n = W_Q E(x_n) (Ostapenko et al. 2022).
+    """Routing by one query per variable: q_n = W_Q E(x_n) (Ostapenko et al. 2022).
 
     Without the selection bottleneck one softmax runs over all pairs of variable and module. The
-    query weights are the same for all variables: what tells variables apart must be in E(x).
+    query weights are the same for all variables, so only E(x) can distinguish them.
 
     Parameters: `W_Q` [layer, d_model, d_key], and those of `matching` and `selector`.
     """
@@ -192,26 +191,27 @@ class CrossAttentionRouter(nn.Module):
         queries = einsum(
             encoded, self.W_Q, "batch variable d, layer d key -> batch layer variable key"
         )
-        picks = None if self.selector is None else self.selector(encoded)
-        return Scores(self.matching(queries), picks)
+        variables = None if self.selector is None else self.selector(encoded)
+        return Scores(self.matching(queries), variables)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConcatenationRouterConfig:
-    """One query from all variables beside one another; see `ConcatenationRouter`."""
+    """Configuration of `ConcatenationRouter`, with one query from all variables."""
 
     matching: MatchingConfig
     selection_bottleneck: bool = False
 
     def build(self, sizes: RouterSizes, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The router for these sizes."""
+        """The router of a network with these sizes."""
         return ConcatenationRouter(self, sizes, generator=generator)
 
 
 class ConcatenationRouter(nn.Module):
-    """All variables ask together: q = W_Q [E(x_1), ..., E(x_N)] (Ostapenko et al. 2022).
+    """Routing by one query from all variables: q = W_Q [E(x_1), ..., E(x_N)].
 
-    With the selection bottleneck the places of all variables but the selected one are zero.
+    Ostapenko et al. 2022. With the selection bottleneck all variables but the selected one are
+    replaced by zeros.
 
     Parameters: `W_Q` [layer, variable, d_model, d_key], and those of `matching` and `selector`.
     """
@@ -225,20 +225,20 @@ class ConcatenationRouter(nn.Module):
     ):
         super().__init__()
         n_variables, d_model, d_key = sizes.n_variables, sizes.d_model, config.matching.d_key
-        seen = 1 if config.selection_bottleneck else n_variables
+        n_inputs = 1 if config.selection_bottleneck else n_variables
         self.W_Q = lecun_normal(
             sizes.n_layers,
             n_variables,
             d_model,
             d_key,
-            fan_in=seen * d_model,
+            fan_in=n_inputs * d_model,
             generator=generator,
         )
         self.matching = Matching(config.matching, sizes, generator=generator)
         self.selector = _selector(config.selection_bottleneck, d_key, sizes, generator)
 
     def forward(self, encoded: Float[Tensor, "batch variable d_model"]) -> Scores:
-        """Scores of all modules: one for all variables together, or given each of them."""
+        """Scores of all modules: once for all variables, or given each selected variable."""
         queries = einsum(
             encoded, self.W_Q, "batch variable d, layer variable d key -> batch layer variable key"
         )
@@ -249,15 +249,17 @@ class ConcatenationRouter(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderRouterConfig:
-    """A transformer reads the variables; see `EncoderRouter`.
+    """Configuration of `EncoderRouter`.
 
     Args:
-        matching: how its summary is matched with modules.
-        n_blocks, n_heads, d_mlp: of the transformer; n_heads must divide its width.
-        selection_bottleneck: whether it sees only one variable, which a layer's signature picks.
+        matching: how the summary token is matched with modules.
+        n_blocks: number of blocks of the transformer.
+        n_heads: number of heads of the transformer; must divide the width of the variables.
+        d_mlp: width of the transformer's feed-forward layers.
+        selection_bottleneck: whether the transformer reads only one variable, selected per layer.
 
     Raises:
-        ValueError: if a size is less than 1.
+        ValueError: a size is less than 1.
     """
 
     matching: MatchingConfig
@@ -267,26 +269,25 @@ class EncoderRouterConfig:
     selection_bottleneck: bool = False
 
     def __post_init__(self):
-        for name in ("n_blocks", "n_heads", "d_mlp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, "n_blocks", "n_heads", "d_mlp")
 
     def build(self, sizes: RouterSizes, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The router for these sizes."""
+        """The router of a network with these sizes."""
         return EncoderRouter(self, sizes, generator=generator)
 
 
 class EncoderRouter(nn.Module):
-    """A transformer encoder asks: q = W_Q of its summary token (Ostapenko et al. 2022).
+    """Routing by one query from the summary token of a transformer encoder.
 
-    All layers share the encoder, a pre-LN transformer without positions over [CLS, E(x_1), ...].
-    With the selection bottleneck it reads [CLS, E(x_n)] for the selected variable n alone.
+    Ostapenko et al. 2022. All layers share the encoder, a pre-LN transformer without positions over
+    [CLS, E(x_1), ...]. With the selection bottleneck it reads only [CLS, E(x_n)] for the selected
+    variable n.
 
     Parameters: `cls` [d_model], `W_Q` [layer, d_model, d_key], those of `blocks`, `matching` and
     `selector`. Hook points: those of its `blocks`.
 
     Raises:
-        ValueError: if n_heads does not divide d_model.
+        ValueError: n_heads does not divide d_model.
     """
 
     def __init__(
@@ -319,49 +320,49 @@ class EncoderRouter(nn.Module):
         self.selector = _selector(config.selection_bottleneck, d_key, sizes, generator)
 
     def forward(self, encoded: Float[Tensor, "batch variable d_model"]) -> Scores:
-        """Scores of all modules: one for all variables together, or given each of them."""
+        """Scores of all modules: once for all variables, or given each selected variable."""
         batch, n_variables, _ = encoded.shape
-        alone = self.selector is not None
+        separate = self.selector is not None
         tokens = (
-            rearrange(encoded, "batch variable d -> (batch variable) 1 d") if alone else encoded
+            rearrange(encoded, "batch variable d -> (batch variable) 1 d") if separate else encoded
         )
         cls = repeat(self.cls, "d -> batch 1 d", batch=len(tokens))
         x = torch.cat([cls, tokens], dim=1)
         for block in self.blocks:
             x = block(x)
-        summary = self.ln_final(x[:, 0]).unflatten(0, (batch, n_variables if alone else 1))
+        summary = self.ln_final(x[:, 0]).unflatten(0, (batch, n_variables if separate else 1))
         queries = einsum(
             summary, self.W_Q, "batch variable d, layer d key -> batch layer variable key"
         )
-        picks = None if self.selector is None else self.selector(encoded)
-        return Scores(self.matching(queries), picks)
+        variables = None if self.selector is None else self.selector(encoded)
+        return Scores(self.matching(queries), variables)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuralOracleRouterConfig:
-    """A router that is told where to look; see `StructuralOracleRouter`.
+    """Configuration of `StructuralOracleRouter`, which knows the routing variables.
 
     Args:
         matching: how the variable's query is matched with modules.
-        variables: the index of the variable that decides, for each layer.
+        variables: for each layer, the index of the variable that determines the module.
     """
 
     matching: MatchingConfig
     variables: tuple[int, ...]
 
     def build(self, sizes: RouterSizes, *, generator: torch.Generator | None = None) -> nn.Module:
-        """The router for these sizes."""
+        """The router of a network with these sizes."""
         return StructuralOracleRouter(self, sizes, generator=generator)
 
 
 class StructuralOracleRouter(nn.Module):
-    """Each layer's query comes from the variable that decides there (Ostapenko et al. 2022).
+    """Routing by a query from the variable that determines the module of each layer.
 
-    That is cross-attention with the selection already made; which module goes with which value of
-    the variable is still to be learned. Parameters as in `CrossAttentionRouter`.
+    Ostapenko et al. 2022. This is cross-attention with the correct selection; which module belongs
+    to which value of the variable is still learned. Parameters as in `CrossAttentionRouter`.
 
     Raises:
-        ValueError: unless there is one variable in [0, n_variables) for each layer.
+        ValueError: `variables` is not one index in [0, n_variables) for each layer.
     """
 
     def __init__(
@@ -381,14 +382,14 @@ class StructuralOracleRouter(nn.Module):
         d_model, d_key = sizes.d_model, config.matching.d_key
         self.W_Q = lecun_normal(sizes.n_layers, d_model, d_key, fan_in=d_model, generator=generator)
         self.matching = Matching(config.matching, sizes, generator=generator)
-        told = torch.full((sizes.n_layers, sizes.n_variables), -torch.inf)
-        told[torch.arange(sizes.n_layers), list(config.variables)] = 0.0
-        self.register_buffer("told", told, persistent=False)
+        variable_scores = torch.full((sizes.n_layers, sizes.n_variables), -torch.inf)
+        variable_scores[torch.arange(sizes.n_layers), list(config.variables)] = 0.0
+        self.register_buffer("variable_scores", variable_scores, persistent=False)
 
     def forward(self, encoded: Float[Tensor, "batch variable d_model"]) -> Scores:
-        """Scores of all modules given each variable, all but the deciding one ruled out."""
+        """Scores of all modules, and of the variables: -inf for all but the correct one."""
         queries = einsum(
             encoded, self.W_Q, "batch variable d, layer d key -> batch layer variable key"
         )
-        told = cast(Tensor, self.told)
-        return Scores(self.matching(queries), told.expand(len(encoded), -1, -1))
+        variable_scores = cast(Tensor, self.variable_scores)
+        return Scores(self.matching(queries), variable_scores.expand(len(encoded), -1, -1))

@@ -1,4 +1,4 @@
-"""The authors' weights, put into our modules."""
+"""Golden files of the Neural Data Router: the authors' weights, loaded into our modules."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ RELATIVE = {"W_pos": "W_pos", "pos_bias": "pos_bias", "W_absgate": "W_gate", "b_
 
 
 def load(name, dtype=torch.float64):
-    """The arrays of a golden file; those of floats as `dtype`."""
+    """The arrays of a golden file, with floating-point arrays as `dtype`."""
     with np.load(GOLDEN / f"{name}.npz") as file:
         arrays = {key: torch.from_numpy(np.asarray(file[key])) for key in file.files}
     return {k: v.to(dtype) if v.is_floating_point() else v for k, v in arrays.items()}
@@ -37,9 +37,9 @@ def attention_weights(golden, prefix=""):
 def block_weights(golden, prefix=""):
     weights = {f"attn.{k}": v for k, v in attention_weights(golden, f"{prefix}att.").items()}
     for theirs, ours in (("data", "mlp"), ("gate", "gate")):
-        for number, place in (("1", "in"), ("2", "out")):
-            weights[f"{ours}.W_{place}"] = golden[f"{prefix}W_{theirs}{number}"]
-            weights[f"{ours}.b_{place}"] = golden[f"{prefix}b_{theirs}{number}"]
+        for number, side in (("1", "in"), ("2", "out")):
+            weights[f"{ours}.W_{side}"] = golden[f"{prefix}W_{theirs}{number}"]
+            weights[f"{ours}.b_{side}"] = golden[f"{prefix}b_{theirs}{number}"]
     for norm in ("ln_merge", "ln_out"):
         if f"{prefix}{norm}.w" in golden:
             weights[f"{norm}.weight"] = golden[f"{prefix}{norm}.w"]
@@ -47,15 +47,15 @@ def block_weights(golden, prefix=""):
     return weights
 
 
-def put(module, weights, dtype):
-    """`module` with these weights; a missing or a left-over one is an error."""
+def load_weights(module, weights, dtype):
+    """Load exactly these weights into `module`; missing or unexpected ones are an error."""
     module = module.to(dtype).eval()
     module.load_state_dict(weights)
     return module
 
 
 def config(**changes):
-    """A small router's config."""
+    """The config of a small router."""
     small = {
         "d_input": 7,
         "d_output": 5,

@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import save_file
 
 from mechanisms import Transformer, load, save
-from tests.mechanisms.models.test_transformer import KINDS, build, inputs_for
+from tests.mechanisms.models.test_transformer import CONFIGS, build, inputs_for
 from tests.mechanisms.ndr_golden import VARIANTS, router
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_is_loaded_with_its_config_and_outputs(kind, tmp_path):
-    model = build(KINDS[kind])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_model_is_loaded_with_its_config_and_outputs(name, tmp_path):
+    model = build(CONFIGS[name])
     save(model, tmp_path / "model.safetensors")
     loaded = load(tmp_path / "model.safetensors")
     assert isinstance(loaded, Transformer)
@@ -33,7 +33,7 @@ def test_a_saved_router_is_loaded_with_its_config_and_outputs(variant, tmp_path)
 
 def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
-    save(build(KINDS["plain"]), path)
+    save(build(CONFIGS["plain"]), path)
     before = path.read_bytes()
 
     def full_disk(tensors, path, metadata):
@@ -42,7 +42,7 @@ def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("mechanisms.serialization.save_file", full_disk)
     with pytest.raises(OSError, match="No space"):
-        save(build(KINDS["plain"], seed=1), path)
+        save(build(CONFIGS["plain"], seed=1), path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
@@ -51,13 +51,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     with pytest.raises(FileNotFoundError):
         load(path)
-    save(build(KINDS["plain"]), path)
+    save(build(CONFIGS["plain"]), path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="must be a safetensors file"):
         load(path)
     save_file({"w": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="must be a file that mechanisms.save wrote"):
+    with pytest.raises(ValueError, match=r"must be a file that mechanisms\.save wrote"):
         load(path)
     foreign = {"class": "Transformer", "config": json.dumps({"class": "os.system"})}
     save_file({"w": torch.zeros(1)}, path, foreign)
@@ -66,7 +66,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 
 
 def test_precision_and_epsilons_are_restored(tmp_path):
-    model = build(KINDS["plain"]).double()
+    model = build(CONFIGS["plain"]).double()
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1
@@ -80,7 +80,7 @@ def test_precision_and_epsilons_are_restored(tmp_path):
 
 
 def test_models_without_a_config_of_their_own_are_not_saved(tmp_path):
-    attention = build(KINDS["plain"]).blocks[0].attn
+    attention = build(CONFIGS["plain"]).blocks[0].attn
     with pytest.raises(TypeError, match=r"got MultiHeadAttention, which also needs d_model: save"):
         save(attention, tmp_path / "attention.safetensors")
     with pytest.raises(TypeError, match="must be built from its config alone, got Linear"):

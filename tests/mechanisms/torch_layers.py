@@ -1,4 +1,4 @@
-"""torch's own transformer layers with the weights of our blocks."""
+"""Transformer layers of torch with the weights of our blocks, as references."""
 
 import torch
 from torch import nn
@@ -7,14 +7,14 @@ from mechanisms.models.transformer import LAYER_NORM_EPSILON
 
 
 def encoder_layer(block):
-    """An nn.TransformerEncoderLayer that should do what a softmax, relu `Block` does."""
+    """An nn.TransformerEncoderLayer equivalent to a `Block` with softmax attention and relu."""
     layer = nn.TransformerEncoderLayer(**_sizes(block), norm_first=True)
     _fill(layer, block, {"norm1": block.ln1, "norm2": block.ln2}, {"self_attn": block.attn})
     return layer.eval()
 
 
 def decoder_layer(block):
-    """The same for a `DecoderBlock`."""
+    """An nn.TransformerDecoderLayer equivalent to a `DecoderBlock`."""
     layer = nn.TransformerDecoderLayer(**_sizes(block), norm_first=True)
     norms = {"norm1": block.ln1, "norm2": block.ln_cross, "norm3": block.ln2}
     _fill(layer, block, norms, {"self_attn": block.attn, "multihead_attn": block.cross_attn})
@@ -44,14 +44,14 @@ def _fill(layer, block, norms, attentions):
         theirs.in_proj_bias.copy_(torch.cat([b.flatten() for b in (ours.b_Q, ours.b_K, ours.b_V)]))
         theirs.out_proj.weight.copy_(ours.W_O.flatten(0, 1).T)
         theirs.out_proj.bias.copy_(ours.b_O)
-    for linear, place in ((layer.linear1, "in"), (layer.linear2, "out")):
-        linear.weight.copy_(getattr(block.mlp, f"W_{place}").T)
-        linear.bias.copy_(getattr(block.mlp, f"b_{place}"))
+    for linear, side in ((layer.linear1, "in"), (layer.linear2, "out")):
+        linear.weight.copy_(getattr(block.mlp, f"W_{side}").T)
+        linear.bias.copy_(getattr(block.mlp, f"b_{side}"))
 
 
 @torch.no_grad()
 def shake(model, seed=0):
-    """`model` with all parameters moved at random, so that biases and gains count too."""
+    """Add noise to all parameters, so that biases and gains affect the output."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))

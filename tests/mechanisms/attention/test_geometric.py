@@ -10,7 +10,7 @@ from mechanisms.attention.geometric import (
     GeometricAttentionConfig,
     geometric_weights,
 )
-from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, put
+from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
 
 CONFIG = GeometricAttentionConfig(n_heads=3, d_head=4)
 
@@ -102,7 +102,7 @@ def test_parity_of_the_activation(logits, dtype):
 def test_parity_with_the_authors_attention(normalize, dtype):
     golden = load(f"ndr_geometric_attn_{'' if normalize else 'no'}norm_A", dtype)
     config = GeometricAttentionConfig(n_heads=3, d_head=4, normalize=normalize)
-    attention = put(GeometricAttention(config, 12), attention_weights(golden), dtype)
+    attention = load_weights(GeometricAttention(config, 12), attention_weights(golden), dtype)
     x = golden["x_kv"].clone().requires_grad_()
     activations = {}
     for name, point in attention.named_children():

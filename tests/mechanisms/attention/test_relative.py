@@ -9,7 +9,7 @@ from mechanisms.attention.relative import (
     distance_to_position,
     interleaved_sinusoids,
 )
-from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, put
+from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
 
 
 def build(**changes):
@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_literal_formula(gated, length):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parity_with_the_authors(dtype):
     golden = load("ndr_relative_attn_absgate", dtype)
-    attention = put(build(gated=True), attention_weights(golden), dtype)
+    attention = load_weights(build(gated=True), attention_weights(golden), dtype)
     activations = {}
     for name, point in attention.named_children():
         point.add_hook(lambda value, hook, name=name: activations.__setitem__(name, value))

@@ -13,7 +13,7 @@ class Doubling(nn.Module):
         self.hook_out = HookPoint()
 
 
-def test_separate_blocks_have_weights_and_hook_points_each():
+def test_separate_blocks_have_their_own_weights_and_hook_points():
     core, blocks = stack_blocks(Doubling, 3, shared=False)
     assert core is None
     assert len({id(block.weight) for block in blocks}) == 3
@@ -23,12 +23,12 @@ def test_separate_blocks_have_weights_and_hook_points_each():
 def test_shared_weights_live_once_and_hook_points_in_each_step():
     core, blocks = stack_blocks(Doubling, 3, shared=True)
     assert [name for name, _ in core.named_parameters()] == ["weight"]
-    assert not any(isinstance(part, HookPoint) for part in core.modules())
+    assert not any(isinstance(module, HookPoint) for module in core.modules())
     assert not list(blocks.parameters())
     assert len({id(block.hook_out) for block in blocks}) == 3
 
 
-def test_steps_are_added_only_where_they_are_missing():
+def test_only_missing_steps_are_added():
     _, blocks = stack_blocks(Doubling, 2, shared=True)
     assert not add_steps(blocks, 1, n_layers=2, shared=True)
     assert add_steps(blocks, 5, n_layers=2, shared=True)
@@ -37,7 +37,7 @@ def test_steps_are_added_only_where_they_are_missing():
     assert isinstance(blocks[4].hook_out, HookPoint)
 
 
-def test_steps_that_cannot_be_are_refused():
+def test_invalid_numbers_of_steps_are_refused():
     _, blocks = stack_blocks(Doubling, 2, shared=False)
     assert not add_steps(blocks, 2, n_layers=2, shared=False)
     with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 3"):

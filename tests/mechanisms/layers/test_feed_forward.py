@@ -44,7 +44,7 @@ def test_experts_agree_with_a_loop_over_tokens():
             assert torch.allclose(layer(x)[b, t], expected, atol=1e-6)
 
 
-def test_all_tokens_can_be_sent_to_one_expert():
+def test_hooks_can_route_all_tokens_to_one_expert():
     layer, x = experts(top_k=1)
     layer.hook_expert_indices.add_hook(lambda chosen, hook: torch.full_like(chosen, 3))
     hidden = gelu(x @ layer.W_in[3] + layer.b_in[3], approximate="tanh")
@@ -57,7 +57,7 @@ def test_one_expert_is_a_feed_forward_layer():
     assert torch.allclose(layer(x), hidden @ layer.W_out[0] + layer.b_out[0], atol=1e-6)
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match=r"top_k must be in \[1, n_experts = 2\], got 3"):
         MixtureOfExpertsConfig(n_experts=2, top_k=3, d_mlp=1)
     with pytest.raises(ValueError, match="d_mlp must be at least 1, got 0"):

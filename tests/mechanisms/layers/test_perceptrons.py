@@ -2,11 +2,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from mechanisms.layers import perceptrons as module
 from mechanisms.layers.perceptrons import perceptrons
 
 
-def parts(rows, modules=3, operands=2, width=5, dtype=torch.float64):
+def arguments(rows, modules=3, operands=2, width=5, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     shapes = ((rows, operands), (modules, operands, width), (modules, width), (modules, width))
     return [
@@ -19,28 +18,28 @@ def literal(x, W_in, b_in, W_out):
     return (hidden * W_out).sum(-1)
 
 
-@pytest.mark.parametrize("at_once", [1, 31, 10**6])
+@pytest.mark.parametrize("elements", [1, 31, 10**6])
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_outputs_and_gradients_are_those_of_the_formula(rows, at_once, monkeypatch):
-    monkeypatch.setattr("mechanisms.chunking.CPU_ELEMENTS", at_once)
-    ours, theirs = parts(rows), parts(rows)
+def test_outputs_and_gradients_are_those_of_the_formula(rows, elements, monkeypatch):
+    monkeypatch.setattr("mechanisms.chunking.CPU_ELEMENTS", elements)
+    ours, theirs = arguments(rows), arguments(rows)
     gradient = torch.randn(rows, 3, dtype=torch.float64)
-    found, expected = perceptrons(*ours), literal(*theirs)
-    assert torch.allclose(found, expected)
-    found.backward(gradient)
+    out, expected = perceptrons(*ours), literal(*theirs)
+    assert torch.allclose(out, expected)
+    out.backward(gradient)
     expected.backward(gradient)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one.grad, other.grad)
+    for argument, reference in zip(ours, theirs, strict=True):
+        assert torch.allclose(argument.grad, reference.grad)
 
 
 def test_gradients_by_finite_differences():
-    assert gradcheck(perceptrons, parts(4))
+    assert gradcheck(perceptrons, arguments(4))
 
 
-def test_in_half_precision_under_autocast_it_stays_close():
-    values = parts(6, dtype=torch.float32)
+def test_outputs_in_half_precision_under_autocast_are_close():
+    values = arguments(6, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = perceptrons(*values)
-        found.float().sum().backward()
-    assert torch.allclose(found.float(), literal(*values), atol=0.2)
+        out = perceptrons(*values)
+        out.float().sum().backward()
+    assert torch.allclose(out.float(), literal(*values), atol=0.2)
     assert all(value.grad is not None for value in values)

@@ -11,7 +11,7 @@ from mechanisms.models.decomposable_attention import (
     DecomposableAttention,
     DecomposableAttentionConfig,
 )
-from mechanisms.serialization import load, save
+from tests.mechanisms.checks import check_saved_model_loads
 
 PAD = -1
 VARIANTS = {
@@ -24,7 +24,7 @@ VARIANTS = {
         )
     },
 }
-HEADED = {
+MULTI_HEAD = {
     name: {"attention": AttentionConfig.named(name, n_heads=2, d_head=3)}
     for name in ("softmax", "linear", "hyla")
 } | {
@@ -65,16 +65,16 @@ def literal(model, a, b):
     a, b = [int(t) for t in a if t != PAD], [int(t) for t in b if t != PAD]
     x_a, x_b = [model.W_E[t] for t in a], [model.W_E[t] for t in b]
     if c.attention is not None:
-        asking, told = torch.stack(x_a)[None], torch.stack(x_b)[None]
-        with_weights = c.attention.build(c.d_model).double()
-        with_weights.load_state_dict(model.align.state_dict())
-        aligned_a, aligned_b = with_weights(asking, told)[0], with_weights(told, asking)[0]
+        tokens_a, tokens_b = torch.stack(x_a)[None], torch.stack(x_b)[None]
+        align = c.attention.build(c.d_model).double()
+        align.load_state_dict(model.align.state_dict())
+        aligned_a, aligned_b = align(tokens_a, tokens_b)[0], align(tokens_b, tokens_a)[0]
     else:
         aligned_a, aligned_b = literal_alignment(model, x_a, x_b)
     sums = []
     for x, aligned in ((x_a, aligned_a), (x_b, aligned_b)):
-        both = [torch.cat([token, found]) for token, found in zip(x, aligned, strict=True)]
-        sums.append(sum(two_layers(model.compare, one) for one in both))
+        pairs = [torch.cat(pair) for pair in zip(x, aligned, strict=True)]
+        sums.append(sum(two_layers(model.compare, pair) for pair in pairs))
     return two_layers(model.aggregate, torch.cat(sums)) @ model.W_U + model.b_U
 
 
@@ -93,19 +93,19 @@ def literal_alignment(model, x_a, x_b):
                     N[i][j] -= c.composition.beta * abs(g_a[d] - g_b[d])
     M_a = [[0.0] * len(b) for _ in a]
     M_b = [[0.0] * len(a) for _ in b]
-    every = [value for row in E for value in row]
+    entries = [value for row in E for value in row]
     for i in range(len(a)):
         for j in range(len(b)):
             if c.composition is None:
                 M_a[i][j] = math.exp(E[i][j]) / sum(math.exp(e) for e in E[i])
                 M_b[j][i] = math.exp(E[i][j]) / sum(math.exp(row[j]) for row in E)
                 continue
-            affinity, apart = E[i][j], N[i][j]
+            affinity, dissimilarity = E[i][j], N[i][j]
             if c.composition.affinity_centring == "matrix":
-                affinity -= sum(every) / len(every)
+                affinity -= sum(entries) / len(entries)
             if c.composition.gate_centring == "row":
-                apart -= sum(N[i]) / len(N[i])
-            M_a[i][j] = math.tanh(affinity) / (1 + math.exp(-apart))
+                dissimilarity -= sum(N[i]) / len(N[i])
+            M_a[i][j] = math.tanh(affinity) / (1 + math.exp(-dissimilarity))
             M_a[i][j] *= 2 if c.composition.doubled else 1
             M_b[j][i] = M_a[i][j]
     return tuple(
@@ -114,10 +114,10 @@ def literal_alignment(model, x_a, x_b):
     )
 
 
-EVERY = VARIANTS | HEADED
+ALL_VARIANTS = VARIANTS | MULTI_HEAD
 
 
-@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("changes", ALL_VARIANTS.values(), ids=ALL_VARIANTS)
 def test_every_variant_is_the_literal_formula(changes):
     model, (a, b) = build(**changes), pairs()
     with torch.no_grad():
@@ -136,13 +136,13 @@ def test_hooks_show_the_alignment_and_change_it(changes):
     assert not pattern[0, 0, :, 2:].any()
     aligned = pattern[:, 0] @ cache["hook_embed_b"]
     torch.testing.assert_close(cache["hook_aligned_a"], aligned)
-    other = cache["hook_pattern_b"][:, 0] if "hook_pattern_b" in cache else pattern[:, 0].mT
-    torch.testing.assert_close(cache["hook_aligned_b"], other @ cache["hook_embed_a"])
+    pattern_b = cache["hook_pattern_b"][:, 0] if "hook_pattern_b" in cache else pattern[:, 0].mT
+    torch.testing.assert_close(cache["hook_aligned_b"], pattern_b @ cache["hook_embed_a"])
     if changes:
-        shown = torch.tanh(cache["hook_affinity"]) * cache["hook_gate"]
-        torch.testing.assert_close(pattern[2:], shown[2:])
+        expected = torch.tanh(cache["hook_affinity"]) * cache["hook_gate"]
+        torch.testing.assert_close(pattern[2:], expected[2:])
     else:
-        # Of real queries: those that are padding have no row either.
+        # Only for token queries: the rows of padding queries are 0.
         torch.testing.assert_close(pattern[1:].sum(-1), torch.ones(3, 1, 5).double())
     for name in model.hook_dict:
         hooks = [(name, lambda value, hook: 0.5 * value.roll(1, dims=0) + value.roll(1, dims=-1))]
@@ -150,8 +150,8 @@ def test_hooks_show_the_alignment_and_change_it(changes):
         assert not torch.allclose(changed, logits, atol=1e-4), name
 
 
-@pytest.mark.parametrize("changes", HEADED.values(), ids=HEADED)
-def test_heads_have_hooks_for_each_side(changes):
+@pytest.mark.parametrize("changes", MULTI_HEAD.values(), ids=MULTI_HEAD)
+def test_multi_head_attention_has_hook_points_for_each_direction(changes):
     model, (a, b) = build(**changes), pairs()
     logits, cache = model.run_with_cache(a, b)
     assert cache["align_a.hook_pattern"].shape == (4, 2, 5, 4)
@@ -164,8 +164,8 @@ def test_heads_have_hooks_for_each_side(changes):
         assert not torch.allclose(changed, logits, atol=1e-5), name
 
 
-@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
-def test_padding_changes_nothing_and_an_empty_sequence_is_no_error(changes):
+@pytest.mark.parametrize("changes", ALL_VARIANTS.values(), ids=ALL_VARIANTS)
+def test_padding_has_no_effect_and_empty_sequences_are_allowed(changes):
     model, (a, b) = build(**changes), pairs()
     longer = torch.cat([a, torch.full((4, 2), PAD)], 1)
     torch.testing.assert_close(model(longer, b), model(a, b))
@@ -181,20 +181,16 @@ def test_padding_may_be_an_id():
     torch.testing.assert_close(model(a, other), model(a, b))
 
 
-def test_dropout_is_of_training_alone():
+def test_dropout_is_applied_in_training_only():
     model, (a, b) = build(dropout=0.5), pairs()
     assert not torch.equal(model(a, b), model(a, b))
     model.eval()
     assert torch.equal(model(a, b), model(a, b))
 
 
-@pytest.mark.parametrize("changes", EVERY.values(), ids=EVERY)
-def test_a_saved_model_is_the_same(changes, tmp_path):
-    model, (a, b) = build(**changes).float(), pairs()
-    save(model, tmp_path / "model.safetensors")
-    again = load(tmp_path / "model.safetensors")
-    assert again.config == model.config
-    assert torch.equal(again(a, b), model(a, b))
+@pytest.mark.parametrize("changes", ALL_VARIANTS.values(), ids=ALL_VARIANTS)
+def test_a_saved_model_is_loaded_unchanged(changes, tmp_path):
+    check_saved_model_loads(build(**changes).float(), pairs(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +199,7 @@ def test_a_saved_model_is_the_same(changes, tmp_path):
         ({"d_model": 0}, r"d_model must be at least 1, got 0"),
         ({"shared": False}, r"shared must be True without a composition"),
         (
-            {**HEADED["hyla"], "composition": QuasiAttentionConfig()},
+            {**MULTI_HEAD["hyla"], "composition": QuasiAttentionConfig()},
             r"attention must be None with a composition",
         ),
         (
@@ -213,6 +209,6 @@ def test_a_saved_model_is_the_same(changes, tmp_path):
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0\.1"),
     ],
 )
-def test_wrong_configs_are_told(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)

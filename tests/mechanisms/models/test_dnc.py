@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from mechanisms import load, save
 from mechanisms.models.dnc import (
     LINK_EPSILON,
     NORM_EPSILON,
@@ -16,6 +15,11 @@ from mechanisms.models.dnc import (
     content_weights,
     sharpened,
     updated_links,
+)
+from tests.mechanisms.checks import (
+    check_saved_model_loads,
+    check_seed_determines_weights,
+    dropout_calls,
 )
 
 SMALL = DncConfig(d_input=6, d_output=3, d_embed=5, d_hidden=4, n_cells=5, d_cell=3, n_read_heads=2)
@@ -30,7 +34,7 @@ def build(config=SMALL, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Zero biases would hide a bias that is forgotten; the rest makes gates decided.
+            # Zero biases would hide a missing bias; noise makes the gates less uniform.
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=dtype))
     return model.requires_grad_(False)
 
@@ -58,10 +62,10 @@ def slow_content(memory, key, mask, strength):
     scores = []
     for row in memory:
         product = row_norm = key_norm = 0.0
-        for value, wanted, counts in zip(row, key, mask, strict=True):
-            product += (wanted * counts) * (value * counts)
-            row_norm += (value * counts) ** 2
-            key_norm += (wanted * counts) ** 2
+        for value, key_value, weight in zip(row, key, mask, strict=True):
+            product += (key_value * weight) * (value * weight)
+            row_norm += (value * weight) ** 2
+            key_norm += (key_value * weight) ** 2
         norms = np.sqrt(row_norm + NORM_EPSILON) * np.sqrt(key_norm + NORM_EPSILON)
         scores.append(np.exp(strength * product / norms))
     return np.array(scores) / sum(scores)
@@ -71,9 +75,9 @@ def slow_allocation(usage):
     usage = [USAGE_EPSILON + (1 - USAGE_EPSILON) * u for u in usage]
     weights = np.zeros(len(usage))
     free_list = sorted(range(len(usage)), key=lambda i: (usage[i], i))
-    for place, i in enumerate(free_list):
+    for rank, i in enumerate(free_list):
         weights[i] = 1 - usage[i]
-        for j in free_list[:place]:
+        for j in free_list[:rank]:
             weights[i] *= usage[j]
     return weights
 
@@ -90,7 +94,7 @@ def slow_links(links, precedence, write_weights):
 
 def slow_sharpened(weights, sharpness):
     if max(weights) < LINK_EPSILON:
-        # Below, only what is exactly unlinked is compared.
+        # Such weights are only tested if they are exactly 0.
         assert max(weights) == 0
         return np.zeros(len(weights))
     powers = [weight**sharpness for weight in weights]
@@ -98,12 +102,12 @@ def slow_sharpened(weights, sharpness):
 
 
 def slow_step(core, x, state):
-    config_heads, width, n_cells = core.n_heads, core.d_cell, core.n_cells
+    n_heads, width, n_cells = core.n_heads, core.d_cell, core.n_cells
     weights = {name: parameter.numpy() for name, parameter in core.named_parameters()}
     hidden, cell, memory, usage, links, precedence, last_write, last_reads, vectors = state
 
-    seen = np.concatenate((vectors.ravel(), hidden))
-    sums = x @ weights["W_x"] + seen @ weights["W_h"] + weights["b"]
+    recurrent = np.concatenate((vectors.ravel(), hidden))
+    sums = x @ weights["W_x"] + recurrent @ weights["W_h"] + weights["b"]
     write, forget, content, out = np.split(sums, 4)
     cell = sigmoid(forget) * cell + sigmoid(write) * np.tanh(content)
     hidden = sigmoid(out) * np.tanh(cell)
@@ -115,22 +119,22 @@ def slow_step(core, x, state):
         del interface[:count]
         return taken
 
-    read_keys = take(config_heads * width).reshape(config_heads, width)
-    read_masks = sigmoid(take(config_heads * width)).reshape(config_heads, width)
-    read_strengths = oneplus(take(config_heads))
+    read_keys = take(n_heads * width).reshape(n_heads, width)
+    read_masks = sigmoid(take(n_heads * width)).reshape(n_heads, width)
+    read_strengths = oneplus(take(n_heads))
     write_key, write_mask = take(width), sigmoid(take(width))
     write_strength = oneplus(take(1))[0]
     erase, write_vector = sigmoid(take(width)), take(width)
-    free = sigmoid(take(config_heads))
+    free = sigmoid(take(n_heads))
     allocation_gate, write_gate = sigmoid(take(1))[0], sigmoid(take(1))[0]
-    modes = np.exp(take(3 * config_heads)).reshape(config_heads, 3)
+    modes = np.exp(take(3 * n_heads)).reshape(n_heads, 3)
     modes = modes / modes.sum(1, keepdims=True)
-    sharpness = oneplus(take(2 * config_heads)).reshape(config_heads, 2)
+    sharpness = oneplus(take(2 * n_heads)).reshape(n_heads, 2)
     assert not interface
 
     retention = np.ones(n_cells)
     for i in range(n_cells):
-        for head in range(config_heads):
+        for head in range(n_heads):
             retention[i] *= 1 - free[head] * last_reads[head, i]
     usage = np.array(
         [
@@ -138,11 +142,12 @@ def slow_step(core, x, state):
             for i in range(n_cells)
         ]
     )
-    found = slow_content(memory, write_key, write_mask, write_strength)
-    room = slow_allocation(usage)
+    write_content = slow_content(memory, write_key, write_mask, write_strength)
+    allocation = slow_allocation(usage)
     write_weights = np.array(
         [
-            write_gate * (allocation_gate * room[i] + (1 - allocation_gate) * found[i])
+            write_gate
+            * (allocation_gate * allocation[i] + (1 - allocation_gate) * write_content[i])
             for i in range(n_cells)
         ]
     )
@@ -155,7 +160,7 @@ def slow_step(core, x, state):
     precedence = (1 - sum(write_weights)) * precedence + write_weights
 
     reads = np.zeros_like(last_reads)
-    for head in range(config_heads):
+    for head in range(n_heads):
         forward, backward = np.zeros(n_cells), np.zeros(n_cells)
         for i in range(n_cells):
             for j in range(n_cells):
@@ -163,35 +168,38 @@ def slow_step(core, x, state):
                 backward[i] += links[j, i] * last_reads[head, j]
         backward = slow_sharpened(backward, sharpness[head, 0])
         forward = slow_sharpened(forward, sharpness[head, 1])
-        found = slow_content(new_memory, read_keys[head], read_masks[head], read_strengths[head])
+        read_content = slow_content(
+            new_memory, read_keys[head], read_masks[head], read_strengths[head]
+        )
         for i in range(n_cells):
-            mixture = zip(modes[head], (backward[i], found[i], forward[i]), strict=True)
+            mixture = zip(modes[head], (backward[i], read_content[i], forward[i]), strict=True)
             reads[head, i] = sum(mode * weight for mode, weight in mixture)
     vectors = np.zeros_like(vectors)
-    for head in range(config_heads):
+    for head in range(n_heads):
         for i in range(n_cells):
             vectors[head] += reads[head, i] * new_memory[i]
-    named = {
+    gates = {
         "free_gates": free,
         "allocation_gate": allocation_gate,
         "write_gate": write_gate,
         "read_modes": modes,
     }
     state = (hidden, cell, new_memory, usage, links, precedence, write_weights, reads, vectors)
-    return state, named
+    return state, gates
 
 
 def slow_model(model, tokens):
-    """Logits and what each step shows, for one sequence without padding."""
-    state = tuple(part[0].numpy() for part in model.core.initial_state(1))
-    shown = []
+    """Logits and the activations of each step, for one sequence without padding."""
+    state = tuple(tensor[0].numpy() for tensor in model.core.initial_state(1))
+    steps = []
     for token in [model.config.d_input + 1, *tokens, model.config.d_input]:
-        state, named = slow_step(model.core, model.W_E[token].numpy(), state)
+        state, gates = slow_step(model.core, model.W_E[token].numpy(), state)
         names = ("hidden", "cell", "memory", "usage", "links", "", "write_weights")
         names += ("read_weights", "read_vectors")
-        shown.append(named | {name: part for name, part in zip(names, state, strict=True) if name})
+        states = {name: value for name, value in zip(names, state, strict=True) if name}
+        steps.append(gates | states)
     final = np.concatenate((state[0], state[-1].ravel()))
-    return final @ model.W_U.numpy() + model.b_U.numpy(), shown
+    return final @ model.W_U.numpy() + model.b_U.numpy(), steps
 
 
 def test_agrees_with_the_equations_one_number_at_a_time():
@@ -200,8 +208,8 @@ def test_agrees_with_the_equations_one_number_at_a_time():
     logits, cache = model.run_with_cache(TOKENS)
     assert logits.shape == (4, 1, 3)
     for row, length in enumerate(LENGTHS):
-        expected, shown = slow_model(model, TOKENS[row, :length].tolist())
-        for position, quantities in enumerate(shown):
+        expected, steps = slow_model(model, TOKENS[row, :length].tolist())
+        for position, quantities in enumerate(steps):
             names = {name for name in model.hook_dict if name.startswith(f"steps.{position}.")}
             assert names == {f"steps.{position}.hook_{name}" for name in quantities}
             for name, theirs in quantities.items():
@@ -217,7 +225,7 @@ def test_content_is_the_softmax_of_masked_cosines():
     masked = [memory[:, None] * masks[:, :, None], (keys * masks)[:, :, None]]
     cosine = torch.cosine_similarity(masked[0], masked[1], dim=-1)
     assert torch.allclose(ours, (strengths[..., None] * cosine).softmax(-1), atol=1e-5)
-    # What a mask hides makes no difference.
+    # The masked part of a row makes no difference.
     masks = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64).expand(2, 3, 4)
     other = memory + normal(2, 6, 4, seed=4) * (1 - masks[:, :1])
     ours = content_weights(memory, keys, masks, strengths)
@@ -225,7 +233,7 @@ def test_content_is_the_softmax_of_masked_cosines():
     assert not torch.allclose(content_weights(other, keys, masks * 0 + 1, strengths), ours)
 
 
-def test_an_empty_memory_or_key_is_found_everywhere_and_can_be_differentiated():
+def test_an_empty_memory_or_key_gives_uniform_weights_and_finite_gradients():
     memory = torch.zeros(1, 4, 3, requires_grad=True)
     keys = torch.zeros(1, 2, 3, requires_grad=True)
     weights = content_weights(memory, keys, torch.ones(1, 2, 3), torch.ones(1, 2))
@@ -267,7 +275,7 @@ def test_allocation_of_many_free_rows_is_finite_in_single_precision():
 
 
 def test_links_are_the_order_of_writing():
-    """Rows 2, 0, 3 written one after the other: forward leads from 2 to 0 to 3."""
+    """Rows 2, 0, 3 are written in this order: forward links lead from 2 to 0 to 3."""
     links, precedence = torch.zeros(1, 4, 4), torch.zeros(1, 4)
     for row in (2, 0, 3):
         write_weights = torch.eye(4)[row][None]
@@ -276,7 +284,7 @@ def test_links_are_the_order_of_writing():
     expected = torch.zeros(4, 4)
     expected[0, 2] = expected[3, 0] = 1
     assert torch.equal(links[0], expected)
-    # Row 2 is written again: nothing leads on from 2 or to it but from the last row written.
+    # Row 2 is written again: its only remaining link is from the last row written.
     again = updated_links(links, precedence, torch.eye(4)[2][None])
     expected = torch.zeros(4, 4)
     expected[3, 0] = expected[2, 3] = 1
@@ -331,23 +339,23 @@ def test_weights_and_links_stay_distributions(seed):
     tokens = torch.randint(6, (16, 30), generator=torch.Generator().manual_seed(seed))
     model.set_positions(30)
     _, cache = model.run_with_cache(tokens)
-    most = 1 + 1e-5
+    upper = 1 + 1e-5
     for position in range(32):
-        shown = {
+        activations = {
             name: cache[f"steps.{position}.hook_{name}"]
             for name in ("usage", "write_weights", "links", "read_weights", "read_modes")
         }
-        for name, values in shown.items():
+        for name, values in activations.items():
             assert values.min() >= -1e-6, name
-            assert values.max() <= most, name
-        assert shown["write_weights"].sum(-1).max() <= most
-        assert shown["read_weights"].sum(-1).max() <= most
-        assert torch.allclose(shown["read_modes"].sum(-1), torch.ones(16, 2))
-        links = shown["links"]
+            assert values.max() <= upper, name
+        assert activations["write_weights"].sum(-1).max() <= upper
+        assert activations["read_weights"].sum(-1).max() <= upper
+        assert torch.allclose(activations["read_modes"].sum(-1), torch.ones(16, 2))
+        links = activations["links"]
         assert torch.equal(links.diagonal(dim1=1, dim2=2), torch.zeros(16, 5))
-        assert links.sum(1).max() <= most
-        assert links.sum(2).max() <= most
-    # Not because nothing is ever written or linked.
+        assert links.sum(1).max() <= upper
+        assert links.sum(2).max() <= upper
+    # Some rows are written and linked.
     assert cache["steps.31.hook_links"].sum((1, 2)).max() > 0.3
 
 
@@ -388,12 +396,12 @@ def test_reading_forward_and_backward_follows_the_order_of_writing():
     model.set_positions(6)
     row = torch.eye(5)
 
-    def place(index):
+    def at_row(index):
         return lambda weights, hook: row[index].expand_as(weights)
 
     for mode, expected in ((0, 4), (1, None), (2, 2)):
-        hooks = [(f"steps.{t}.hook_write_weights", place(i)) for t, i in enumerate((4, 1, 2))]
-        hooks += [("steps.1.hook_read_weights", place(1))]
+        hooks = [(f"steps.{t}.hook_write_weights", at_row(i)) for t, i in enumerate((4, 1, 2))]
+        hooks += [("steps.1.hook_read_weights", at_row(1))]
         only = torch.eye(3)[mode]
         hooks += [("steps.2.hook_read_modes", lambda modes, hook, only=only: only.expand_as(modes))]
         with model.hooks([*hooks]):
@@ -405,7 +413,7 @@ def test_reading_forward_and_backward_follows_the_order_of_writing():
             assert torch.allclose(weights, row[expected].expand(2, 5), atol=1e-6)
 
 
-def test_an_answer_does_not_depend_on_its_padding():
+def test_logits_do_not_depend_on_padding():
     model = build()
     logits = model(TOKENS)
     wider = torch.cat((TOKENS, torch.full((4, 3), -1)), 1)
@@ -422,8 +430,8 @@ def test_padded_steps_leave_gradients_alone():
         model.zero_grad()
         model(tokens).square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    for wide, narrow in zip(*gradients, strict=True):
-        assert torch.allclose(wide, narrow, atol=1e-5)
+    for padded, unpadded in zip(*gradients, strict=True):
+        assert torch.allclose(padded, unpadded, atol=1e-5)
 
 
 def test_hook_names_and_shapes():
@@ -457,7 +465,7 @@ def test_hook_names_and_shapes():
         model.set_positions(-1)
 
 
-def test_every_intervention_reaches_the_output_and_nothing_before_it():
+def test_interventions_change_the_output_and_no_earlier_step():
     model = build()
     model.set_positions(6)
     plain, before = model.run_with_cache(TOKENS)
@@ -472,14 +480,14 @@ def test_every_intervention_reaches_the_output_and_nothing_before_it():
                 logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
             assert logits.isfinite().all(), name
             assert (logits[0] - plain[0]).abs().max() > 1e-5, name
-            # The others' EOS is before position 7; the second's and the last's before 3.
+            # EOS of the other sequences is before position 7; of the second and last before 3.
             shorter = [1, 2, 3] if position == 7 else [1, 3]
             assert torch.equal(logits[shorter], plain[shorter]), name
             for earlier in range(position):
                 for quantity in ("hidden", "memory", "read_weights"):
                     key = f"steps.{earlier}.hook_{quantity}"
                     assert torch.equal(before[key], after[key]), name
-    # Nobody listens any more.
+    # Without hooks the output is the same again.
     assert torch.allclose(model(TOKENS), plain, atol=1e-6)
 
 
@@ -489,11 +497,11 @@ def first_of_three(step):
     return tokens, tokens[:, 0]
 
 
-def test_learns_to_remember_in_its_memory_alone():
-    """The first of three tokens, by a controller that is made to forget at every step.
+def test_learns_to_remember_using_the_memory_only():
+    """The target is the first of three tokens; the controller is forced to forget at every step.
 
-    With no LSTM state from the step before, all that comes from the first token to the end goes
-    through the memory. The control without the memory is at chance.
+    Without an LSTM state from the previous step, information about the first token must go through
+    the memory. The control without the memory is at chance.
     """
     config = DncConfig(d_input=4, d_output=4, d_embed=8, d_hidden=16, n_cells=4, d_cell=6)
     model = Dnc(config, generator=torch.Generator().manual_seed(0))
@@ -512,11 +520,11 @@ def test_learns_to_remember_in_its_memory_alone():
         optimizer.step()
     tokens, targets = first_of_three(10_000)
     with torch.no_grad():
-        right = (model(tokens)[:, 0].argmax(-1) == targets).float().mean()
-        emptied = [(f"steps.{t}.hook_memory", lambda x, hook: 0 * x) for t in range(5)]
-        without = model.run_with_hooks(tokens, fwd_hooks=[*emptied])[:, 0]
-    assert right > 0.95
-    assert (without.argmax(-1) == targets).float().mean() < 0.6
+        accuracy = (model(tokens)[:, 0].argmax(-1) == targets).float().mean()
+        empty_memory = [(f"steps.{t}.hook_memory", lambda x, hook: 0 * x) for t in range(5)]
+        control = model.run_with_hooks(tokens, fwd_hooks=[*empty_memory])[:, 0]
+    assert accuracy > 0.95
+    assert (control.argmax(-1) == targets).float().mean() < 0.6
 
 
 def test_every_weight_is_trained():
@@ -526,7 +534,7 @@ def test_every_weight_is_trained():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 1e-4, name
-    # No column of the interface is without use.
+    # Every column of the interface is used.
     gradient = model.core.b_interface.grad
     assert gradient is not None
     assert (gradient != 0).all()
@@ -534,42 +542,19 @@ def test_every_weight_is_trained():
 
 def test_dropout_is_on_embeddings_and_before_the_read_out(monkeypatch):
     model = build(replace(SMALL, dropout=0.25))
-    plain = model(TOKENS)
-    seen = []
-
-    def record(x, probability, training):
-        seen.append((tuple(x.shape), probability, training))
-        return x
-
-    with monkeypatch.context() as patched:
-        patched.setattr("mechanisms.models.dnc.dropout", record)
-        assert torch.equal(model(TOKENS), plain)
-    assert seen == [((4, 8, 5), 0.25, False), ((4, 10), 0.25, False)]
+    calls = dropout_calls(model, TOKENS, monkeypatch)
+    assert calls == [((4, 8, 5), 0.25, False), ((4, 10), 0.25, False)]
+    output = model(TOKENS)
     model.train()
-    assert not torch.allclose(model(TOKENS), plain)
+    assert not torch.allclose(model(TOKENS), output)
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, second, other = (
-        Dnc(SMALL, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-    for (name, a), b in zip(first.named_parameters(), other.parameters(), strict=True):
-        assert name.split(".")[-1].startswith("b") or not torch.equal(a, b), name
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(lambda generator: Dnc(SMALL, generator=generator))
 
 
-def test_a_saved_model_comes_back(tmp_path):
-    model = build()
-    model(TOKENS)
-    save(model, tmp_path / "model.safetensors")
-    loaded = load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, Dnc)
-    assert loaded.config == model.config
-    assert torch.equal(loaded(TOKENS), model(TOKENS))
+def test_a_saved_model_is_loaded_unchanged(tmp_path):
+    check_saved_model_loads(build(SMALL), (TOKENS,), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -581,6 +566,6 @@ def test_a_saved_model_comes_back(tmp_path):
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)

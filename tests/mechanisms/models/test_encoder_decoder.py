@@ -13,9 +13,12 @@ from mechanisms import (
     GeometricAttentionConfig,
     QuasiAttentionConfig,
     RelativeAttentionConfig,
-    load,
-    save,
     sinusoidal_embedding,
+)
+from tests.mechanisms.checks import (
+    check_interventions_change_output,
+    check_saved_model_loads,
+    check_seed_determines_weights,
 )
 from tests.mechanisms.torch_layers import decoder_layer, encoder_layer, shake
 
@@ -32,7 +35,7 @@ SMALL = EncoderDecoderConfig(
     end=END,
     padding=PADDING,
 )
-KINDS = {
+CONFIGS = {
     "shared": SMALL,
     "separate": replace(SMALL, shared=False),
     "padding is an id": replace(SMALL, d_input=5, d_output=8, begin=6, end=7, padding=4),
@@ -52,7 +55,7 @@ KINDS = {
 }
 SOURCE = torch.tensor([[0, 1, 2, 3], [3, 2, -1, -1], [1, -1, -1, -1]])
 TARGET_IN = torch.tensor([[5, 0, 1, 2, 3], [5, 4, 4, -1, -1], [5, -1, -1, -1, -1]])
-REAL = TARGET_IN >= 0
+IS_TOKEN = TARGET_IN >= 0
 
 
 def build(config, seed=0):
@@ -66,17 +69,17 @@ def inputs_for(config):
     return tuple(x.masked_fill(x < 0, config.padding) for x in (SOURCE, target_in))
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def model(request):
     return build(request.param)
 
 
-@pytest.mark.parametrize("kind", ["shared", "separate"])
-def test_agrees_with_torchs_own_layers(kind):
-    model = build(KINDS[kind])
+@pytest.mark.parametrize("name", ["shared", "separate"])
+def test_agrees_with_torchs_own_layers(name):
+    model = build(CONFIGS[name])
     for row in range(3):
         # One sequence at a time, without any padding.
-        source, target = SOURCE[row][SOURCE[row] >= 0], TARGET_IN[row][REAL[row]]
+        source, target = SOURCE[row][SOURCE[row] >= 0], TARGET_IN[row][IS_TOKEN[row]]
         encoded = (model.W_E[source] + sinusoidal_embedding(len(source), 8))[None]
         x = (model.W_E_target[target] + sinusoidal_embedding(len(target), 8))[None]
         for layer in range(2):
@@ -88,11 +91,11 @@ def test_agrees_with_torchs_own_layers(kind):
             block = model.decoder_core or model.decoder_blocks[layer]
             x = decoder_layer(block)(x, encoded, tgt_mask=future)
         logits = model.ln_final(x) @ model.W_U + model.b_U
-        ours = model(SOURCE, TARGET_IN)[row][REAL[row]]
+        ours = model(SOURCE, TARGET_IN)[row][IS_TOKEN[row]]
         assert torch.allclose(ours, logits[0], atol=1e-5)
 
 
-def test_padding_and_the_future_reach_nothing(model):
+def test_padding_and_future_tokens_have_no_effect(model):
     source, target_in = inputs_for(model.config)
     alone = model(source[1:2, :2], target_in[1:2, :3])
     assert torch.allclose(model(source, target_in)[1:2, :3], alone, atol=1e-5)
@@ -102,12 +105,12 @@ def test_padding_and_the_future_reach_nothing(model):
     assert torch.equal(ours[:3], theirs[:3])
     assert not torch.allclose(ours[3:], theirs[3:])
 
-    def spoil(x, hook):
+    def corrupt_padding(x, hook):
         return x.masked_fill((source == model.config.padding)[..., None], 1e3)
 
-    hooks = [("hook_embed", spoil), ("hook_encoded", spoil)]
-    spoilt = model.run_with_hooks(source, target_in, fwd_hooks=hooks)
-    assert torch.allclose(spoilt, model(source, target_in), atol=1e-6)
+    hooks = [("hook_embed", corrupt_padding), ("hook_encoded", corrupt_padding)]
+    corrupted = model.run_with_hooks(source, target_in, fwd_hooks=hooks)
+    assert torch.allclose(corrupted, model(source, target_in), atol=1e-6)
 
 
 def test_an_empty_source_gives_finite_logits_and_gradients():
@@ -125,11 +128,11 @@ def test_hook_names_and_shapes(model):
     assert set(cache) == set(model.hook_dict)
     assert cache["hook_embed"].shape == cache["hook_encoded"].shape == (3, 4, 8)
     assert cache["hook_embed_target"].shape == (3, 5, 8)
-    halves = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+    names = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
     for layer in range(2):
-        for name in halves:
+        for name in names:
             assert cache[f"encoder_blocks.{layer}.hook_{name}"].shape == (3, 4, 8)
-        for name in (*halves, "cross_attn_out", "resid_mid_cross"):
+        for name in (*names, "cross_attn_out", "resid_mid_cross"):
             assert cache[f"decoder_blocks.{layer}.hook_{name}"].shape == (3, 5, 8)
         decoder = f"decoder_blocks.{layer}"
         assert cache[f"encoder_blocks.{layer}.attn.hook_pattern"].shape == (3, 2, 4, 4)
@@ -139,45 +142,36 @@ def test_hook_names_and_shapes(model):
         assert cache[f"{decoder}.cross_attn.hook_k"].shape == (3, 4, 2, 4)
 
 
-def test_the_streams_are_sums_of_what_the_parts_write():
+def test_the_residual_stream_is_the_sum_of_the_outputs_of_all_parts():
     _, cache = build(SMALL).run_with_cache(SOURCE, TARGET_IN)
     for step in range(2):
-        at = {
+        outputs = {
             name: cache[f"decoder_blocks.{step}.hook_{name}"]
             for name in ("resid_pre", "attn_out", "cross_attn_out", "mlp_out", "resid_post")
         }
-        total = sum(value for name, value in at.items() if name != "resid_post")
-        assert torch.allclose(at["resid_post"], total, atol=1e-5)
+        total = sum(value for name, value in outputs.items() if name != "resid_post")
+        assert torch.allclose(outputs["resid_post"], total, atol=1e-5)
     first, second = (cache[f"decoder_blocks.{step}.hook_resid_post"] for step in range(2))
     assert torch.equal(cache["decoder_blocks.1.hook_resid_pre"], first)
     assert not torch.allclose(first, second)
 
 
-def test_every_intervention_reaches_the_output(model):
-    inputs = inputs_for(model.config)
-    plain = model(*inputs)
-    generator = torch.Generator().manual_seed(0)
-
-    def change(activation, hook):
-        return activation + torch.randn(activation.shape, generator=generator)
-
-    for name in model.hook_dict:
-        changed = model.run_with_hooks(*inputs, fwd_hooks=[(name, change)])
-        assert not torch.allclose(changed, plain, atol=1e-6), name
+def test_each_hook_point_changes_the_output(model):
+    check_interventions_change_output(model, inputs_for(model.config))
 
 
 def test_greedy_equals_one_sequence_at_a_time(model):
     source, _ = inputs_for(model.config)
     config = model.config
-    written = model.greedy(source, 6)
-    assert written.shape == (3, 6)
+    decoded = model.greedy(source, 6)
+    assert decoded.shape == (3, 6)
     for row in range(3):
         ids = source[row][source[row] != config.padding][None]
         prefix = [config.begin]
         while len(prefix) <= 6 and prefix[-1] != config.end:
             prefix.append(int(model(ids, torch.tensor([prefix]))[0, -1].argmax()))
         expected = prefix[1:] + [config.padding] * (7 - len(prefix))
-        assert written[row].tolist() == expected
+        assert decoded[row].tolist() == expected
 
 
 def test_greedy_stops_at_the_end_and_encodes_once():
@@ -188,7 +182,7 @@ def test_greedy_stops_at_the_end_and_encodes_once():
         calls[hook.name] += 1
 
     def force(x, hook):
-        """The end is due after two tokens, in the first row after one."""
+        """Make `end` most probable after two tokens, in the first row after one."""
         x = torch.zeros_like(x)
         x[:, 2:] = x[0, 1:] = 1
         return x
@@ -198,9 +192,9 @@ def test_greedy_stops_at_the_end_and_encodes_once():
     model.b_U.zero_()[3] = 1
     hooks = [(name, count) for name in calls]
     with model.hooks([*hooks, ("decoder_blocks.1.hook_resid_post", force)]):
-        written = model.greedy(SOURCE, 10)
+        decoded = model.greedy(SOURCE, 10)
     padding = [PADDING] * 7
-    assert written.tolist() == [
+    assert decoded.tolist() == [
         [3, END, PADDING, *padding],
         [3, 3, END, *padding],
         [3, 3, END, *padding],
@@ -208,40 +202,40 @@ def test_greedy_stops_at_the_end_and_encodes_once():
     assert calls == {"hook_encoded": 1, "hook_embed_target": 3}
 
 
-def test_greedy_writes_the_target_if_and_only_if_it_is_the_best_everywhere():
+def test_greedy_decodes_the_target_with_the_highest_logits_everywhere():
     model = build(SMALL)
-    written = model.greedy(SOURCE, 5)
-    forced = torch.cat([torch.full((3, 1), BEGIN), written[:, :-1]], 1)
-    assert torch.equal(model(SOURCE, forced).argmax(-1)[written >= 0], written[written >= 0])
+    decoded = model.greedy(SOURCE, 5)
+    forced = torch.cat([torch.full((3, 1), BEGIN), decoded[:, :-1]], 1)
+    assert torch.equal(model(SOURCE, forced).argmax(-1)[decoded >= 0], decoded[decoded >= 0])
 
 
 def test_shared_weights_equal_a_stack_of_copies():
-    shared, stack = build(SMALL), build(KINDS["separate"])
+    shared, stack = build(SMALL), build(CONFIGS["separate"])
     weights = shared.state_dict()
 
     def source_of(name):
-        half, _, rest = name.partition("_blocks.")
-        return f"{half}_core.{rest.split('.', 1)[1]}" if rest else name
+        stack, _, path = name.partition("_blocks.")
+        return f"{stack}_core.{path.split('.', 1)[1]}" if path else name
 
     stack.load_state_dict({name: weights[source_of(name)] for name in stack.state_dict()})
     assert torch.allclose(stack(SOURCE, TARGET_IN), shared(SOURCE, TARGET_IN), atol=1e-6)
 
 
-def test_shared_weights_take_more_or_fewer_steps_than_trained():
+def test_shared_weights_allow_other_numbers_of_steps():
     model = build(SMALL)
     longer = EncoderDecoder(replace(SMALL, n_layers=4)).eval()
     longer.load_state_dict(model.state_dict())
     ours, theirs = model(SOURCE, TARGET_IN, n_steps=4), longer(SOURCE, TARGET_IN)
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert torch.equal(model.greedy(SOURCE, 5, n_steps=4), longer.greedy(SOURCE, 5))
-    for half in ("encoder", "decoder"):
-        assert f"{half}_blocks.3.attn.hook_pattern" in model.hook_dict
+    for stack in ("encoder", "decoder"):
+        assert f"{stack}_blocks.3.attn.hook_pattern" in model.hook_dict
     assert not torch.allclose(model(SOURCE, TARGET_IN, n_steps=1), model(SOURCE, TARGET_IN))
     with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 1"):
-        build(KINDS["separate"])(SOURCE, TARGET_IN, n_steps=1)
+        build(CONFIGS["separate"])(SOURCE, TARGET_IN, n_steps=1)
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_is_applied_in_training_only():
     model = build(replace(SMALL, dropout=0.5))
     plain = build(SMALL)(SOURCE, TARGET_IN)
     assert torch.equal(model(SOURCE, TARGET_IN), plain)
@@ -251,22 +245,12 @@ def test_dropout_acts_in_training_alone():
     assert not torch.allclose(outputs[0], outputs[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_comes_back(kind, tmp_path):
-    model = build(KINDS[kind])
-    save(model, tmp_path / "model.safetensors")
-    loaded = load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, EncoderDecoder)
-    assert loaded.config == model.config
-    inputs = inputs_for(model.config)
-    assert torch.allclose(loaded(*inputs), model(*inputs), atol=1e-6)
+def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
+    check_saved_model_loads(model, inputs_for(model.config), tmp_path)
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    before = torch.get_rng_state()
-    models = [EncoderDecoder(SMALL, generator=torch.Generator().manual_seed(0)) for _ in range(2)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(map(torch.equal, *(model.parameters() for model in models)))
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(lambda generator: EncoderDecoder(SMALL, generator=generator))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +258,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
     [
         ({"n_layers": 0}, r"n_layers must be at least 1, got 0"),
         ({"end": 7}, r"end must be in \[0, d_output = 7\), got 7"),
-        ({"padding": BEGIN}, r"padding must not be begin = 5"),
+        ({"padding": BEGIN}, r"padding must not be begin, got 5 for both"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         (
             {"attention": RelativeAttentionConfig(n_heads=2, d_head=4)},
@@ -300,7 +284,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         ),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)
 

@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from mechanisms import load, save
 from mechanisms.models.lstm import Lstm, LstmConfig
+from tests.mechanisms.checks import (
+    check_saved_model_loads,
+    check_seed_determines_weights,
+    dropout_calls,
+)
 
 SMALL = LstmConfig(d_input=6, d_output=3, d_embed=5, d_hidden=4)
-KINDS = {
+CONFIGS = {
     "one layer": SMALL,
     "two layers": replace(SMALL, n_layers=2),
     "both directions": replace(SMALL, bidirectional=True),
@@ -25,14 +29,14 @@ def build(config, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Zero biases would hide a bias that is forgotten.
+            # Zero biases would hide a missing bias.
             noise = torch.randn(parameter.shape, generator=generator, dtype=dtype)
             parameter.add_(0.5 * noise)
     return model.requires_grad_(False)
 
 
-def listen(model):
-    """Someone listens to every step, and changes nothing."""
+def add_identity_hooks(model):
+    """Add hooks to all steps that change nothing."""
     model.set_positions(TOKENS.shape[1])
     for name in model.hook_dict:
         if "steps" in name:
@@ -40,7 +44,7 @@ def listen(model):
     return model
 
 
-@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+@pytest.fixture(params=CONFIGS.values(), ids=list(CONFIGS))
 def model(request):
     return build(request.param)
 
@@ -83,20 +87,20 @@ def slow_model(model, tokens):
         states.append({"hidden": hiddens, "cell": cells})
         final = hiddens[-1]
         if config.bidirectional:
-            others, other_cells = slow_direction(x[::-1], layer.backward_lstm)
-            states[-1] |= {"backward_hidden": others[::-1], "backward_cell": other_cells[::-1]}
-            final = np.concatenate((hiddens[-1], others[-1]))
-            hiddens = [np.concatenate(pair) for pair in zip(hiddens, others[::-1], strict=True)]
+            backward, backward_cells = slow_direction(x[::-1], layer.backward_lstm)
+            states[-1] |= {"backward_hidden": backward[::-1], "backward_cell": backward_cells[::-1]}
+            final = np.concatenate((hiddens[-1], backward[-1]))
+            hiddens = [np.concatenate(pair) for pair in zip(hiddens, backward[::-1], strict=True)]
         x = hiddens
     return final @ model.W_U.numpy() + model.b_U.numpy(), states
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("stepwise", [False, True], ids=["fused", "stepwise"])
 def test_agrees_with_the_equations_one_number_at_a_time(config, stepwise):
     model = build(config, dtype=torch.float64)
     if stepwise:
-        listen(model)
+        add_identity_hooks(model)
     logits = model(TOKENS)
     _, cache = model.run_with_cache(TOKENS)
     assert logits.shape == (4, 1, config.d_output)
@@ -106,25 +110,25 @@ def test_agrees_with_the_equations_one_number_at_a_time(config, stepwise):
         for layer, state in enumerate(states):
             for position in range(length + 2):
                 for direction in ("", "backward_")[: 1 + config.bidirectional]:
-                    for kind in ("hidden", "cell"):
-                        name = f"layers.{layer}.{direction}steps.{position}.hook_{kind}"
-                        theirs = state[direction + kind][position]
+                    for quantity in ("hidden", "cell"):
+                        name = f"layers.{layer}.{direction}steps.{position}.hook_{quantity}"
+                        theirs = state[direction + quantity][position]
                         np.testing.assert_allclose(cache[name][row], theirs, atol=1e-12)
 
 
-def test_observed_and_unobserved_outputs_and_gradients_agree(model):
-    fused, stepwise = model, listen(build(model.config))
+def test_hooks_change_neither_outputs_nor_gradients(model):
+    fused, stepwise = model, add_identity_hooks(build(model.config))
     results = []
-    for one in (fused, stepwise):
-        one.requires_grad_(True)
+    for network in (fused, stepwise):
+        network.requires_grad_(True)
         hiddens = []
-        one.add_hook(
+        network.add_hook(
             "layers.0.hook_hidden",
-            lambda tensor, *, hook, seen=hiddens: seen.append(tensor.detach()),
+            lambda tensor, *, hook, hiddens=hiddens: hiddens.append(tensor.detach()),
         )
-        logits = one(TOKENS)
+        logits = network(TOKENS)
         logits.square().sum().backward()
-        results.append((logits.detach(), *hiddens, *(p.grad for p in one.parameters())))
+        results.append((logits.detach(), *hiddens, *(p.grad for p in network.parameters())))
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     for name, parameter in fused.named_parameters():
@@ -132,7 +136,7 @@ def test_observed_and_unobserved_outputs_and_gradients_agree(model):
         assert parameter.grad.abs().max() > 1e-4, name
 
 
-def test_the_fused_kernel_runs_only_while_nobody_listens(model, monkeypatch):
+def test_the_fused_kernel_runs_only_without_hooks(model, monkeypatch):
     calls = []
     kernel = torch.nn.LSTM.forward
     monkeypatch.setattr(
@@ -149,8 +153,8 @@ def test_the_fused_kernel_runs_only_while_nobody_listens(model, monkeypatch):
     assert len(calls) == model.config.n_layers * directions - 1
 
 
-def test_an_answer_does_not_depend_on_its_padding(model):
-    for prepare in (lambda model: model, listen):
+def test_logits_do_not_depend_on_padding(model):
+    for prepare in (lambda model: model, add_identity_hooks):
         logits = prepare(model)(TOKENS)
         wider = torch.cat((TOKENS, torch.full((4, 3), -1)), 1)
         assert torch.allclose(model(wider), logits, atol=1e-6)
@@ -170,12 +174,12 @@ def test_hook_names_and_shapes(model):
         width = config.d_hidden * len(directions)
         shapes[f"layers.{layer}.hook_hidden"] = (4, 7, width)
         shapes |= {
-            f"layers.{layer}.{direction}.{position}.hook_{kind}": (4, config.d_hidden)
+            f"layers.{layer}.{direction}.{position}.hook_{quantity}": (4, config.d_hidden)
             for direction in directions
             for position in range(7)
-            for kind in ("cell", "hidden")
+            for quantity in ("cell", "hidden")
         }
-        # The layer shows what the steps show, and nothing at the padding.
+        # The hidden states of the layer are those of the steps, and 0 at padding.
         hidden = cache[f"layers.{layer}.hook_hidden"]
         for position in range(7):
             steps = [
@@ -187,7 +191,7 @@ def test_hook_names_and_shapes(model):
     assert {name: tuple(cache[name].shape) for name in cache} == shapes
 
 
-def test_steps_are_named_as_far_as_asked_for_or_seen():
+def test_hook_points_of_steps_are_created_as_needed():
     model = build(SMALL)
     assert "layers.0.steps.0.hook_hidden" not in model.hook_dict
     model.set_positions(2)
@@ -204,29 +208,29 @@ def test_steps_are_named_as_far_as_asked_for_or_seen():
         model.set_positions(-1)
 
 
-@pytest.mark.parametrize("kind", ["cell", "hidden"])
+@pytest.mark.parametrize("quantity", ["cell", "hidden"])
 @pytest.mark.parametrize("direction", ["steps", "backward_steps"])
-def test_a_changed_step_changes_what_follows_in_its_direction_alone(kind, direction):
-    model = build(KINDS["both directions"])
+def test_a_changed_step_affects_only_later_steps_of_its_direction(quantity, direction):
+    model = build(CONFIGS["both directions"])
     model.set_positions(5)
     plain, before = model.run_with_cache(TOKENS)
-    with model.hooks([(f"layers.0.{direction}.2.hook_{kind}", lambda x, hook: x + 1)]):
+    with model.hooks([(f"layers.0.{direction}.2.hook_{quantity}", lambda x, hook: x + 1)]):
         logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
     for other in ("steps", "backward_steps"):
         for position in range(7):
             name = f"layers.0.{other}.{position}.hook_hidden"
-            reached = other == direction and (
+            changed = other == direction and (
                 position >= 2 if direction == "steps" else position <= 2
             )
-            # The first sequence has 7 columns, the last one 2 and nothing to change at 2.
-            assert torch.allclose(before[name][0], after[name][0], atol=1e-6) != reached, name
+            # The first sequence has 7 positions, the last one 2, hence no position 2.
+            assert torch.allclose(before[name][0], after[name][0], atol=1e-6) != changed, name
             if position < 2 or other != direction:
                 assert torch.allclose(before[name][3], after[name][3], atol=1e-6), name
     assert not torch.allclose(plain[0], logits[0], atol=1e-4)
     assert torch.allclose(plain[3], logits[3], atol=1e-6)
 
 
-def test_every_intervention_reaches_the_output_of_the_longest_sequence(model):
+def test_each_hook_point_changes_the_output_of_the_longest_sequence(model):
     model.set_positions(5)
     plain = model(TOKENS)
     for name in model.hook_dict:
@@ -236,40 +240,20 @@ def test_every_intervention_reaches_the_output_of_the_longest_sequence(model):
 
 
 def test_dropout_is_on_embeddings_between_layers_and_before_the_read_out(monkeypatch):
-    config = replace(KINDS["both, two layers"], dropout=0.25)
+    config = replace(CONFIGS["both, two layers"], dropout=0.25)
     model = build(config)
-    plain = model(TOKENS)
-    seen = []
-
-    def record(x, probability, training):
-        seen.append((tuple(x.shape), probability, training))
-        return x
-
-    with monkeypatch.context() as patched:
-        patched.setattr("mechanisms.models.lstm.dropout", record)
-        assert torch.equal(model(TOKENS), plain)
-    assert seen == [
-        ((4, 7, 5), 0.25, False),
-        ((4, 7, 8), 0.25, False),
-        ((4, 8), 0.25, False),
-    ]
-    assert torch.equal(model(TOKENS), plain)
+    shapes = [(4, 7, 5), (4, 7, 8), (4, 8)]
+    calls = dropout_calls(model, TOKENS, monkeypatch)
+    assert calls == [(shape, 0.25, False) for shape in shapes]
+    output = model(TOKENS)
     model.train()
-    assert not torch.allclose(model(TOKENS), plain)
+    assert not torch.allclose(model(TOKENS), output)
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    config = KINDS["both, two layers"]
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, second, other = (
-        Lstm(config, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(
+        lambda generator: Lstm(CONFIGS["both, two layers"], generator=generator)
     )
-    assert torch.equal(torch.get_rng_state(), before)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-    for (name, a), b in zip(first.named_parameters(), other.parameters(), strict=True):
-        assert name.split(".")[-1].startswith("b") or not torch.equal(a, b), name
 
 
 def test_initial_weights_are_bounded_and_only_forget_gates_have_a_bias():
@@ -282,14 +266,8 @@ def test_initial_weights_are_bounded_and_only_forget_gates_have_a_bias():
     assert torch.equal(bias, torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(50))
 
 
-def test_a_saved_model_comes_back(tmp_path):
-    model = build(KINDS["both, two layers"])
-    model(TOKENS)
-    save(model, tmp_path / "model.safetensors")
-    loaded = load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, Lstm)
-    assert loaded.config == model.config
-    assert torch.equal(loaded(TOKENS), model(TOKENS))
+def test_a_saved_model_is_loaded_unchanged(tmp_path):
+    check_saved_model_loads(build(CONFIGS["both, two layers"]), (TOKENS,), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +279,6 @@ def test_a_saved_model_comes_back(tmp_path):
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)

@@ -22,7 +22,7 @@ from tests.mechanisms.ndr_golden import (
     block_weights,
     config,
     load,
-    put,
+    load_weights,
     router,
 )
 
@@ -32,11 +32,11 @@ TOKENS = torch.tensor([[1, 2, 3, 4], [5, 0, -1, -1], [6, -1, -1, -1]])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parity_of_the_geometric_block(dtype):
     golden = load("ndr_layer_geometric_nonorm", dtype)
-    made = config(
+    block_config = config(
         attention=GeometricAttentionConfig(n_heads=4, d_head=3),
         feed_forward=FeedForwardConfig(d_mlp=20, activation="relu"),
     )
-    check_block(made, golden, dtype, with_update=True)
+    check_block(block_config, golden, dtype, with_update=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,81 +46,84 @@ def test_parity_of_the_relative_block(dtype, monkeypatch):
     monkeypatch.setattr(
         "mechanisms.attention.relative.interleaved_sinusoids", lambda first, stop, d_model: table
     )
-    made = config(
+    block_config = config(
         attention=RelativeAttentionConfig(n_heads=2, d_head=6, gated=True),
         feed_forward=FeedForwardConfig(d_mlp=48, activation="relu"),
         gate=CopyGateConfig(update="tanh"),
     )
-    check_block(made, golden, dtype, with_update=False)
+    check_block(block_config, golden, dtype, with_update=False)
 
 
-def check_block(made, golden, dtype, *, with_update):
-    block = put(RouterBlock(made), block_weights(golden), dtype)
-    seen = {}
+def check_block(block_config, golden, dtype, *, with_update):
+    block = load_weights(RouterBlock(block_config), block_weights(golden), dtype)
+    activations = {}
     points = {"attn.hook_pattern": "att_attn", "hook_attn_out": "att_out", "hook_gate": "gate"}
     points |= {"hook_resid_mid": "merged_normed", "hook_mlp_out": "data_ffn_out"}
     points |= {"hook_resid_post": "state"} | ({"hook_update": "update"} if with_update else {})
     for name in points:
-        block.get_submodule(name).add_hook(lambda x, hook, name=name: seen.__setitem__(name, x))
+        block.get_submodule(name).add_hook(
+            lambda x, hook, name=name: activations.__setitem__(name, x)
+        )
     h = golden["x"]
     for step in range(4):
         h = block(h, mask=~golden["pad_mask"][:, None, None])
         for name, theirs in points.items():
-            assert (seen[name] - golden[theirs][step]).abs().max() < TOLERANCE[dtype], (step, name)
+            error = (activations[name] - golden[theirs][step]).abs().max()
+            assert error < TOLERANCE[dtype], (step, name)
     assert (h - golden["out"]).abs().max() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parity_of_the_whole_model(dtype):
+def test_parity_of_the_full_model(dtype):
     golden = load("ndr_classifier_last_nonorm", dtype)
     model = router(gate=CopyGateConfig())
     weights = {f"core.{name}": w for name, w in block_weights(golden, "layer.").items()}
     weights |= {"W_E": golden["embed"], "W_U": golden["W_out"], "b_U": golden["b_out"]}
-    model = put(model, weights, dtype)
+    model = load_weights(model, weights, dtype)
     lengths = golden["lengths"]
     tokens = golden["tokens"].masked_fill(torch.arange(6) >= lengths[:, None], -1)
     logits, cache = model.run_with_cache(tokens)
     tolerance = TOLERANCE[dtype]
     assert (logits[:, 0] - golden["logits"]).abs().max() < tolerance
-    real = torch.arange(8) <= lengths[:, None] + 1
+    is_token = torch.arange(8) <= lengths[:, None] + 1
     for step in range(5):
         for ours, theirs in (("hook_resid_post", "state"), ("hook_gate", "gate")):
             difference = cache[f"blocks.{step}.{ours}"] - golden[theirs][step]
-            assert difference[real].abs().max() < tolerance
+            assert difference[is_token].abs().max() < tolerance
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_padding_changes_nothing(name):
+def test_padding_has_no_effect(name):
     model = router(**VARIANTS[name]).eval()
-    whole = model(TOKENS)
+    logits = model(TOKENS)
     for row, length in enumerate((4, 2, 1)):
-        assert torch.allclose(whole[row], model(TOKENS[row : row + 1, :length])[0], atol=1e-5)
+        unpadded = model(TOKENS[row : row + 1, :length])
+        assert torch.allclose(logits[row], unpadded[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("readout", ["first", "last"])
-def test_the_answer_is_read_at_the_chosen_mark(readout):
+def test_the_logits_are_read_at_bos_or_eos(readout):
     model = router(readout=readout).eval()
     last = f"blocks.{model.config.n_steps - 1}.hook_resid_post"
     columns = [0, 0, 0] if readout == "first" else [5, 3, 2]
 
-    def only(h, hook):
-        kept = torch.zeros_like(h)
+    def zero_other_columns(h, hook):
+        result = torch.zeros_like(h)
         for row, column in enumerate(columns):
-            kept[row, column] = h[row, column]
-        return kept
+            result[row, column] = h[row, column]
+        return result
 
-    alone = model.run_with_hooks(TOKENS, fwd_hooks=[(last, only)])
-    assert torch.allclose(alone, model(TOKENS), atol=1e-6)
+    logits = model.run_with_hooks(TOKENS, fwd_hooks=[(last, zero_other_columns)])
+    assert torch.allclose(logits, model(TOKENS), atol=1e-6)
     changed = model.run_with_hooks(TOKENS, fwd_hooks=[(last, lambda h, hook: 2 * h)])
     assert not torch.allclose(changed, model(TOKENS))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_hook_point_can_be_changed_with_effect(name):
+def test_each_hook_point_changes_the_output(name):
     model = router(**VARIANTS[name]).eval()
     plain, cache = model.run_with_cache(TOKENS)
     assert set(cache) == set(model.hook_dict)
-    # Of the last step nothing but what the read-out column receives reaches the answer.
     for point in model.hook_dict:
         changed = model.run_with_hooks(
             TOKENS, fwd_hooks=[(point, lambda x, hook: x.nan_to_num(neginf=-9) ** 3)]
@@ -128,17 +131,23 @@ def test_every_hook_point_can_be_changed_with_effect(name):
         assert not torch.allclose(changed, plain, atol=1e-7), point
 
 
-def test_an_intervention_changes_only_what_follows():
+def test_an_intervention_changes_later_activations_only():
     model = router().eval()
     _, before = model.run_with_cache(TOKENS)
     model.add_hook("blocks.2.hook_gate", lambda gate, hook: 1 - gate)
     _, after = model.run_with_cache(TOKENS)
-    same = [name for name in before if torch.equal(before[name], after[name])]
+    unchanged = [name for name in before if torch.equal(before[name], after[name])]
     earlier = [name for name in before if name.startswith(("hook_embed", "blocks.0", "blocks.1"))]
-    at_once = {"hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_update"}
-    earlier += [f"blocks.2.{name}" for name in at_once]
+    before_gate = {
+        "hook_resid_pre",
+        "hook_attn_out",
+        "hook_resid_mid",
+        "hook_mlp_out",
+        "hook_update",
+    }
+    earlier += [f"blocks.2.{name}" for name in before_gate]
     earlier += [name for name in before if name.startswith(("blocks.2.attn", "blocks.2.mlp"))]
-    assert sorted(same) == sorted(earlier)
+    assert sorted(unchanged) == sorted(earlier)
 
 
 def test_steps_can_be_changed_at_call_time():
@@ -148,62 +157,62 @@ def test_steps_can_be_changed_at_call_time():
     assert torch.equal(model(TOKENS, n_steps=6), longer.eval()(TOKENS))
     assert "blocks.5.hook_gate" in model.hook_dict
     assert not torch.equal(model(TOKENS), model(TOKENS, n_steps=2))
-    with pytest.raises(ValueError, match="n_steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_steps must be at least 1 with shared=True, got 0"):
         model(TOKENS, n_steps=0)
 
 
 def test_a_closed_gate_keeps_the_state():
     model = router().eval()
-    closed = [
+    close_gates = [
         (f"blocks.{step}.hook_gate", lambda gate, hook: torch.zeros_like(gate)) for step in range(5)
     ]
-    with model.hooks(fwd_hooks=closed):
+    with model.hooks(fwd_hooks=close_gates):
         _, cache = model.run_with_cache(TOKENS)
     assert torch.equal(cache["blocks.4.hook_resid_post"], cache["hook_embed"])
 
 
 @pytest.mark.parametrize("width", ["vector", "scalar"])
-def test_gates_start_nearly_closed_and_are_dropped_whole(width):
+def test_gates_start_nearly_closed_and_are_dropped_for_whole_tokens(width):
     gate = CopyGate(CopyGateConfig(width=width, dropout=0.4), 12)
     x = torch.randn(50, 20, 12, generator=torch.Generator().manual_seed(0))
-    whole = gate.eval()(x)
-    assert whole.shape[-1] == {"vector": 12, "scalar": 1}[width]
-    assert 0.02 < whole.mean() < 0.12
+    gates = gate.eval()(x)
+    assert gates.shape[-1] == {"vector": 12, "scalar": 1}[width]
+    assert 0.02 < gates.mean() < 0.12
     torch.manual_seed(0)
     dropped = gate.train()(x)
     zero = (dropped == 0).all(-1)
     assert 0.35 < zero.float().mean() < 0.45
-    assert torch.equal(dropped[~zero], whole[~zero])
+    assert torch.equal(dropped[~zero], gates[~zero])
 
 
-def test_halting_columns_stop_where_their_probability_is_spent():
+def test_columns_halt_when_their_probabilities_sum_to_one():
     model = router(halting=HaltingConfig(initial_bias=-0.5), n_steps=6).eval()
     logits, cache = model.run_with_cache(TOKENS)
     running = torch.stack([cache[f"blocks.{t}.halt.hook_running"] for t in range(6)])
     p = torch.stack([cache[f"blocks.{t}.halt.hook_probability"] for t in range(6)])
     states = torch.stack([cache[f"blocks.{t}.hook_resid_post"] for t in range(6)])
-    # The definition, a column at a time (Graves 2016, equations 5 to 8).
+    # The definition, one column at a time (Graves 2016, equations 5 to 8).
     result, cost = torch.zeros(3, 6, 12), torch.zeros(3, 6)
     for row in range(3):
         for column in range(6):
             spent = 0.0
             for step in range(6):
                 assert running[step, row, column] == 1
-                now = p[step, row, column].item()
-                if spent + now > 0.99 or step == 5:
+                probability = p[step, row, column].item()
+                if spent + probability > 0.99 or step == 5:
                     result[row, column] += (1 - spent) * states[step, row, column]
                     cost[row, column] = step + 1 + 1 - spent
                     assert (running[step + 1 :, row, column] == 0).all()
                     break
-                result[row, column] += now * states[step, row, column]
-                spent += now
+                result[row, column] += probability * states[step, row, column]
+                spent += probability
     expected = result[[0, 1, 2], [5, 3, 2]] @ model.W_U + model.b_U
     assert torch.allclose(logits[:, 0], expected, atol=1e-6)
     assert torch.allclose(model.forward_with_cost(TOKENS)[1], cost, atol=1e-6)
     assert 1 < running.sum(0).mean() < 6
 
 
-def test_the_halting_mask_can_be_changed():
+def test_hooks_can_halt_columns():
     model = router(halting=HaltingConfig(initial_bias=-9.0)).eval()
     stop = [("blocks.2.halt.hook_running", lambda running, hook: torch.zeros_like(running))]
     with model.hooks(fwd_hooks=stop):
@@ -228,7 +237,7 @@ def test_the_cost_without_halting_is_the_number_of_steps():
 
 @pytest.mark.parametrize("variant", get_args(RouterVariant))
 def test_named_variants_train(variant):
-    made = NeuralDataRouterConfig.named(
+    config = NeuralDataRouterConfig.named(
         variant,
         d_input=7,
         d_output=5,
@@ -240,44 +249,44 @@ def test_named_variants_train(variant):
         attention_dropout=0.1,
         gate_dropout=0.1,
     )
-    model = NeuralDataRouter(made, generator=torch.Generator().manual_seed(0))
-    assert (made.gate is not None) == (variant in ("relative_gate", "abs_rel_gate", "ndr"))
+    model = NeuralDataRouter(config, generator=torch.Generator().manual_seed(0))
+    assert (config.gate is not None) == (variant in ("relative_gate", "abs_rel_gate", "ndr"))
     model(TOKENS).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all()
 
 
-def test_wrong_settings_are_named():
-    named = {"d_input": 7, "d_output": 5, "d_model": 12, "d_mlp": 16, "n_steps": 3}
+def test_invalid_settings_are_refused():
+    sizes = {"d_input": 7, "d_output": 5, "d_model": 12, "d_mlp": 16, "n_steps": 3}
     with pytest.raises(ValueError, match=r"variant must be one of transformer, .* got 'lstm'"):
-        NeuralDataRouterConfig.named("lstm", n_heads=3, **named)
+        NeuralDataRouterConfig.named("lstm", n_heads=3, **sizes)
     with pytest.raises(ValueError, match="n_heads must divide d_model = 12, got 5"):
-        NeuralDataRouterConfig.named("ndr", n_heads=5, **named)
+        NeuralDataRouterConfig.named("ndr", n_heads=5, **sizes)
     for changes in ({"d_model": 0}, {"readout": "middle"}, {"dropout": 1.0}, {"n_steps": 0}):
         (name,) = changes
         with pytest.raises(ValueError, match=name):
             config(**changes)
-    for made, wrong in (
+    for config_class, settings in (
         (CopyGateConfig, {"width": "wide"}),
         (CopyGateConfig, {"update": "none"}),
         (CopyGateConfig, {"dropout": -1.0}),
         (HaltingConfig, {"epsilon": 0.0}),
     ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            made(**wrong)
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            config_class(**settings)
 
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        # Those of the two marks, too: they have embeddings, but are no tokens.
+        # The ids of BOS and EOS are refused too: they have embeddings, but are not tokens.
         ([[0, 8]], "token ids must be less than 8, got 8"),
         ([[0, 9]], "token ids must be less than 8, got 9"),
         ([[0, -1, 3]], "padding .* must be at the end of a sequence, got a token after it"),
     ],
 )
-def test_ids_that_would_be_read_as_something_else_are_refused(tokens, message):
+def test_invalid_token_ids_are_refused(tokens, message):
     config = NeuralDataRouterConfig.named(
         "ndr", d_input=8, d_output=2, d_model=8, d_mlp=8, n_heads=1, n_steps=1
     )

@@ -10,9 +10,12 @@ from mechanisms import (
     GeometricAttentionConfig,
     PatchTransformer,
     PatchTransformerConfig,
-    load,
-    save,
     sinusoidal_embedding,
+)
+from tests.mechanisms.checks import (
+    check_interventions_change_output,
+    check_saved_model_loads,
+    check_seed_determines_weights,
 )
 from tests.mechanisms.torch_layers import encoder_layer, shake
 
@@ -26,7 +29,7 @@ SMALL = PatchTransformerConfig(
     attention=AttentionConfig(n_heads=2, d_head=4),
     feed_forward=FeedForwardConfig(d_mlp=12, activation="relu"),
 )
-KINDS = {
+CONFIGS = {
     "plain": SMALL,
     "question": replace(SMALL, d_condition=5),
     "tasks": replace(SMALL, d_output=(4, 2, 3)),
@@ -53,14 +56,14 @@ def inputs_for(config, seed=1):
     return (image, TASK_IDS) if isinstance(config.d_output, tuple) else (image,)
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def model(request):
     return build(request.param)
 
 
-@pytest.mark.parametrize("kind", ["plain", "question", "tasks", "separate", "sinusoidal"])
-def test_agrees_with_literal_patches_and_torchs_own_layers(kind):
-    config = KINDS[kind]
+@pytest.mark.parametrize("name", ["plain", "question", "tasks", "separate", "sinusoidal"])
+def test_agrees_with_literal_patches_and_torchs_own_layers(name):
+    config = CONFIGS[name]
     model = build(config)
     inputs = inputs_for(config)
     positions = sinusoidal_embedding(9, 8) if model.W_pos is None else model.W_pos
@@ -70,12 +73,12 @@ def test_agrees_with_literal_patches_and_torchs_own_layers(kind):
             for column in range(3):
                 patch = image[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
                 tokens.append(patch.flatten() @ model.W_E + model.b_E + positions[len(tokens)])
-        if kind == "question":
+        if name == "question":
             tokens.append(inputs[1][example] @ model.W_condition + model.b_condition)
         x = torch.stack([*tokens, model.cls])[None]
         for layer in range(2):
             x = encoder_layer(model.core or model.blocks[layer])(x)
-        task = int(TASK_IDS[example]) if kind == "tasks" else 0
+        task = int(TASK_IDS[example]) if name == "tasks" else 0
         n_classes = config.n_classes[task]
         logits = (model.ln_final(x[0, -1]) @ model.W_U[task] + model.b_U[task])[:n_classes]
         ours = model(*inputs)[example, 0]
@@ -83,12 +86,12 @@ def test_agrees_with_literal_patches_and_torchs_own_layers(kind):
         assert torch.equal(ours[n_classes:], torch.full((4 - n_classes,), -torch.inf))
 
 
-def test_observed_and_unobserved_outputs_agree(model):
+def test_hooks_leave_outputs_unchanged(model):
     inputs = inputs_for(model.config)
-    observed, cache = model.run_with_cache(*inputs)
-    assert torch.allclose(model(*inputs), observed, atol=1e-5)
+    logits, cache = model.run_with_cache(*inputs)
+    assert torch.allclose(model(*inputs), logits, atol=1e-5)
     assert set(cache) == set(model.hook_dict)
-    assert observed.shape == (5, 1, 4)
+    assert logits.shape == (5, 1, 4)
     n_positions = 9 + 1 + (model.config.d_condition is not None)
     for layer in range(2):
         block = f"blocks.{layer}"
@@ -98,37 +101,28 @@ def test_observed_and_unobserved_outputs_agree(model):
         assert cache[f"{block}.attn.hook_z"].shape == (5, n_positions, 2, 4)
 
 
-def test_every_intervention_reaches_the_output(model):
-    inputs = inputs_for(model.config)
-    plain = model(*inputs)
-    generator = torch.Generator().manual_seed(0)
-
-    def change(activation, hook):
-        return activation + torch.randn(activation.shape, generator=generator)
-
-    for name in model.hook_dict:
-        changed = model.run_with_hooks(*inputs, fwd_hooks=[(name, change)])
-        assert not torch.allclose(changed, plain, atol=1e-6), name
+def test_each_hook_point_changes_the_output(model):
+    check_interventions_change_output(model, inputs_for(model.config))
 
 
-def test_the_last_block_computes_the_class_token_alone():
+def test_the_last_block_computes_only_the_class_token():
     model, (image,) = build(SMALL), inputs_for(SMALL)
-    seen, run = [], model.core.mlp.forward
+    n_positions, forward = [], model.core.mlp.forward
 
-    def counting(x, *, hooks):
-        seen.append(x.shape[1])
-        return run(x, hooks=hooks)
+    def count_positions(x, *, hooks):
+        n_positions.append(x.shape[1])
+        return forward(x, hooks=hooks)
 
-    # Not a hook: those are what makes the block compute all positions.
-    model.core.mlp.forward = counting
+    # Not a hook: hooks make the block compute all positions.
+    model.core.mlp.forward = count_positions
     model(image)
     model.run_with_cache(image)
-    assert seen == [10, 1, 10, 10]
+    assert n_positions == [10, 1, 10, 10]
 
 
 def test_shared_weights_equal_a_stack_of_copies():
     shared = build(SMALL)
-    stack = build(KINDS["separate"])
+    stack = build(CONFIGS["separate"])
     weights = shared.state_dict()
     stack.load_state_dict(
         {
@@ -142,7 +136,7 @@ def test_shared_weights_equal_a_stack_of_copies():
     assert torch.allclose(stack(*inputs_for(SMALL)), shared(*inputs_for(SMALL)), atol=1e-6)
 
 
-def test_shared_weights_take_more_or_fewer_steps_than_trained():
+def test_shared_weights_allow_other_numbers_of_steps():
     model, inputs = build(SMALL), inputs_for(SMALL)
     longer = PatchTransformer(replace(SMALL, n_layers=4)).eval()
     longer.load_state_dict(model.state_dict())
@@ -150,19 +144,19 @@ def test_shared_weights_take_more_or_fewer_steps_than_trained():
     assert "blocks.3.attn.hook_pattern" in model.hook_dict
     assert not torch.allclose(model(*inputs, n_steps=1), model(*inputs))
     with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 3"):
-        build(KINDS["separate"])(*inputs, n_steps=3)
+        build(CONFIGS["separate"])(*inputs, n_steps=3)
 
 
-def test_a_tasks_gradient_reaches_its_own_head_alone():
-    model = PatchTransformer(KINDS["tasks"]).train()
-    logits = model(inputs_for(KINDS["tasks"])[0], torch.full((5,), 1))
+def test_the_gradient_of_a_task_reaches_its_own_head_only():
+    model = PatchTransformer(CONFIGS["tasks"]).train()
+    logits = model(inputs_for(CONFIGS["tasks"])[0], torch.full((5,), 1))
     torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([0, 1, 0, 1, 1])).backward()
     used = model.W_U.grad.abs().amax(1) > 0
     assert used.tolist() == [[False] * 4, [True, True, False, False], [False] * 4]
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_is_applied_in_training_only():
     model = build(replace(SMALL, dropout=0.5))
     inputs = inputs_for(SMALL)
     assert torch.equal(model(*inputs), build(SMALL)(*inputs))
@@ -170,25 +164,14 @@ def test_dropout_acts_in_training_alone():
     assert not torch.equal(model(*inputs), model(*inputs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_comes_back(kind, tmp_path):
-    model = build(KINDS[kind])
-    save(model, tmp_path / "model.safetensors")
-    loaded = load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, PatchTransformer)
-    assert loaded.config == model.config
-    inputs = inputs_for(model.config)
-    assert torch.allclose(loaded(*inputs), model(*inputs), atol=1e-6)
+def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
+    check_saved_model_loads(model, inputs_for(model.config), tmp_path)
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    before = torch.get_rng_state()
-    models = [
-        PatchTransformer(KINDS["question"], generator=torch.Generator().manual_seed(0))
-        for _ in range(2)
-    ]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(map(torch.equal, *(model.parameters() for model in models)))
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(
+        lambda generator: PatchTransformer(CONFIGS["question"], generator=generator)
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,18 +187,20 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)
 
 
-def test_wrong_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     image = torch.zeros(2, 3, 6, 6)
     with pytest.raises(ValueError, match=r"image must be \[batch, \*\(3, 6, 6\)\], got \[2, 1"):
         build(SMALL)(image[:, :1])
-    with pytest.raises(ValueError, match=r"condition must be given with d_condition = 5"):
-        build(KINDS["question"])(image)
-    with pytest.raises(ValueError, match=r"condition must be given .* d_output = \(4, 2, 3\)"):
-        build(KINDS["tasks"])(image)
-    with pytest.raises(ValueError, match=r"condition must be None"):
+    with pytest.raises(ValueError, match=r"condition must not be None with d_condition = 5"):
+        build(CONFIGS["question"])(image)
+    with pytest.raises(
+        ValueError, match=r"condition must not be None .* d_output = \(4, 2, 3\), got None"
+    ):
+        build(CONFIGS["tasks"])(image)
+    with pytest.raises(ValueError, match=r"condition must be None .* got \[2, 5\]"):
         build(SMALL)(image, torch.zeros(2, 5))

@@ -10,11 +10,14 @@ from mechanisms import (
     FeedForwardConfig,
     RelationClassifier,
     RelationClassifierConfig,
-    load,
-    save,
     sinusoidal_embedding,
 )
 from mechanisms.models.relation_classifier import ContextNormalization, ImageEncoder
+from tests.mechanisms.checks import (
+    check_interventions_change_output,
+    check_saved_model_loads,
+    check_seed_determines_weights,
+)
 from tests.mechanisms.torch_layers import encoder_layer, shake
 
 SMALL = RelationClassifierConfig(
@@ -25,7 +28,7 @@ SMALL = RelationClassifierConfig(
     n_layers=2,
     image_size=16,
 )
-KINDS = {
+CONFIGS = {
     "plain": SMALL,
     "windows": replace(SMALL, windows=(2, 3)),
     "linear": replace(SMALL, attention=AttentionConfig.named("linear", n_heads=2, d_head=4)),
@@ -40,7 +43,7 @@ def build(config, seed=0):
     return shake(RelationClassifier(config, generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def model(request):
     return build(request.param)
 
@@ -81,19 +84,19 @@ def test_the_encoder_agrees_with_torchs_own_layers():
     assert torch.allclose(encoder(IMAGES[0]), reference(IMAGES[0]), rtol=1e-4, atol=1e-3)
 
 
-def test_a_relus_input_keeps_its_scale_through_the_encoder():
+def test_the_encoder_preserves_the_scale_of_its_input():
     encoder = ImageEncoder(32, 128, generator=torch.Generator().manual_seed(0))
     images = torch.randn(64, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     assert 0.3 < encoder(images).square().mean() < 3
 
 
-@pytest.mark.parametrize("kind", ["plain", "windows"])
-def test_the_whole_agrees_with_its_parts(kind):
-    model = build(KINDS[kind])
+@pytest.mark.parametrize("name", ["plain", "windows"])
+def test_the_model_agrees_with_its_components(name):
+    model = build(CONFIGS[name])
     for example in range(4):
         codes = torch.stack([model.encoder(image[None])[0] for image in IMAGES[example]])
-        parts = [codes] if kind == "plain" else [codes[:2], codes[2:]]
-        x = torch.cat([model.normalization(part[None]) for part in parts], 1)
+        windows = [codes] if name == "plain" else [codes[:2], codes[2:]]
+        x = torch.cat([model.normalization(window[None]) for window in windows], 1)
         x = x + sinusoidal_embedding(5, 8)
         for block in model.blocks:
             x = encoder_layer(block)(x)
@@ -101,62 +104,43 @@ def test_the_whole_agrees_with_its_parts(kind):
         assert torch.allclose(model(IMAGES)[example], logits, atol=1e-4)
 
 
-def test_an_affine_change_of_a_features_codes_is_normalised_away():
-    plain, windows = build(KINDS["plain"]), build(KINDS["windows"])
+def test_normalisation_removes_affine_changes_of_encodings():
+    plain, windows = build(CONFIGS["plain"]), build(CONFIGS["windows"])
 
-    def all_alike(z, hook):
+    def change_all(z, hook):
         return 3 * z - 2
 
-    def each_window(z, hook):
+    def change_windows(z, hook):
         return torch.cat([3 * z[:, :2] - 2, 0.5 * z[:, 2:] + 7], 1)
 
     def logits(model, change):
         return model.run_with_hooks(IMAGES, fwd_hooks=[("hook_encoded", change)])
 
-    assert torch.allclose(logits(plain, all_alike), plain(IMAGES), atol=1e-4)
-    assert torch.allclose(logits(windows, each_window), windows(IMAGES), atol=1e-4)
-    assert not torch.allclose(logits(plain, each_window), plain(IMAGES), atol=1e-3)
+    assert torch.allclose(logits(plain, change_all), plain(IMAGES), atol=1e-4)
+    assert torch.allclose(logits(windows, change_windows), windows(IMAGES), atol=1e-4)
+    assert not torch.allclose(logits(plain, change_windows), plain(IMAGES), atol=1e-3)
 
 
-def test_hook_names_shapes_and_the_observed_output(model):
-    observed, cache = model.run_with_cache(IMAGES)
-    assert torch.allclose(model(IMAGES), observed, atol=1e-6)
-    assert observed.shape == (4, 1, 3)
+def test_hook_names_and_shapes_and_outputs_with_hooks(model):
+    logits, cache = model.run_with_cache(IMAGES)
+    assert torch.allclose(model(IMAGES), logits, atol=1e-6)
+    assert logits.shape == (4, 1, 3)
     assert set(cache) == set(model.hook_dict)
     for name in ("hook_encoded", "hook_normalized", "hook_embed", "blocks.1.hook_resid_post"):
         assert cache[name].shape == (4, 5, 8), name
     assert cache["blocks.0.attn.hook_pattern"].shape == (4, 2, 5, 5)
 
 
-def test_every_intervention_reaches_the_output(model):
-    plain = model(IMAGES)
-    generator = torch.Generator().manual_seed(0)
-
-    def change(activation, hook):
-        return activation + torch.randn(activation.shape, generator=generator)
-
-    for name in model.hook_dict:
-        changed = model.run_with_hooks(IMAGES, fwd_hooks=[(name, change)])
-        assert not torch.allclose(changed, plain, atol=1e-6), name
+def test_each_hook_point_changes_the_output(model):
+    check_interventions_change_output(model, (IMAGES,))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_comes_back(kind, tmp_path):
-    model = build(KINDS[kind])
-    save(model, tmp_path / "model.safetensors")
-    loaded = load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, RelationClassifier)
-    assert loaded.config == model.config
-    assert torch.allclose(loaded(IMAGES), model(IMAGES), atol=1e-5)
+def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
+    check_saved_model_loads(model, (IMAGES,), tmp_path)
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    before = torch.get_rng_state()
-    models = [
-        RelationClassifier(SMALL, generator=torch.Generator().manual_seed(0)) for _ in range(2)
-    ]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(map(torch.equal, *(model.parameters() for model in models)))
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(lambda generator: RelationClassifier(SMALL, generator=generator))
 
 
 @pytest.mark.parametrize(
@@ -167,13 +151,15 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         ({"windows": (2, 0)}, r"windows must be None or numbers of at least 1, got \(2, 0\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)
 
 
-def test_wrong_images_are_refused():
+def test_invalid_images_are_refused():
     with pytest.raises(ValueError, match=r"images must be \[batch, image, 1, 16, 16\], got \[4, 5"):
         build(SMALL)(IMAGES[..., :8])
-    with pytest.raises(ValueError, match=r"images must be 5, as windows = \(2, 3\); got 4"):
-        build(KINDS["windows"])(IMAGES[:, :4])
+    with pytest.raises(
+        ValueError, match=r"number of images must be 5 with windows = \(2, 3\), got 4"
+    ):
+        build(CONFIGS["windows"])(IMAGES[:, :4])

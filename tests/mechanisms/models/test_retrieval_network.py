@@ -5,7 +5,7 @@ from torch.nn.functional import linear
 from mechanisms.attention.compositional import CompositionalAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.models.retrieval_network import RetrievalNetwork, RetrievalNetworkConfig
-from mechanisms.serialization import load, save
+from tests.mechanisms.checks import check_interventions_change_output, check_saved_model_loads
 
 ATTENTIONS = {
     "multi-head": AttentionConfig(n_heads=2, d_head=8),
@@ -24,7 +24,7 @@ def objects(n=6, seed=1):
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_objects_have_no_order(attention):
+def test_the_order_of_objects_has_no_effect(attention):
     model, x = build(attention), objects()
     order = torch.randperm(6, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(model(x)[:, order], model(x[:, order]), rtol=1e-4, atol=1e-5)
@@ -35,19 +35,19 @@ def test_an_object_receives_nothing_from_itself(attention):
     model, x = build(attention), objects()
     pattern = model.run_with_cache(x)[1]["blocks.0.attn.hook_pattern"]
     assert not pattern.diagonal(dim1=-2, dim2=-1).any()
-    # Nor past the attention: with a pattern that is fixed, what it holds itself does not matter.
+    # With a fixed pattern its own features have no effect on its output.
     other = x.clone()
     other[:, 0] += 1
 
-    def fixed(value, hook):
+    def fix_pattern(value, hook):
         return torch.full_like(value, 0.2) * (1 - torch.eye(6))
 
-    hooks = [("blocks.0.attn.hook_pattern", fixed)]
+    hooks = [("blocks.0.attn.hook_pattern", fix_pattern)]
     if attention == "compositional":
         hooks.append(
             ("blocks.0.attn.hook_value_scores", lambda value, hook: torch.full_like(value, 1 / 3))
         )
-    answers = [model.run_with_hooks(one, fwd_hooks=hooks) for one in (x, other)]
+    answers = [model.run_with_hooks(inputs, fwd_hooks=hooks) for inputs in (x, other)]
     torch.testing.assert_close(answers[0][:, 0], answers[1][:, 0])
     assert not torch.allclose(answers[0][:, 1:], answers[1][:, 1:], atol=1e-3)
 
@@ -56,27 +56,20 @@ def test_it_is_encoder_attention_and_read_out():
     model, x = build(), objects()
     others = ~torch.eye(6, dtype=torch.bool)
     encoded = linear(linear(x, model.W_in.T, model.b_in).relu(), model.W_E.T, model.b_E)
-    received = model.blocks[0].attn(encoded, encoded, mask=others[None, None])
-    expected = linear(received, model.W_hidden.T, model.b_hidden).relu() @ model.W_U + model.b_U
+    attended = model.blocks[0].attn(encoded, encoded, mask=others[None, None])
+    expected = linear(attended, model.W_hidden.T, model.b_hidden).relu() @ model.W_U + model.b_U
     torch.testing.assert_close(model(x), expected)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_every_hook_point_fires_and_can_be_changed(attention):
-    model, x = build(attention), objects()
-    before = model(x)
-    for name in model.hook_dict:
-        hooks = [(name, lambda value, hook: value.roll(1, dims=0) * 1.3)]
-        after = model.run_with_hooks(x, fwd_hooks=hooks)
-        assert not torch.allclose(before, after, atol=1e-4), name
+def test_each_hook_point_changes_the_output(attention):
+    check_interventions_change_output(build(attention), (objects(),))
 
 
-def test_it_comes_back_from_its_file(tmp_path):
-    model, x = build(), objects()
-    save(model, tmp_path / "model")
-    assert torch.equal(load(tmp_path / "model")(x), model(x))
+def test_a_saved_model_is_loaded_unchanged(tmp_path):
+    check_saved_model_loads(build(), (objects(),), tmp_path)
 
 
-def test_wrong_widths_are_told():
+def test_invalid_widths_are_refused():
     with pytest.raises(ValueError, match="d_mlp must be at least 1, got 0"):
         build(d_mlp=0)

@@ -14,6 +14,7 @@ from mechanisms import (
     Transformer,
     TransformerConfig,
 )
+from tests.mechanisms.checks import check_seed_determines_weights
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -26,7 +27,7 @@ SMALL = TransformerConfig(
     feed_forward=FeedForwardConfig(d_mlp=12),
     max_distance=6,
 )
-KINDS = {
+CONFIGS = {
     "plain": SMALL,
     "softmax": replace(SMALL, attention=AttentionConfig.named("softmax", n_heads=2, d_head=4)),
     "readout": replace(SMALL, n_readout=2),
@@ -55,7 +56,7 @@ def inputs_for(config, n_positions=6, seed=1):
     return torch.randn(4, n_positions, config.d_input, generator=generator)
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def model(request):
     return build(request.param)
 
@@ -77,8 +78,8 @@ def golden_weights(data, dtype):
                 f"{ours}.{norm}.bias": f"{theirs}.{norm}.b",
             }
         weights[f"{ours}.relative_bias.table"] = f"{theirs}.attn.rel_bias_table"
-        names = [f"attn.{kind}_{part}" for kind in "Wb" for part in "QKVO"]
-        names += [f"mlp.{kind}_{part}" for kind in "Wb" for part in ("in", "out")]
+        names = [f"attn.{letter}_{matrix}" for letter in "Wb" for matrix in "QKVO"]
+        names += [f"mlp.{letter}_{matrix}" for letter in "Wb" for matrix in ("in", "out")]
         weights |= {f"{ours}.{name}": f"{theirs}.{name}" for name in names}
     return {name: torch.tensor(data[key], dtype=dtype) for name, key in weights.items()}
 
@@ -113,16 +114,15 @@ def test_agrees_with_the_authors(file, variant, dtype, tolerance):
             f"resid.block{layer}_out": cache[f"blocks.{layer}.hook_resid_post"],
         }
     for key, ours in compared.items():
-        # Entries of HYLA's attention output are of order 100: single precision ends at 1e-5.
+        # Entries of HYLA's attention output are of order 100: the tolerance is relative.
         allowed = tolerance * max(1, np.abs(data[key]).max())
         assert np.abs(ours.detach().numpy() - data[key]).max() < allowed, key
 
 
-def test_observed_and_unobserved_outputs_agree(model):
+def test_hooks_leave_outputs_unchanged(model):
     inputs = inputs_for(model.config)
-    plain = model(inputs)
-    observed, cache = model.run_with_cache(inputs)
-    assert torch.allclose(plain, observed, atol=1e-5)
+    logits, cache = model.run_with_cache(inputs)
+    assert torch.allclose(model(inputs), logits, atol=1e-5)
     assert set(cache) == set(model.hook_dict)
 
 
@@ -150,14 +150,14 @@ def test_hook_names_and_shapes(model):
             assert cache[f"blocks.{layer}.{name}"].shape == shape, name
 
 
-def test_every_intervention_reaches_the_output(model):
+def test_each_hook_point_changes_the_output(model):
     inputs = inputs_for(model.config)
     plain = model(inputs)
     generator = torch.Generator().manual_seed(0)
 
     def change(activation, hook):
         if activation.dtype == torch.int64:
-            # The other experts are chosen.
+            # Indices of other experts.
             return (activation + 1) % 4
         return activation + torch.randn(activation.shape, generator=generator)
 
@@ -169,22 +169,22 @@ def test_every_intervention_reaches_the_output(model):
 
 def test_reading_out_fewer_positions_gives_the_last_logits():
     inputs = inputs_for(SMALL)
-    whole, last = build(SMALL), build(KINDS["readout"])
-    assert torch.allclose(last(inputs), whole(inputs)[:, -2:], atol=1e-6)
+    model, readout = build(SMALL), build(CONFIGS["readout"])
+    assert torch.allclose(readout(inputs), model(inputs)[:, -2:], atol=1e-6)
 
 
-def test_a_plain_torch_hook_on_the_last_block_sees_all_positions_too():
-    for config in (KINDS["readout"], replace(KINDS["readout"], shared=True)):
+def test_a_plain_torch_hook_on_the_last_block_receives_all_positions():
+    for config in (CONFIGS["readout"], replace(CONFIGS["readout"], shared=True)):
         model = build(config)
-        seen = []
-        part = model.core.mlp if config.shared else model.blocks[-1].mlp
-        part.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output))
+        outputs = []
+        mlp = model.core.mlp if config.shared else model.blocks[-1].mlp
+        mlp.register_forward_hook(lambda module, args, out, outputs=outputs: outputs.append(out))
         model(inputs_for(config))
-        assert seen[-1].shape[1] == 6
+        assert outputs[-1].shape[1] == 6
 
 
-def test_shared_steps_have_names_and_activations_of_their_own():
-    model = build(KINDS["shared"])
+def test_shared_steps_have_separate_hook_points_and_activations():
+    model = build(CONFIGS["shared"])
     assert not any(name.startswith("core") for name in model.hook_dict)
     assert {name.split(".")[0] for name, _ in model.named_parameters()} == {
         "core",
@@ -196,7 +196,7 @@ def test_shared_steps_have_names_and_activations_of_their_own():
     _, cache = model.run_with_cache(inputs)
     posts = [cache[f"blocks.{step}.hook_resid_post"] for step in range(3)]
     assert not torch.allclose(posts[0], posts[1])
-    # A change at one step leaves what came before as it was.
+    # A change at one step does not affect earlier steps.
     with model.hooks([("blocks.1.hook_resid_pre", lambda x, hook: x * 0)]):
         _, changed = model.run_with_cache(inputs, reset_hooks_end=False)
     assert torch.equal(changed["blocks.0.hook_resid_post"], posts[0])
@@ -204,7 +204,7 @@ def test_shared_steps_have_names_and_activations_of_their_own():
 
 
 def test_shared_weights_equal_a_stack_of_copies():
-    shared = build(KINDS["shared"])
+    shared = build(CONFIGS["shared"])
     stack = build(replace(shared.config, shared=False))
     weights = {
         name: shared.state_dict()["core." + name.split(".", 2)[2]]
@@ -217,12 +217,12 @@ def test_shared_weights_equal_a_stack_of_copies():
     assert torch.allclose(stack(inputs), shared(inputs), atol=1e-6)
 
 
-def test_shared_weights_take_more_or_fewer_steps_than_trained():
-    model = build(KINDS["shared"])
+def test_shared_weights_allow_other_numbers_of_steps():
+    model = build(CONFIGS["shared"])
     inputs = inputs_for(model.config)
     _, cache = model.run_with_cache(inputs)
-    one = model.unembed(model.ln_final(cache["blocks.0.hook_resid_post"]))
-    assert torch.allclose(model(inputs, n_steps=1), one, atol=1e-6)
+    after_one_step = model.unembed(model.ln_final(cache["blocks.0.hook_resid_post"]))
+    assert torch.allclose(model(inputs, n_steps=1), after_one_step, atol=1e-6)
     model.set_steps(5)
     _, longer = model.run_with_cache(inputs, n_steps=5)
     assert "blocks.4.attn.hook_pattern" in longer
@@ -234,11 +234,11 @@ def test_steps_of_unshared_weights_are_fixed():
     with pytest.raises(ValueError, match="n_steps must be 2 with shared=False, got 3"):
         build(SMALL)(inputs_for(SMALL), n_steps=3)
     with pytest.raises(ValueError, match="at least 1 with shared=True, got 0"):
-        build(KINDS["shared"])(inputs_for(SMALL), n_steps=0)
+        build(CONFIGS["shared"])(inputs_for(SMALL), n_steps=0)
 
 
 def test_causal_outputs_do_not_depend_on_the_future():
-    model = build(KINDS["causal"])
+    model = build(CONFIGS["causal"])
     inputs = inputs_for(model.config)
     changed = inputs.clone()
     changed[:, 4:] += 1
@@ -256,14 +256,8 @@ def test_padding_is_not_attended_to():
     assert torch.equal(model(inputs, mask=mask)[:, :4], model(changed, mask=mask)[:, :4])
 
 
-def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, second = build(SMALL), build(SMALL)
-    assert torch.equal(torch.get_rng_state(), before)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert not torch.equal(build(SMALL, seed=1).embed.W_E, first.embed.W_E)
+def test_the_seed_determines_the_weights():
+    check_seed_determines_weights(lambda generator: Transformer(SMALL, generator=generator))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +270,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_state_alone():
         ({"n_readout": 0}, "n_readout must be None or at least 1, got 0"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **settings)
 
@@ -286,12 +280,11 @@ def test_an_unknown_setting_is_refused():
         TransformerConfig(width=3)  # pyright: ignore
 
 
-def test_an_attention_that_needs_all_queries_gets_them_whoever_listens():
+def test_an_attention_that_needs_all_queries_gets_them_with_and_without_hooks():
     composition = QuasiAttentionConfig(gate_centring="matrix")
     attention = CodaAttentionConfig(n_heads=2, d_head=4, composition=composition)
     model = build(replace(SMALL, attention=attention, n_readout=1)).eval()
     inputs = inputs_for(model.config)
-    unheard = model(inputs)
-    heard, cache = model.run_with_cache(inputs)
-    torch.testing.assert_close(unheard, heard)
+    logits, cache = model.run_with_cache(inputs)
+    torch.testing.assert_close(model(inputs), logits)
     assert cache["blocks.1.attn.hook_pattern"].shape[2] > 1

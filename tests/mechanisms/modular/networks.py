@@ -1,4 +1,4 @@
-"""Small modular networks that several tests use."""
+"""Small modular networks for several tests."""
 
 import torch
 

@@ -9,7 +9,7 @@ from mechanisms.modular.module_pools import OPERATIONS
 
 
 def one_by_one(pool, operands):
-    """Each module as a network of its own, [..., module]."""
+    """The results of the modules, computed one by one: [..., module]."""
     results = []
     for module in range(len(pool.b_out)):
         x = operands[..., min(module, operands.shape[-2] - 1), :]
@@ -22,7 +22,7 @@ def one_by_one(pool, operands):
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(6, 1, 2), (6, 4, 2), (6, 5, 1, 2), (6, 5, 4, 2)])
-def test_stacked_modules_are_networks_side_by_side(depth, shape):
+def test_stacked_modules_are_separate_networks(depth, shape):
     generator = torch.Generator().manual_seed(0)
     pool = MlpPoolConfig(d_mlp=9, depth=depth).build(4, 2, generator=generator)
     with torch.no_grad():
@@ -32,8 +32,8 @@ def test_stacked_modules_are_networks_side_by_side(depth, shape):
     assert torch.allclose(pool(operands), expected, atol=1e-5)
     if len(shape) == 3:
         index = torch.tensor([0, 3, 3, 1, 2, 0])
-        chosen = pool.one(operands, index)
-        assert torch.allclose(chosen, expected[torch.arange(6), index], atol=1e-5)
+        results = pool.one(operands, index)
+        assert torch.allclose(results, expected[torch.arange(6), index], atol=1e-5)
 
 
 def test_operations_are_those_of_the_paper():
@@ -61,12 +61,12 @@ def test_operations_are_those_of_the_paper():
     assert pool.one(operands, torch.tensor([9])).item() == pytest.approx(expected[9])
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match=r"depth must be at least 2, got 1"):
         MlpPoolConfig(depth=1)
     with pytest.raises(ValueError, match=r"names must be among add, .*got \('divide',\)"):
         OperationPoolConfig(names=("divide",))
     with pytest.raises(ValueError, match=r"n_modules must be 1, got 2"):
         OperationPoolConfig(names=("add",)).build(2, 2)
-    with pytest.raises(ValueError, match=r"operations need 2 operands, got 3"):
+    with pytest.raises(ValueError, match=r"d_operands must be 2 for operations, got 3"):
         OperationPoolConfig(names=("add",)).build(1, 3)

@@ -10,34 +10,33 @@ from mechanisms import (
     MonolithicConfig,
     OperationPoolConfig,
     all_paths_loss,
-    load,
     sampled_path_loss,
-    save,
 )
+from tests.mechanisms.checks import check_saved_model_loads
 from tests.mechanisms.modular.networks import ROUTERS, inputs, network
 
 BOTTLENECKS = ["oracle", "attention", "none"]
 
 
-def along(path, model, x):
-    """The answers when every layer's choice is overridden at its hook."""
+def run_path(path, model, x):
+    """The answers along a path, set by hooks on the choice of every layer."""
 
-    def taking(module):
+    def choose(module):
         return lambda choice, hook: one_hot(torch.tensor(module), choice.shape[-1]).to(choice)
 
-    hooks = [(f"layers.{i}.hook_module_choice", taking(module)) for i, module in enumerate(path)]
+    hooks = [(f"layers.{i}.hook_module_choice", choose(module)) for i, module in enumerate(path)]
     return model.run_with_hooks(x, fwd_hooks=hooks)[:, 0]
 
 
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_at_test_time_the_most_probable_modules_work_one_after_another(router, bottleneck):
+def test_in_evaluation_the_most_probable_modules_are_applied(router, bottleneck):
     model, x = network(router, functional_bottleneck=bottleneck), inputs()
     with torch.no_grad():
         answers = model(x)[:, 0]
-        seen, cache = model.run_with_cache(x)
+        cached_answers, cache = model.run_with_cache(x)
         paths, _ = model.all_paths(x)
-    assert torch.allclose(seen[:, 0], answers, atol=1e-5)
+    assert torch.allclose(cached_answers[:, 0], answers, atol=1e-5)
     chosen = [cache[f"layers.{layer}.hook_module_probs"].argmax(-1) for layer in range(2)]
     for layer in range(2):
         choice = cache[f"layers.{layer}.hook_module_choice"]
@@ -47,8 +46,8 @@ def test_at_test_time_the_most_probable_modules_work_one_after_another(router, b
         assert torch.equal(cache[f"layers.{layer}.hook_expert_weights"], probs)
         out = cache[f"layers.{layer}.hook_module_out"]
         assert torch.allclose(cache[f"layers.{layer}.hook_result"], (choice * out).sum(-1))
-    number = 3 * chosen[0] + chosen[1]
-    assert torch.allclose(paths.gather(1, number[:, None])[:, 0], answers, atol=1e-5)
+    path = 3 * chosen[0] + chosen[1]
+    assert torch.allclose(paths.gather(1, path[:, None])[:, 0], answers, atol=1e-5)
 
 
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
@@ -57,7 +56,7 @@ def test_overriding_the_choice_takes_every_path(bottleneck):
     with torch.no_grad():
         paths, _ = model.all_paths(x)
         for number, path in enumerate(product(range(3), repeat=2)):
-            assert torch.allclose(along(path, model, x), paths[:, number], atol=1e-5)
+            assert torch.allclose(run_path(path, model, x), paths[:, number], atol=1e-5)
 
 
 def test_advancing_layer_by_layer_gives_all_paths():
@@ -72,7 +71,7 @@ def test_advancing_layer_by_layer_gives_all_paths():
     assert torch.allclose(probabilities.sum(-1), torch.ones(20, 3))
 
 
-def test_the_oracle_bottleneck_hands_on_what_the_task_needs():
+def test_the_oracle_bottleneck_passes_the_operands_of_the_task():
     model, x = network(n_layers=3), inputs()
     _, cache = model.run_with_cache(x)
     assert torch.equal(cache["layers.0.hook_operands"][:, 0], x[:, :2, 0])
@@ -82,7 +81,7 @@ def test_the_oracle_bottleneck_hands_on_what_the_task_needs():
         assert torch.equal(operands[:, 1], x[:, 0, 0])
 
 
-def test_without_a_bottleneck_modules_see_everything():
+def test_without_a_bottleneck_modules_receive_all_features():
     model, x = network(functional_bottleneck="none"), inputs()
     _, cache = model.run_with_cache(x)
     operands = cache["layers.1.hook_operands"]
@@ -107,29 +106,31 @@ def test_slots_choose_numbers_by_the_modules_signature():
             best = torch.stack([key @ query for key in keys], dim=1).argmax(-1)
             assert torch.equal(choice[:, module, slot].argmax(-1), best)
             expected = values.gather(1, best[:, None])[:, 0]
-            found = cache[f"layers.{layer}.hook_operands"][:, module, slot]
-            assert torch.allclose(found, expected)
-    slot_0_of_second_layer = torch.zeros(20, 3, 2, 6)
-    slot_0_of_second_layer[..., 5] = 1
+            operand = cache[f"layers.{layer}.hook_operands"][:, module, slot]
+            assert torch.allclose(operand, expected)
+    only_results = torch.zeros(20, 3, 2, 6)
+    only_results[..., 5] = 1
     changed = model.run_with_hooks(
-        x, fwd_hooks=[("layers.1.hook_operand_choice", lambda c, hook: slot_0_of_second_layer)]
+        x, fwd_hooks=[("layers.1.hook_operand_choice", lambda c, hook: only_results)]
     )
     assert not torch.allclose(changed, model(x))
 
 
 @pytest.mark.parametrize("name", ["cross, bottleneck", "encoder, bottleneck", "structural oracle"])
-def test_the_selected_variable_is_one_and_can_be_changed(name):
+def test_the_selected_variable_is_one_hot_and_can_be_changed(name):
     model, x = network(ROUTERS[name], seed=3), inputs()
     _, cache = model.run_with_cache(x)
-    picked = cache["layers.0.hook_selected_variable"]
-    assert torch.equal(picked.sum(-1), torch.ones(20))
+    selected = cache["layers.0.hook_selected_variable"]
+    assert torch.equal(selected.sum(-1), torch.ones(20))
     if name == "structural oracle":
-        assert picked.argmax(-1).unique().tolist() == [2]
+        assert selected.argmax(-1).unique().tolist() == [2]
     scores = cache["layers.0.hook_module_scores"]
-    expected = scores[torch.arange(20), picked.argmax(-1)].softmax(-1)
+    expected = scores[torch.arange(20), selected.argmax(-1)].softmax(-1)
     assert torch.allclose(cache["layers.0.hook_module_probs"], expected)
-    fourth = one_hot(torch.full((20,), 4), 5).float()
-    with model.hooks(fwd_hooks=[("layers.0.hook_selected_variable", lambda p, hook: fourth)]):
+    last_variable = one_hot(torch.full((20,), 4), 5).float()
+    with model.hooks(
+        fwd_hooks=[("layers.0.hook_selected_variable", lambda p, hook: last_variable)]
+    ):
         _, changed = model.run_with_cache(x)
     assert torch.allclose(changed["layers.0.hook_module_probs"], scores[:, 4].softmax(-1))
 
@@ -145,7 +146,7 @@ def test_without_the_bottleneck_one_softmax_runs_over_variables_and_modules():
 
 @pytest.mark.parametrize("selection", ["hard", "soft", "top_k"])
 @pytest.mark.parametrize("name", ["hook_module_scores", "hook_module_probs", "hook_expert_weights"])
-def test_what_decides_can_be_changed_and_reaches_the_answer(selection, name):
+def test_changed_scores_and_probabilities_change_the_answer(selection, name):
     model = network(selection=selection, top_k=2 if selection == "top_k" else None)
     x = inputs()
     reversed_order = [(f"layers.0.{name}", lambda values, hook: values.flip(-1).square())]
@@ -156,7 +157,7 @@ def test_chosen_indices_can_be_changed():
     model, x = network(), inputs()
     hooks = [(f"layers.{i}.hook_expert_indices", lambda c, hook: 0 * c + 2) for i in range(2)]
     assert torch.allclose(
-        model.run_with_hooks(x, fwd_hooks=hooks)[:, 0], along((2, 2), model, x), atol=1e-6
+        model.run_with_hooks(x, fwd_hooks=hooks)[:, 0], run_path((2, 2), model, x), atol=1e-6
     )
 
 
@@ -174,14 +175,14 @@ def test_soft_and_top_k_selection_mix_modules():
     assert torch.equal(cache["layers.0.hook_expert_indices"], order[:, :2])
 
 
-def test_true_operations_need_only_be_routed():
+def test_with_true_operations_only_routing_is_needed():
     names = ("multiply", "add", "subtract")
     model = network(pool=OperationPoolConfig(names=names))
     assert not list(model.pool.parameters())
     x = inputs()
     x1, x2 = x[:, 0, 0], x[:, 1, 0]
-    assert torch.allclose(along((1, 0), model, x), (x1 + x2) * x1, atol=1e-6)
-    assert torch.allclose(along((0, 2), model, x), x1 * x2 - x1, atol=1e-6)
+    assert torch.allclose(run_path((1, 0), model, x), (x1 + x2) * x1, atol=1e-6)
+    assert torch.allclose(run_path((0, 2), model, x), x1 * x2 - x1, atol=1e-6)
 
 
 # Training
@@ -189,7 +190,7 @@ def test_true_operations_need_only_be_routed():
 
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_gradients_reach_everything_along_sampled_paths(router, bottleneck):
+def test_gradients_reach_all_parameters_along_sampled_paths(router, bottleneck):
     model = network(router, functional_bottleneck=bottleneck).train()
     torch.manual_seed(0)
     sampled_path_loss(model, inputs(200), torch.ones(200, 1)).backward()
@@ -198,7 +199,7 @@ def test_gradients_reach_everything_along_sampled_paths(router, bottleneck):
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_gradients_reach_everything_along_all_paths(router):
+def test_gradients_reach_all_parameters_along_all_paths(router):
     model = network(router).train()
     all_paths_loss(model, inputs(200), torch.ones(200, 1), entropy=0.1).backward()
     unused = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
@@ -239,8 +240,8 @@ def test_all_paths_is_the_expectation_of_sampled_paths(name):
     torch.manual_seed(0)
     with torch.no_grad():
         expected = all_paths_loss(model, x, targets)
-        many, wanted = x.repeat(times, 1, 1), targets.repeat(times, 1)
-        errors = (model(many) - wanted).square().unflatten(0, (times, 3)).mean((1, 2))
+        repeated, repeated_targets = x.repeat(times, 1, 1), targets.repeat(times, 1)
+        errors = (model(repeated) - repeated_targets).square().unflatten(0, (times, 3)).mean((1, 2))
     error = errors.std() / math.sqrt(times)
     assert abs(errors.mean() - expected) < 4 * error
     assert error < 0.02 * expected
@@ -253,20 +254,20 @@ def test_the_entropy_term_is_that_of_the_paths():
         paths = torch.einsum("bi,bj->bij", probabilities[:, 0], probabilities[:, 1]).flatten(1)
         entropy = -(paths * paths.log()).sum(-1).mean()
         plain = all_paths_loss(model, x, targets)
-        found = all_paths_loss(model, x, targets, entropy=0.3)
-    assert torch.allclose(found, plain - 0.3 * entropy, atol=1e-5)
+        loss = all_paths_loss(model, x, targets, entropy=0.3)
+    assert torch.allclose(loss, plain - 0.3 * entropy, atol=1e-5)
 
 
-def test_the_temperature_changes_gradients_alone():
+def test_the_temperature_changes_gradients_only():
     model, x = network().train(), inputs(2000)
-    shares = []
+    answers = []
     for temperature in (0.1, 5.0):
         torch.manual_seed(0)
-        shares.append(model(x, temperature=temperature))
-    assert torch.allclose(*shares, atol=1e-4)
+        answers.append(model(x, temperature=temperature))
+    assert torch.allclose(*answers, atol=1e-4)
 
 
-def test_evaluation_draws_nothing():
+def test_evaluation_is_deterministic():
     model, x = network(), inputs()
     before = torch.get_rng_state()
     assert torch.equal(model(x), model(x))
@@ -274,15 +275,12 @@ def test_evaluation_draws_nothing():
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_a_saved_network_comes_back(router, tmp_path):
+def test_a_saved_network_is_loaded_unchanged(router, tmp_path):
     for model in (
         network(router),
         network(router, pool=OperationPoolConfig(names=("add", "multiply", "maximum"))),
     ):
-        save(model, tmp_path / "model.safetensors")
-        loaded = load(tmp_path / "model.safetensors")
-        assert loaded.config == model.config
-        assert torch.allclose(loaded(inputs()), model(inputs()), atol=1e-6)
+        check_saved_model_loads(model, (inputs(),), tmp_path)
 
 
 def test_a_monolithic_network_is_a_perceptron(tmp_path):
@@ -293,20 +291,19 @@ def test_a_monolithic_network_is_a_perceptron(tmp_path):
     for layer in model.layers:
         h = (h @ layer.W + layer.b).relu()
     assert torch.allclose(model(x), (h @ model.W_out + model.b_out)[:, None], atol=1e-5)
-    silenced = [("layers.1.hook_post", lambda post, hook: 0 * post)]
-    assert not model.run_with_hooks(x, fwd_hooks=silenced).any()
-    save(model, tmp_path / "model.safetensors")
-    assert torch.equal(load(tmp_path / "model.safetensors")(x), model(x))
+    zero_hidden = [("layers.1.hook_post", lambda post, hook: 0 * post)]
+    assert not model.run_with_hooks(x, fwd_hooks=zero_hidden).any()
+    check_saved_model_loads(model, (x,), tmp_path)
 
 
-def test_wrong_settings_and_inputs_are_refused():
+def test_invalid_settings_and_inputs_are_refused():
     for changes, message in (
         ({"n_modules": 0}, "n_modules must be at least 1, got 0"),
         ({"n_variables": 1}, "n_variables must be at least 2, got 1"),
         ({"selection": "x"}, "selection must be one of hard, soft, top_k, got 'x'"),
         ({"functional_bottleneck": "x"}, "functional_bottleneck must be one of oracle"),
-        ({"selection": "top_k"}, "top_k goes with selection 'top_k', got None"),
-        ({"top_k": 2}, "top_k goes with selection 'top_k', got 2 and 'hard'"),
+        ({"selection": "top_k"}, "top_k must be an integer with selection='top_k', got None"),
+        ({"top_k": 2}, "top_k must be None with selection='hard', got 2"),
         ({"selection": "top_k", "top_k": 4}, r"top_k must be in \[1, n_modules = 3\], got 4"),
         ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
     ):
