@@ -123,7 +123,7 @@ def layer_numbers(pattern: str, names: Sequence[str]) -> list[int]:
 
 
 @contextmanager
-def evaluating(model: HookedModel) -> Iterator[None]:
+def evaluating(model: object) -> Iterator[None]:
     """Run in evaluation mode without gradients, then restore each module's training flag."""
     modules = list(_modules(model))
     flags = [module.training for module in modules]
@@ -141,7 +141,7 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
     return len(name) == len(pattern) and all(map(fnmatchcase, name, pattern))
 
 
-def _modules(model: HookedModel) -> Iterator[nn.Module]:
+def _modules(model: object) -> Iterator[nn.Module]:
     # A TransformerBridge does not register the wrapped model as a child.
     roots = [model, *vars(model).values()]
     modules = dict.fromkeys(

@@ -1,1 +1,1 @@
-"""The best path through the modules of a network: searched, scored against a null, adapted to."""
+"""Best paths through the modules of a network: search, scores with a control, adaptation."""

@@ -1,4 +1,4 @@
-"""Searches that do not look at all paths: beam, and best-first with a bound."""
+"""Heuristic path searches: beam search, and best-first search with a bound."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -9,18 +9,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probes.capturing.inputs import slices
-from probes.oracle.paths import PathBound, PathProblem, path_pieces
+from probes.oracle.paths import PathBound
+from probes.oracle.problem import PathProblem, path_chunks
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best paths that are known.
+class Solution:
+    """The best known path of each example.
 
     Attributes:
-        loss: of each.
-        path: the modules.
+        loss: loss of the path.
+        path: modules of the path.
         proven: whether no path with the same prefix is better.
-        evaluated: how many modules were applied to find it.
+        evaluated: number of module applications of the search.
     """
 
     loss: Float[Tensor, " example"]
@@ -29,21 +30,21 @@ class Found:
     evaluated: Int[Tensor, " example"]
 
 
-Search = Callable[[PathProblem, int, Float[Tensor, "example 1 state"], Found], Found]
-"""From the router's result before a layer, and the best path known, to the best one found."""
+Search = Callable[[PathProblem, int, Float[Tensor, "example 1 state"], Solution], Solution]
+"""Maps (problem, layer, the router's result before the layer, best known) to the best found."""
 
 
-def complete_prefixes(problem: PathProblem, search: Search) -> list[Found]:
-    """The best completions found of the router's first 0, 1, ..., L choices.
+def complete_prefixes(problem: PathProblem, search: Search) -> list[Solution]:
+    """Search the best completions of the router's first 0, 1, ..., L choices.
 
-    The longest prefix comes first, so that no later search ends up worse.
+    Starts with the longest prefix, so that no later search ends up worse.
     """
     partial = [problem.model.begin(problem.inputs)]
     for layer in range(problem.n_layers):
         partial.append(_step(problem, layer, partial[-1]))
     routed = problem.losses(partial[-1])[:, 0]
-    found = [
-        Found(
+    solutions = [
+        Solution(
             routed,
             problem.routed,
             torch.ones_like(routed, dtype=torch.bool),
@@ -51,46 +52,46 @@ def complete_prefixes(problem: PathProblem, search: Search) -> list[Found]:
         )
     ]
     for layer in reversed(range(problem.n_layers)):
-        found.insert(0, search(problem, layer, partial[layer], found[0]))
-    return found
+        solutions.insert(0, search(problem, layer, partial[layer], solutions[0]))
+    return solutions
 
 
 def search_beam(
     problem: PathProblem,
     start: int,
     partial: Float[Tensor, "example 1 state"],
-    known: Found,
+    best_known: Solution,
     *,
     width: int,
-) -> Found:
-    """Keep, layer by layer, the `width` partial results of which the best answer was seen."""
+) -> Solution:
+    """Keep, layer by layer, the `width` partial results with the best completions."""
     n_layers, n_modules = problem.n_layers, problem.n_modules
-    # Complete at any time: layers that are not reached yet have the router's modules.
+    # Always complete: later layers have the router's modules.
     paths = problem.routed[:, None]
     truncated = False
     loss, paths = _roll_out(problem, start, partial, paths)
-    best, path = _better(known.loss, known.path, loss, paths)
+    best, path = _update_best(best_known.loss, best_known.path, loss, paths)
     applied = (n_layers - start) * n_modules
-    # The last layer is not expanded: rolling out has shown all its answers.
+    # The last layer is not expanded: `_roll_out` has computed all its answers.
     for layer in range(start, n_layers - 1):
         if partial.shape[1] > width:
             truncated = True
             order = loss.topk(width, dim=1, largest=False).indices
-            partial, paths = (x.gather(1, _like(order, x)) for x in (partial, paths))
+            partial, paths = (array.gather(1, _expand(order, array)) for array in (partial, paths))
         applied += partial.shape[1] * n_modules * (1 + (n_layers - 1 - layer) * n_modules)
         partial = torch.cat(
             [
-                problem.advance(layer, partial[:, p]).flatten(1, 2)
-                for p in path_pieces(problem, partial)
+                problem.advance(layer, partial[:, chunk]).flatten(1, 2)
+                for chunk in path_chunks(problem, partial)
             ],
             dim=1,
         )
         paths = paths.repeat_interleave(n_modules, dim=1)
         paths[..., layer] = torch.arange(paths.shape[1], device=paths.device) % n_modules
         loss, paths = _roll_out(problem, layer + 1, partial, paths)
-        best, path = _better(best, path, loss, paths)
-    return Found(
-        best, path, (best == 0) | (not truncated), torch.full_like(known.evaluated, applied)
+        best, path = _update_best(best, path, loss, paths)
+    return Solution(
+        best, path, (best == 0) | (not truncated), torch.full_like(best_known.evaluated, applied)
     )
 
 
@@ -100,17 +101,17 @@ def _roll_out(
     partial: Float[Tensor, "example path state"],
     paths: Int[Tensor, "example path layer"],
 ) -> tuple[Float[Tensor, "example path"], Int[Tensor, "example path layer"]]:
-    """The loss and the path of partial results that the router completes, but for the last layer.
+    """Complete partial results by the router's modules and, in the last layer, the best module.
 
-    There the best module is taken: all of them are computed anyway.
+    All modules of the last layer are computed anyway. Returns losses and paths.
     """
     for later in range(layer, problem.n_layers - 1):
         partial = _step(problem, later, partial)
     losses, modules = [], []
-    for piece in path_pieces(problem, partial):
-        answers = problem.advance(problem.n_layers - 1, partial[:, piece])
-        each = problem.losses(answers.flatten(1, 2)).unflatten(1, answers.shape[1:3])
-        loss, module = each.min(dim=2)
+    for chunk in path_chunks(problem, partial):
+        answers = problem.advance(problem.n_layers - 1, partial[:, chunk])
+        chunk_losses = problem.losses(answers.flatten(1, 2)).unflatten(1, answers.shape[1:3])
+        loss, module = chunk_losses.min(dim=2)
         losses.append(loss)
         modules.append(module)
     completed = torch.cat([paths[..., :-1], torch.cat(modules, dim=1)[..., None]], dim=2)
@@ -120,34 +121,34 @@ def _roll_out(
 def _step(
     problem: PathProblem, layer: int, partial: Float[Tensor, "example path state"]
 ) -> Float[Tensor, "example path state"]:
-    """What the router's module makes of each partial result."""
+    """Apply the router's module to each partial result."""
     rows = torch.arange(len(partial), device=partial.device)
-    pieces = [
-        problem.advance(layer, partial[:, piece])[rows, :, problem.routed[:, layer]]
-        for piece in path_pieces(problem, partial)
+    results = [
+        problem.advance(layer, partial[:, chunk])[rows, :, problem.routed[:, layer]]
+        for chunk in path_chunks(problem, partial)
     ]
-    return torch.cat(pieces, dim=1)
+    return torch.cat(results, dim=1)
 
 
-def _better(
+def _update_best(
     best: Float[Tensor, " example"],
     path: Int[Tensor, "example layer"],
     loss: Float[Tensor, "example path"],
     paths: Int[Tensor, "example path layer"],
 ) -> tuple[Float[Tensor, " example"], Int[Tensor, "example layer"]]:
-    least, place = loss.min(dim=1)
+    least, index = loss.min(dim=1)
     rows = torch.arange(len(loss), device=loss.device)
     improved = least < best
-    return best.minimum(least), torch.where(improved[:, None], paths[rows, place], path)
+    return best.minimum(least), torch.where(improved[:, None], paths[rows, index], path)
 
 
-def _like(order: Int[Tensor, "example kept"], x: Tensor) -> Int[Tensor, "example kept feature"]:
+def _expand(order: Int[Tensor, "example kept"], x: Tensor) -> Int[Tensor, "example kept feature"]:
     return repeat(order, "example kept -> example kept feature", feature=x.shape[2])
 
 
 @dataclass(frozen=True)
 class _Queue:
-    """Partial results that are not expanded yet, of all examples together."""
+    """Partial results of all examples that are not expanded yet."""
 
     example: Int[Tensor, " node"]
     layer: Int[Tensor, " node"]
@@ -167,27 +168,27 @@ def search_best_first(
     problem: PathProblem,
     start: int,
     partial: Float[Tensor, "example 1 state"],
-    known: Found,
+    best_known: Solution,
     *,
     width: int,
     budget: int,
     bound: PathBound | None,
-) -> Found:
-    """Expand, of each example, the `width` partial results of least bound, again and again."""
+) -> Solution:
+    """Expand the `width` partial results of lowest bound of each example, round by round."""
     n_modules = problem.n_modules
     expanded = n_modules * problem.entry_bytes
-    best, path = known.loss, known.path
-    used = torch.zeros_like(known.evaluated)
+    best, path = best_known.loss, best_known.path
+    used = torch.zeros_like(best_known.evaluated)
     queue = _Queue(
         torch.arange(len(problem), device=best.device),
-        torch.full_like(known.evaluated, start),
+        torch.full_like(best_known.evaluated, start),
         partial[:, 0],
         problem.routed,
         _bounds(problem, start, partial, bound)[:, 0],
     )
     while True:
         queue = queue.take(queue.bound < best[queue.example])
-        # Of equal bounds the deepest: without answers nothing can be ruled out.
+        # Deepest first among equal bounds, since only answers can rule out others.
         order = (-queue.layer).argsort(stable=True)
         for key in (queue.bound, queue.example):
             order = order[key[order].argsort(stable=True)]
@@ -198,37 +199,37 @@ def search_best_first(
         affordable = ((budget - used) // n_modules).clamp(max=width)
         chosen = rank < affordable[queue.example]
         if not chosen.any():
-            return Found(best, path, counts == 0, used)
+            return Solution(best, path, counts == 0, used)
         nodes, queue = queue.take(chosen), queue.take(~chosen)
         used = used + nodes.example.bincount(minlength=len(problem)) * n_modules
-        opened = []
-        for part, layer in _alike(nodes, max(1, problem.memory_limit // expanded)):
-            mine = problem.take(part.example)
-            reached = mine.advance(layer, part.partial[:, None])[:, 0]
+        new_nodes = []
+        for batch, layer in _batches_by_layer(nodes, max(1, problem.memory_limit // expanded)):
+            subproblem = problem.take(batch.example)
+            children = subproblem.advance(layer, batch.partial[:, None])[:, 0]
             if layer == problem.n_layers - 1:
-                loss, module = mine.losses(reached).min(dim=1)
-                ended = torch.cat([part.path[:, :-1], module[:, None]], dim=1)
-                best, path = _record(best, path, part.example, loss, ended)
+                loss, module = subproblem.losses(children).min(dim=1)
+                completed = torch.cat([batch.path[:, :-1], module[:, None]], dim=1)
+                best, path = _record(best, path, batch.example, loss, completed)
             else:
-                bounds = _bounds(mine, layer + 1, reached, bound)
-                opened.append(_children(part, reached, bounds))
-        queue = queue.with_others(opened)
+                bounds = _bounds(subproblem, layer + 1, children, bound)
+                new_nodes.append(_children(batch, children, bounds))
+        queue = queue.with_others(new_nodes)
 
 
-def _alike(nodes: _Queue, size: int) -> Iterator[tuple[_Queue, int]]:
-    """At most `size` nodes of one layer at a time."""
+def _batches_by_layer(nodes: _Queue, size: int) -> Iterator[tuple[_Queue, int]]:
+    """Yield batches of at most `size` nodes of the same layer."""
     for layer in nodes.layer.unique().tolist():
-        same = nodes.take(nodes.layer == layer)
-        for piece in slices(len(same.layer), size):
-            yield same.take(piece), layer
+        of_layer = nodes.take(nodes.layer == layer)
+        for rows in slices(len(of_layer.layer), size):
+            yield of_layer.take(rows), layer
 
 
 def _children(
     parents: _Queue,
-    reached: Float[Tensor, "node module state"],
+    results: Float[Tensor, "node module state"],
     bounds: Float[Tensor, "node module"],
 ) -> _Queue:
-    n_modules = reached.shape[1]
+    n_modules = results.shape[1]
     path = parents.path.repeat_interleave(n_modules, dim=0)
     rows = torch.arange(len(path), device=path.device)
     layer = parents.layer.repeat_interleave(n_modules)
@@ -236,9 +237,9 @@ def _children(
     return _Queue(
         parents.example.repeat_interleave(n_modules),
         layer + 1,
-        reached.flatten(0, 1),
+        results.flatten(0, 1),
         path,
-        # What bounds a partial result bounds all that can become of it.
+        # The bound of a partial result holds for all its completions.
         bounds.maximum(parents.bound[:, None]).flatten(),
     )
 
@@ -248,16 +249,18 @@ def _record(
     path: Int[Tensor, "example layer"],
     example: Int[Tensor, " node"],
     loss: Float[Tensor, " node"],
-    ended: Int[Tensor, "node layer"],
+    paths: Int[Tensor, "node layer"],
 ) -> tuple[Float[Tensor, " example"], Int[Tensor, "example layer"]]:
-    """The best of what was known and of new paths, several of which may be of one example."""
+    """Update the best paths with new ones, of which several may belong to one example."""
     least = best.scatter_reduce(0, example, loss, "amin")
-    wins = ((loss == least[example]) & (loss < best[example])).nonzero()[:, 0]
-    # Of equals the first: writing several to one place could mix them.
-    number = torch.full_like(path[:, 0], len(loss)).scatter_reduce(0, example[wins], wins, "amin")
+    winners = ((loss == least[example]) & (loss < best[example])).nonzero()[:, 0]
+    # Take the first of ties: writing several to the same row could mix them.
+    number = torch.full_like(path[:, 0], len(loss)).scatter_reduce(
+        0, example[winners], winners, "amin"
+    )
     improved = number < len(loss)
     path = path.clone()
-    path[improved] = ended[number[improved]]
+    path[improved] = paths[number[improved]]
     return least, path
 
 
@@ -267,17 +270,17 @@ def _bounds(
     partial: Float[Tensor, "example path state"],
     bound: PathBound | None,
 ) -> Float[Tensor, "example path"]:
-    """The bounds, at least 0, as losses are.
+    """Compute lower bounds of the loss, at least 0.
 
     Raises:
-        ValueError: they have another shape, or are NaN.
+        ValueError: bounds have another shape, or are NaN.
     """
     if bound is None:
         return partial.new_zeros(partial.shape[:2])
     bounds = bound(problem.inputs, layer, partial, problem.targets)
     if bounds.shape != partial.shape[:2] or bounds.isnan().any():
         raise ValueError(
-            f"bound must give [example, path], {tuple(partial.shape[:2])}, without NaN, "
+            f"bound must return [example, path], {tuple(partial.shape[:2])}, without NaN, "
             f"got {tuple(bounds.shape)} with {int(bounds.isnan().sum())} NaN"
         )
     return bounds.clamp(min=0)

@@ -1,4 +1,4 @@
-"""Test-time oracle: which path through the modules of a network would have been the best?"""
+"""Test-time oracle: search the best path through the modules of a network."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from probes.capturing.hooking import evaluating
+from probes.oracle.exhaustive import check_exact, evaluate_all_paths
 from probes.oracle.heuristics import (
-    Found,
     Search,
+    Solution,
     complete_prefixes,
     search_beam,
     search_best_first,
@@ -24,15 +25,10 @@ from probes.oracle.paths import (
     PathBound,
     PathLoss,
     PathModel,
-    PathProblem,
-    as_hooked,
-    check_exact,
-    example_chunks,
-    look_at_all_paths,
     paths_of,
-    read_problem,
     squared_error,
 )
+from probes.oracle.problem import PathProblem, example_chunks, read_problem
 
 Method = Literal["exact", "beam", "best_first"]
 
@@ -50,78 +46,81 @@ def search_paths(
     budget: int = BUDGET,
     memory_limit: int = MEMORY_LIMIT,
 ) -> xr.Dataset:
-    """Search, for each example, the path with the least loss, and where the router leaves it.
+    """Search the path with the lowest loss for each example, and the regret of the router.
 
     Ostapenko et al. 2022, "Attention for Compositional Modularity", find that the best path at test
     time is excellent out of distribution where the routed one is not. The best path of each example
-    is optimistic: it is the least of M^L draws, and modules that know nothing have a good one too;
-    `score_paths` compares with that.
+    is optimistic: it is the minimum over M^L paths, which is low even for untrained modules;
+    `score_paths` compares with these.
 
-    Methods, with M modules, L layers:
+    Methods, with M modules and L layers:
 
-    - `exact` looks at all paths and computes each distinct partial result once: M + M^2 + ... + M^L
-      modules are applied for each example (not L M^L).
-    - `beam` keeps, layer by layer, the `width` partial results of which the best answer was seen
-      when the router chose in the layers between, and the last layer the best module (its modules
-      are all computed anyway). About width L^2 M^2 / 2 modules.
-    - `best_first` expands the `width` partial results of least lower bound, of equals the deepest,
-      until no bound is below the best loss, or the budget is spent. Without a bound that tells
-      something, it ends only where it has seen all paths or a loss of 0. In each round it sorts all
-      that it has queued, at most the budget.
+    - `exact` computes all paths, and each distinct partial result once: M + M^2 + ... + M^L module
+      applications per example (not L M^L).
+    - `beam` keeps, layer by layer, the `width` partial results with the best completions by the
+      router's choices and the best module of the last layer (all of which are computed anyway).
+      About width L^2 M^2 / 2 module applications.
+    - `best_first` expands the `width` partial results with the smallest lower bound, deepest first
+      among ties, until no bound is below the best loss or the budget is spent. Without an
+      informative bound it ends only after all paths or at a loss of 0. Each round sorts the queue,
+      which is at most as long as the budget.
 
-    The last two start from the router's path, and search once more from each of its prefixes, for
-    the regret: up to L times as much.
+    The last two start from the router's path, and repeat the search from each of its prefixes to
+    get the regret, which takes up to L times as long.
 
     Args:
-        model: what it takes to compute paths; run in evaluation mode, without gradients, on the
-            device of the inputs.
-        inputs: of the examples.
-        targets: of the examples, on the same device.
-        routed: the modules that the router chose.
+        model: network with paths; run in evaluation mode, without gradients, on the device of the
+            inputs.
+        inputs: inputs of the examples.
+        targets: targets of the examples, on the same device.
+        routed: modules that the router chose.
         method: see above.
-        loss: finite and at least 0.
-        width: of `beam` and `best_first`, at least 1.
-        bound: of `best_first`: what no completion's loss is below; None for 0.
-        budget: module applications for each example, at most: `exact` refuses where it needs more,
-            each search of `best_first` stops.
-        memory_limit: in bytes, for what is computed at once.
+        loss: loss function with finite values of at least 0.
+        width: width of `beam` and `best_first`, at least 1.
+        bound: for `best_first`: lower bound of the loss of any completion; None for 0.
+        budget: maximum of module applications per example: `exact` raises an error if it needs
+            more, each search of `best_first` stops there.
+        memory_limit: in bytes, for simultaneous computations.
 
     Returns:
         - `best_loss` [example], `best_path` [example, layer]: the best path found, at least as good
           as the router's.
-        - `routed_loss` [example]; `mean_loss` [example], over all paths: NaN unless `exact`.
+        - `routed_loss` [example]; `mean_loss` [example] over all paths, NaN unless `exact`.
         - `regret` [example, layer]: the loss of the best completion of the router's choices up to
-          this layer, minus that of its choices before, at least 0. They sum to
-          routed_loss - best_loss. Where a search is not proven, it is the best completion found.
+          this layer, minus that of its choices before, at least 0. Regrets sum to routed_loss -
+          best_loss. Where a search is not proven, completions are the best ones found.
         - `proven` [example] (0 or 1): no path is better. `regret_proven` [example, layer] (0 or 1):
-          both completions are the best. Of `beam` where no partial result was dropped, or the loss
-          is 0.
-        - `evaluated` [example]: modules applied.
+          both completions are the best. For `beam`: where no partial result was dropped, or the
+          loss is 0.
+        - `evaluated` [example]: number of module applications.
 
     Raises:
         TypeError: `routed` does not hold integers.
-        ValueError: an unknown method, a bound for another one, shapes that do not fit, values that
-            are not finite or out of range, a loss below 0, a budget or memory limit that is too
-            small.
+        ValueError: the method is unknown, a bound is given for another method, shapes do not match,
+            values are not finite or out of range, a loss is negative, or the budget or the memory
+            limit is too small.
+
+    Example:
+        `search_paths(model, inputs, targets, routed=routed, method="beam")["best_loss"]`
     """
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
     if bound is not None and method != "best_first":
-        raise ValueError(f"bound goes with method 'best_first', got method {method!r}")
-    with evaluating(as_hooked(model)):
+        raise ValueError(f"method must be 'best_first' if bound is given, got {method!r}")
+    with evaluating(model):
         problem = read_problem(model, inputs, targets, routed, loss, memory_limit)
         if method == "exact":
             check_exact(model, budget)
             result = _exact(problem)
         elif method == "beam":
-            each = width * model.n_modules**2 * problem.entry_bytes
-            result = _heuristic(problem, partial(search_beam, width=width), each)
+            bytes_per_example = width * model.n_modules**2 * problem.entry_bytes
+            result = _heuristic(problem, partial(search_beam, width=width), bytes_per_example)
         else:
             search = partial(search_best_first, width=width, budget=budget, bound=bound)
-            half = replace(problem, memory_limit=memory_limit // 2)
-            result = _heuristic(half, search, _queue_bytes(half, budget))
+            halved = replace(problem, memory_limit=memory_limit // 2)
+            result = _heuristic(halved, search, _queue_bytes(halved, budget))
     result.attrs = {"long_name": "best paths through the modules", "method": method}
     if method != "exact":
         result.attrs["width"] = width
@@ -129,14 +128,14 @@ def search_paths(
 
 
 def _queue_bytes(problem: PathProblem, budget: int) -> int:
-    """Memory that the queue of one example takes, at most.
+    """Compute the maximum memory of one example's queue.
 
     Raises:
-        ValueError: more than there is.
+        ValueError: it exceeds the memory limit.
     """
     n_layers, n_modules = problem.n_layers, problem.n_modules
     nodes = min(budget, sum(n_modules**layer for layer in range(n_layers)))
-    # Each of a node's three numbers and its path's modules has 8 bytes; sorting and adding copy.
+    # Three numbers and the modules of the path, 8 bytes each; sorting and concatenation copy.
     needed = 3 * nodes * (8 * (3 + n_layers) + problem.state_bytes)
     if needed > problem.memory_limit:
         raise ValueError(
@@ -147,36 +146,39 @@ def _queue_bytes(problem: PathProblem, budget: int) -> int:
 
 
 def _exact(problem: PathProblem) -> xr.Dataset:
-    seen = look_at_all_paths(problem, problem.routed.new_zeros(0))
+    all_paths = evaluate_all_paths(problem, problem.routed.new_zeros(0))
     examples, n_layers, n_modules = len(problem), problem.n_layers, problem.n_modules
     return _dataset(
-        seen.completed,
-        paths_of(seen.best, n_layers, n_modules),
-        seen.mean,
+        all_paths.completed,
+        paths_of(all_paths.best, n_layers, n_modules),
+        all_paths.mean,
         torch.ones(examples, n_layers + 1),
         torch.full((examples,), sum(n_modules**layer for layer in range(1, n_layers + 1))),
     )
 
 
-def _heuristic(problem: PathProblem, search: Search, each: int) -> xr.Dataset:
-    chunks = [complete_prefixes(part, search) for _, part in example_chunks(problem, each)]
-    prefixes = [_joined(list(prefix)) for prefix in zip(*chunks, strict=True)]
+def _heuristic(problem: PathProblem, search: Search, bytes_per_example: int) -> xr.Dataset:
+    chunks = [
+        complete_prefixes(problem_chunk, search)
+        for _, problem_chunk in example_chunks(problem, bytes_per_example)
+    ]
+    prefixes = [_concatenate(list(prefix)) for prefix in zip(*chunks, strict=True)]
     best = prefixes[0]
     return _dataset(
-        torch.stack([found.loss for found in prefixes], dim=1),
+        torch.stack([solution.loss for solution in prefixes], dim=1),
         best.path,
         torch.full_like(best.loss, torch.nan),
-        torch.stack([found.proven for found in prefixes], dim=1),
-        torch.stack([found.evaluated for found in prefixes]).sum(dim=0),
+        torch.stack([solution.proven for solution in prefixes], dim=1),
+        torch.stack([solution.evaluated for solution in prefixes]).sum(dim=0),
     )
 
 
-def _joined(found: list[Found]) -> Found:
-    return Found(
-        torch.cat([one.loss for one in found]),
-        torch.cat([one.path for one in found]),
-        torch.cat([one.proven for one in found]),
-        torch.cat([one.evaluated for one in found]),
+def _concatenate(solutions: list[Solution]) -> Solution:
+    return Solution(
+        torch.cat([part.loss for part in solutions]),
+        torch.cat([part.path for part in solutions]),
+        torch.cat([part.proven for part in solutions]),
+        torch.cat([part.evaluated for part in solutions]),
     )
 
 
@@ -188,22 +190,30 @@ def _dataset(
     evaluated: Int[Tensor, " example"],
 ) -> xr.Dataset:
     losses = completed.double().cpu().numpy()
-    shown = proven.cpu().numpy().astype(np.int8)
-    one, each = ("example",), ("example", "layer")
+    proven_array = proven.cpu().numpy().astype(np.int8)
+    per_example, per_layer = ("example",), ("example", "layer")
     variables = {
-        "best_loss": (one, losses[:, 0], "loss of the best path found"),
-        "best_path": (each, best_path.cpu().numpy(), "modules of the best path found"),
-        "routed_loss": (one, losses[:, -1], "loss of the router's path"),
-        "mean_loss": (one, mean.double().cpu().numpy(), "mean loss of all paths"),
-        "regret": (each, np.diff(losses, axis=1), "loss that the router's choice cannot avoid"),
-        "proven": (one, shown[:, 0], "whether no path is better"),
-        "regret_proven": (each, shown[:, :-1] * shown[:, 1:], "whether the regret is exact"),
-        "evaluated": (one, evaluated.cpu().numpy(), "module applications"),
+        "best_loss": (per_example, losses[:, 0], "loss of the best path found"),
+        "best_path": (per_layer, best_path.cpu().numpy(), "modules of the best path found"),
+        "routed_loss": (per_example, losses[:, -1], "loss of the router's path"),
+        "mean_loss": (per_example, mean.double().cpu().numpy(), "mean loss of all paths"),
+        "regret": (
+            per_layer,
+            np.diff(losses, axis=1),
+            "loss that the router's choice cannot avoid",
+        ),
+        "proven": (per_example, proven_array[:, 0], "whether no path is better"),
+        "regret_proven": (
+            per_layer,
+            proven_array[:, :-1] * proven_array[:, 1:],
+            "whether the regret is exact",
+        ),
+        "evaluated": (per_example, evaluated.cpu().numpy(), "module applications"),
     }
     return xr.Dataset(
         {
-            name: (dims, values, {"long_name": about})
-            for name, (dims, values, about) in variables.items()
+            name: (dims, values, {"long_name": long_name})
+            for name, (dims, values, long_name) in variables.items()
         },
         coords={"layer": np.arange(best_path.shape[1])},
     )

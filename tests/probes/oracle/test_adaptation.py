@@ -110,7 +110,7 @@ def test_invalid_input_is_refused():
     for examples in ((), (0, 1), (4, 1), (1, 1)):
         with pytest.raises(ValueError, match=r"examples must be ascending numbers of at least 1"):
             adapt(0.5, examples=examples)
-    with pytest.raises(ValueError, match=r"at most half .* got 81, but task 0 has 80"):
+    with pytest.raises(ValueError, match=r"at most half .* 80 for task 0, got 81"):
         adapt(0.5, examples=(1, 81))
     with pytest.raises(ValueError, match=r"repeats must be at least 1, got 0"):
         adapt(0.5, repeats=0)

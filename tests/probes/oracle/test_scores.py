@@ -119,11 +119,13 @@ def test_invalid_input_is_refused():
         score(resamples=0)
     with pytest.raises(ValueError, match=r"untrained must have 2 layers and 4 modules.*3 and 4"):
         score(untrained=Operations(OPERATIONS, n_layers=3))
-    with pytest.raises(ValueError, match=r"at least 2 examples of each task, of 3 it has 1"):
+    with pytest.raises(ValueError, match=r"at least 2 examples per task, got 1 of 3"):
         score(task=task.index_fill(0, torch.tensor([3]), 4))
     with pytest.raises(ValueError, match=r"task must be \[example\], \(32,\), got \(32, 1\)"):
         score(task=task[:, None])
     with pytest.raises(TypeError, match=r"task must hold integers"):
         score(task=task.float())
-    with pytest.raises(ValueError, match=r"applies 20 modules for each example.*budget=19"):
+    with pytest.raises(
+        ValueError, match=r"budget must be at least 20 module applications .* got 19"
+    ):
         score(budget=19)

@@ -187,9 +187,11 @@ def test_invalid_input_is_refused():
         search(method="greedy")
     with pytest.raises(ValueError, match=r"width must be at least 1, got 0"):
         search(width=0)
-    with pytest.raises(ValueError, match=r"bound goes with method 'best_first', got method 'beam'"):
+    with pytest.raises(ValueError, match=r"must be 'best_first' if bound is given, got 'beam'"):
         search(method="beam", bound=lookahead(model, 1.0))
-    with pytest.raises(ValueError, match=r"applies 12 modules.*budget=11.*'beam' or 'best_first'"):
+    with pytest.raises(
+        ValueError, match=r"budget must be at least 12 .* got 11; .*'beam' or 'best_first'"
+    ):
         search(budget=11)
     with pytest.raises(ValueError, match=r"memory_limit must be at least \d+ bytes, got 3000"):
         search(memory_limit=3000)
@@ -200,7 +202,7 @@ def test_invalid_input_is_refused():
         )
     with pytest.raises(ValueError, match=r"inputs must hold at least 1 example"):
         search(inputs=inputs[:0])
-    with pytest.raises(ValueError, match=r"targets must be of the 7 examples"):
+    with pytest.raises(ValueError, match=r"targets must have the 7 examples"):
         search(targets=targets[1:])
     with pytest.raises(ValueError, match=r"targets must be finite, got 1 NaN"):
         search(targets=targets.masked_fill(torch.arange(14).view(7, 2) == 5, torch.nan))
@@ -214,17 +216,19 @@ def test_invalid_input_is_refused():
         search(routed=routed[:, :1])
     with pytest.raises(ValueError, match=r"routed must be in 0\.\.2, got 0\.\.3"):
         search(routed=routed.clamp(max=0).index_fill(0, torch.tensor([1]), 3))
-    with pytest.raises(ValueError, match=r"loss must give \[example, path\], \(7, 9\), got \(7,\)"):
+    with pytest.raises(
+        ValueError, match=r"loss must return \[example, path\], \(7, 9\), got \(7,\)"
+    ):
         search(loss=lambda answers, targets: answers.sum((1, 2)))
-    with pytest.raises(ValueError, match=r"loss must give finite numbers of at least 0, got -"):
+    with pytest.raises(ValueError, match=r"loss must return finite numbers of at least 0, got -"):
         search(loss=lambda answers, targets: -answers.square().sum(-1))
     for bound in (lambda *_: torch.zeros(7), lambda *_: torch.full((7, 1), torch.nan)):
-        with pytest.raises(ValueError, match=r"bound must give \[example, path\], \(7, 1\)"):
+        with pytest.raises(ValueError, match=r"bound must return \[example, path\], \(7, 1\)"):
             search(method="best_first", bound=bound)
     model.begin = lambda inputs: inputs
-    with pytest.raises(ValueError, match=r"model\.begin must give \[example, 1, state\]"):
+    with pytest.raises(ValueError, match=r"model\.begin must return \[example, 1, state\]"):
         search()
     model.begin = lambda inputs: inputs[:, None]
     model.advance = lambda inputs, layer, partial: partial
-    with pytest.raises(ValueError, match=r"model\.advance must give .* in layer 0"):
+    with pytest.raises(ValueError, match=r"model\.advance must return .* in layer 0"):
         search()
