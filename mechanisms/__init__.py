@@ -1,4 +1,4 @@
-"""Hooked attention mechanisms and the models made of them.
+"""Hooked attention mechanisms and models built from them.
 
 Names are imported on first use, so `import mechanisms` itself is fast.
 """

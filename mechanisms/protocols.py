@@ -1,4 +1,4 @@
-"""Interfaces that models require of component configs; implement them for your own components."""
+"""Interfaces of component configs; implement them to use your own components in the models."""
 
 from __future__ import annotations
 

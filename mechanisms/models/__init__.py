@@ -1,1 +1,1 @@
-"""Whole models, each built from its config alone."""
+"""Models, each of which is built from its config only."""

@@ -315,18 +315,14 @@ class Dnc(RecurrentModel):
     """A DNC that classifies token sequences, a baseline of Csordás et al. 2021.
 
     Graves et al. 2016 with the masked content addressing, the de-allocation and the link
-    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. Sequences are read
-    between BOS and EOS. The logits are a linear map (`W_U`, `b_U`) of the controller's hidden state
-    and of the read vectors at EOS.
+    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. The logits are a
+    linear map (`W_U`, `b_U`) of the controller's hidden state and of the read vectors at EOS. The
+    controller starts as in `lstm_kernel`, embeddings as in `RecurrentModel`.
 
     Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed], and
     `steps.{pos}.*`, the `DncHooks` of the step that reads position pos: a change there affects the
-    rest of that step and all later steps. The hook points of steps are created by `set_positions`
-    or by a forward pass of that length (before torch.compile, call `set_positions`). The steps at
-    the padding of a shorter sequence run too; their activations have no meaning and no effect.
-
-    Embeddings (`W_E`, the last two rows for EOS and BOS) start as unit normals truncated at two
-    standard deviations, the controller as in `lstm_kernel`.
+    rest of that step and all later steps. The steps at the padding of a shorter sequence run too;
+    their activations have no meaning and no effect.
 
     Args:
         config: the configuration.
@@ -334,10 +330,8 @@ class Dnc(RecurrentModel):
     """
 
     def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.d_input, config.d_embed, generator=generator)
         self.config = config
-        self.W_E = lecun_normal(config.d_input + 2, config.d_embed, fan_in=1, generator=generator)
-        self.hook_embed = HookPoint()
         self.core = DncCell(config, generator=generator)
         self.steps = nn.ModuleList()
         d_final = config.d_hidden + config.n_read_heads * config.d_cell

@@ -50,10 +50,19 @@ class LstmConfig:
 
 
 class RecurrentModel(HookedRootModule, ABC):
-    """A model that reads a token sequence step by step, with hook points for every step."""
+    """A model that reads embedded token sequences step by step, with hook points for every step.
 
-    def __init__(self):
+    Sequences are read between BOS and EOS. Embeddings (`W_E`, the last two rows for EOS and BOS)
+    start as unit normals truncated at two standard deviations.
+
+    The hook points of steps are created by `set_positions`, or by a forward pass of that length;
+    before torch.compile, call `set_positions`.
+    """
+
+    def __init__(self, d_input: int, d_embed: int, *, generator: torch.Generator | None = None):
         super().__init__()
+        self.W_E = lecun_normal(d_input + 2, d_embed, fan_in=1, generator=generator)
+        self.hook_embed = HookPoint()
         self._n_steps = 0
 
     def set_positions(self, n_positions: int) -> None:
@@ -212,20 +221,15 @@ class Lstm(RecurrentModel):
     """An LSTM that classifies token sequences, a baseline of Csordás et al. 2021.
 
     Hochreiter & Schmidhuber 1997 with forget gates; bidirectional, Schuster & Paliwal 1997.
-    Sequences are read between BOS and EOS. The logits are a linear map (`W_U`, `b_U`) of the last
-    layer's final states: of the forward direction at EOS, concatenated with the backward direction
-    at BOS.
+    Weights start as in `lstm_kernel`, embeddings as in `RecurrentModel`. The logits are a linear
+    map (`W_U`, `b_U`) of the last layer's final states: of the forward direction at EOS,
+    concatenated with the backward direction at BOS.
 
     Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed];
     `layers.{i}.hook_hidden` [batch, pos, d_hidden x directions], forward first;
     `layers.{i}.steps.{pos}.hook_cell | hook_hidden` and, if bidirectional,
     `layers.{i}.backward_steps.{pos}.hook_cell | hook_hidden` [batch, d_hidden]: a change there
-    affects every later step of its direction and the layers above. The hook points of steps are
-    created by `set_positions` or by a forward pass of that length (before torch.compile, call
-    `set_positions`).
-
-    Embeddings (`W_E`, the last two rows for EOS and BOS) start as unit normals truncated at two
-    standard deviations, the rest as in `lstm_kernel`.
+    affects every later step of its direction and the layers above.
 
     Args:
         config: the configuration.
@@ -233,11 +237,9 @@ class Lstm(RecurrentModel):
     """
 
     def __init__(self, config: LstmConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
+        super().__init__(config.d_input, config.d_embed, generator=generator)
         self.config = config
         d_layer = config.d_hidden * (2 if config.bidirectional else 1)
-        self.W_E = lecun_normal(config.d_input + 2, config.d_embed, fan_in=1, generator=generator)
-        self.hook_embed = HookPoint()
         self.layers = nn.ModuleList(
             LstmLayer(
                 config.d_embed if layer == 0 else d_layer,

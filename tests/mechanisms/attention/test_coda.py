@@ -10,6 +10,16 @@ from mechanisms.attention.quasi import QuasiAttentionConfig
 from mechanisms.layers.feed_forward import FeedForwardConfig
 from mechanisms.models.transformer import Transformer, TransformerConfig
 
+CONTRACT_EXAMPLES = {
+    "": CodaAttentionConfig(n_heads=4, d_head=4),
+    "centred by row": CodaAttentionConfig(
+        n_heads=4, d_head=4, composition=QuasiAttentionConfig(gate_centring="row")
+    ),
+    "centred by matrix": CodaAttentionConfig(
+        n_heads=4, d_head=4, composition=QuasiAttentionConfig(gate_centring="matrix")
+    ),
+    "rotary": CodaAttentionConfig(n_heads=4, d_head=4, rotary=True),
+}
 FUNCTIONS = {
     "tanh": math.tanh,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),

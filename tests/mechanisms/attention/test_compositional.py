@@ -10,6 +10,12 @@ from mechanisms.layers.feed_forward import FeedForwardConfig
 from mechanisms.models.transformer import Block, TransformerConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+CONTRACT_EXAMPLES = {
+    "": CompositionalAttentionConfig(n_searches=4, n_retrievals=2, d_head=4),
+    "own value": CompositionalAttentionConfig(
+        n_searches=4, n_retrievals=3, d_head=4, own_value=True
+    ),
+}
 PARAMETERS = {
     "W_Q": "W_Q",
     "W_K": "W_K",

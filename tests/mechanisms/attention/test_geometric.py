@@ -13,6 +13,7 @@ from mechanisms.attention.geometric import (
 from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
 
 CONFIG = GeometricAttentionConfig(n_heads=3, d_head=4)
+CONTRACT_EXAMPLES = {"": GeometricAttentionConfig(n_heads=4, d_head=4)}
 
 
 def literal(logits):

@@ -9,6 +9,9 @@ from mechanisms import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILES = sorted(GOLDEN.glob("hyla_attn_*.npz"))
 NETWORKS = {"default": "single", "mlp_relu": "relu", "mlp_linear": "linear"}
+CONTRACT_EXAMPLES = {
+    variant: AttentionConfig.named(variant, n_heads=4, d_head=4) for variant in ATTENTION_VARIANTS
+} | {"rotary": AttentionConfig(n_heads=4, d_head=4, rotary=True)}
 
 
 def golden_variant(path):

@@ -11,6 +11,11 @@ from mechanisms.attention.relative import (
 )
 from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
 
+CONTRACT_EXAMPLES = {
+    "": RelativeAttentionConfig(n_heads=4, d_head=4),
+    "gated": RelativeAttentionConfig(n_heads=4, d_head=4, gated=True),
+}
+
 
 def build(**changes):
     config = RelativeAttentionConfig(**{"n_heads": 3, "d_head": 4} | changes)

@@ -419,8 +419,8 @@ def test_logits_do_not_depend_on_padding():
     wider = torch.cat((TOKENS, torch.full((4, 3), -1)), 1)
     assert torch.allclose(model(wider), logits, atol=1e-6)
     for row, length in enumerate(LENGTHS):
-        alone = model(TOKENS[row : row + 1, :length])
-        assert torch.allclose(alone, logits[row : row + 1], atol=1e-6)
+        unpadded = model(TOKENS[row : row + 1, :length])
+        assert torch.allclose(unpadded, logits[row : row + 1], atol=1e-6)
 
 
 def test_padded_steps_leave_gradients_alone():
@@ -468,7 +468,7 @@ def test_hook_names_and_shapes():
 def test_interventions_change_the_output_and_no_earlier_step():
     model = build()
     model.set_positions(6)
-    plain, before = model.run_with_cache(TOKENS)
+    unchanged, before = model.run_with_cache(TOKENS)
     generator = torch.Generator().manual_seed(0)
 
     def change(activation, hook):
@@ -479,16 +479,16 @@ def test_interventions_change_the_output_and_no_earlier_step():
             with model.hooks([(name, change)]):
                 logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
             assert logits.isfinite().all(), name
-            assert (logits[0] - plain[0]).abs().max() > 1e-5, name
+            assert (logits[0] - unchanged[0]).abs().max() > 1e-5, name
             # EOS of the other sequences is before position 7; of the second and last before 3.
             shorter = [1, 2, 3] if position == 7 else [1, 3]
-            assert torch.equal(logits[shorter], plain[shorter]), name
+            assert torch.equal(logits[shorter], unchanged[shorter]), name
             for earlier in range(position):
                 for quantity in ("hidden", "memory", "read_weights"):
                     key = f"steps.{earlier}.hook_{quantity}"
                     assert torch.equal(before[key], after[key]), name
     # Without hooks the output is the same again.
-    assert torch.allclose(model(TOKENS), plain, atol=1e-6)
+    assert torch.allclose(model(TOKENS), unchanged, atol=1e-6)
 
 
 def first_of_three(step):

@@ -97,8 +97,8 @@ def test_agrees_with_torchs_own_layers(name):
 
 def test_padding_and_future_tokens_have_no_effect(model):
     source, target_in = inputs_for(model.config)
-    alone = model(source[1:2, :2], target_in[1:2, :3])
-    assert torch.allclose(model(source, target_in)[1:2, :3], alone, atol=1e-5)
+    unpadded = model(source[1:2, :2], target_in[1:2, :3])
+    assert torch.allclose(model(source, target_in)[1:2, :3], unpadded, atol=1e-5)
     changed = target_in.clone()
     changed[0, 3:] = 0
     ours, theirs = model(source, target_in)[0], model(source, changed)[0]
@@ -237,8 +237,7 @@ def test_shared_weights_allow_other_numbers_of_steps():
 
 def test_dropout_is_applied_in_training_only():
     model = build(replace(SMALL, dropout=0.5))
-    plain = build(SMALL)(SOURCE, TARGET_IN)
-    assert torch.equal(model(SOURCE, TARGET_IN), plain)
+    assert torch.equal(model(SOURCE, TARGET_IN), build(SMALL)(SOURCE, TARGET_IN))
     model.train()
     torch.manual_seed(0)
     outputs = torch.stack([model(SOURCE, TARGET_IN) for _ in range(2)])

@@ -159,8 +159,8 @@ def test_logits_do_not_depend_on_padding(model):
         wider = torch.cat((TOKENS, torch.full((4, 3), -1)), 1)
         assert torch.allclose(model(wider), logits, atol=1e-6)
         for row, length in enumerate(LENGTHS):
-            alone = model(TOKENS[row : row + 1, :length])
-            assert torch.allclose(alone, logits[row : row + 1], atol=1e-6)
+            unpadded = model(TOKENS[row : row + 1, :length])
+            assert torch.allclose(unpadded, logits[row : row + 1], atol=1e-6)
 
 
 def test_hook_names_and_shapes(model):
@@ -213,7 +213,7 @@ def test_hook_points_of_steps_are_created_as_needed():
 def test_a_changed_step_affects_only_later_steps_of_its_direction(quantity, direction):
     model = build(CONFIGS["both directions"])
     model.set_positions(5)
-    plain, before = model.run_with_cache(TOKENS)
+    unchanged, before = model.run_with_cache(TOKENS)
     with model.hooks([(f"layers.0.{direction}.2.hook_{quantity}", lambda x, hook: x + 1)]):
         logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
     for other in ("steps", "backward_steps"):
@@ -226,17 +226,17 @@ def test_a_changed_step_affects_only_later_steps_of_its_direction(quantity, dire
             assert torch.allclose(before[name][0], after[name][0], atol=1e-6) != changed, name
             if position < 2 or other != direction:
                 assert torch.allclose(before[name][3], after[name][3], atol=1e-6), name
-    assert not torch.allclose(plain[0], logits[0], atol=1e-4)
-    assert torch.allclose(plain[3], logits[3], atol=1e-6)
+    assert not torch.allclose(unchanged[0], logits[0], atol=1e-4)
+    assert torch.allclose(unchanged[3], logits[3], atol=1e-6)
 
 
 def test_each_hook_point_changes_the_output_of_the_longest_sequence(model):
     model.set_positions(5)
-    plain = model(TOKENS)
+    unchanged = model(TOKENS)
     for name in model.hook_dict:
         logits = model.run_with_hooks(TOKENS, fwd_hooks=[(name, lambda x, hook: x + 1)])
-        assert not torch.allclose(logits[0], plain[0], atol=1e-6), name
-    assert torch.equal(model(TOKENS), plain)
+        assert not torch.allclose(logits[0], unchanged[0], atol=1e-6), name
+    assert torch.equal(model(TOKENS), unchanged)
 
 
 def test_dropout_is_on_embeddings_between_layers_and_before_the_read_out(monkeypatch):
