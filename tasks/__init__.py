@@ -1,6 +1,6 @@
-"""Synthetic tasks: a frozen config, a sampler and the named ground truth behind every example.
+"""Tasks: a frozen config, a sampler and the named ground truth behind every example.
 
-The names are imported when they are first used, so `import tasks` itself costs nothing.
+Names are imported on first use, so `import tasks` is fast.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What the package exports, each with the module that it is in: the one list of them."""
+"""The package's exports and the modules that define them."""
 
 from .batch import Batch as Batch
 from .contextual_retrieval import ContextualRetrieval as ContextualRetrieval

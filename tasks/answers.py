@@ -1,4 +1,4 @@
-"""What the tasks share: how right an answer is."""
+"""Scores of answers that several tasks share."""
 
 from typing import Any
 
@@ -7,29 +7,32 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.common import require_shape
 
 
 def score_sequence(output: Int[Tensor, "batch pos"], batch: Batch[Any]) -> dict[str, Tensor]:
-    """Return how right sequences are that end with a mark.
+    """Return whether each output sequence, which ends with an end token, is correct.
 
     Args:
-        output: [batch, pos], ids from the first one on, whether decoded greedily or the argmax of
+        output: [batch, pos], token ids from the first target on, decoded greedily or the argmax of
             teacher-forced logits. It may be shorter or longer than the targets; what follows the
-            place of their end is not read.
-        batch: the batch that they answer; its mask ends with the mark.
+            position of their end token is not read.
+        batch: the batch that was answered; its mask is True up to the end token.
 
     Returns:
-        `correct` [batch]: 1 where all that counts is right, else 0;
-        `token_correct` [batch]: the share that is right.
+        `correct` [batch]: 1 where all masked tokens and the end token are right, else 0: the same
+        for greedy and for teacher-forced output;
+        `token_correct` [batch]: the share of these tokens that is right, which can differ between
+        the two.
 
     Raises:
-        ValueError: `output` has another shape, or holds no whole numbers.
+        ValueError: `output` has another shape or is not of integers.
     """
     n, width = batch.targets.shape
     if output.ndim != 2 or len(output) != n or output.is_floating_point():
         raise ValueError(
-            f"output of shape {tuple(output.shape)} and {output.dtype}: allowed are whole "
-            f"numbers, ({n}, any)"
+            f"output must be integers of shape ({n}, pos), got {output.dtype} of shape "
+            f"{tuple(output.shape)}"
         )
     missing = max(0, width - output.shape[1])
     answers = torch.nn.functional.pad(output, (0, missing), value=-1)[:, :width]
@@ -38,23 +41,18 @@ def score_sequence(output: Int[Tensor, "batch pos"], batch: Batch[Any]) -> dict[
     return {"correct": (token_correct == 1).float(), "token_correct": token_correct}
 
 
-def score_class(
+def is_correct(
     logits: Float[Tensor, "batch 1 class"], batch: Batch[Any], n_classes: int
-) -> dict[str, Float[Tensor, " batch"]]:
-    """Return whether the most probable class is right.
+) -> Float[Tensor, " batch"]:
+    """Return 1 where the most probable class is the target, else 0, [batch].
 
     Args:
         logits: [batch, 1, n_classes].
-        batch: the batch that they answer, with targets [batch, 1].
-        n_classes: how many there are.
-
-    Returns:
-        `correct` [batch]: 1 where it is right, else 0.
+        batch: the batch that was answered, with targets [batch, 1].
+        n_classes: number of classes.
 
     Raises:
         ValueError: `logits` has another shape.
     """
-    expected = (len(batch), 1, n_classes)
-    if tuple(logits.shape) != expected:
-        raise ValueError(f"logits of shape {tuple(logits.shape)}: allowed is {expected}")
-    return {"correct": (logits.argmax(-1) == batch.targets)[:, 0].float()}
+    require_shape("logits", logits, (len(batch), 1, n_classes))
+    return (logits.argmax(-1) == batch.targets)[:, 0].float()

@@ -1,4 +1,4 @@
-"""What every task hands out."""
+"""A batch of examples with their ground truth: what every task returns."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Batch(Generic[Inputs]):
     """Examples of a task with the ground truth behind each of them.
 
     Attributes:
-        inputs: what the model reads, for example [batch, pos, d_in] (vectors) or [batch, pos]
-            (token ids); or a tuple of several such inputs, in the order of the model's arguments.
-        targets: what it should answer, [batch, n_targets]; which positions of the output it is
-            read from is told by the task.
+        inputs: the model's input, for example [batch, pos, d_in] (vectors) or [batch, pos]
+            (token ids); or a tuple of several inputs, in the order of the model's arguments.
+        targets: the correct answers, [batch, n_targets]; the task documents at which positions
+            the model's output is compared with them.
         mask: [batch, n_targets] bool, True where the target counts.
-        latents: the named ground truth, each [batch, ...]; a model never sees it.
+        latents: the named ground truth, each [batch, ...]; never part of the inputs.
     """
 
     inputs: Inputs
@@ -33,7 +33,7 @@ class Batch(Generic[Inputs]):
         return len(self.targets)
 
     def __repr__(self) -> str:
-        """Return the shapes: `Batch(inputs [2, 5] int64, ..., latents: depth [2] int64)`."""
+        """Return shapes and dtypes: `Batch(inputs [2, 5] int64, ..., latents: depth [2] int64)`."""
         inputs = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
         latents = [f"{name} {_shape(value)}" for name, value in self.latents.items()]
         parts = {"inputs": " and ".join(map(_shape, inputs)), "targets": _shape(self.targets)}
@@ -41,17 +41,17 @@ class Batch(Generic[Inputs]):
         return f"Batch({shapes}, mask {_shape(self.mask)}, latents: {', '.join(latents) or 'none'})"
 
     def __getitem__(self, examples: "slice | Tensor") -> "Batch[Inputs]":
-        """Return a batch of some of the examples, with their latents; see `take` for numbers.
+        """Return a batch of the selected examples, with their latents.
 
         Args:
-            examples: a slice, their numbers, or a mask [batch] bool.
+            examples: a slice, indices, or a mask [batch] bool.
 
         Raises:
-            TypeError: for a single number: an example alone would be no batch.
+            TypeError: for a single index, since a batch keeps its first dimension.
         """
         if isinstance(examples, int):
             raise TypeError(
-                f"a batch is indexed by a slice, a list of numbers or a mask, got {examples}: "
+                f"examples must be a slice, a tensor of indices or a mask, got {examples}: "
                 f"write batch[{examples} : {examples + 1}] for a batch of that example"
             )
         if isinstance(self.inputs, tuple):
@@ -66,24 +66,24 @@ class Batch(Generic[Inputs]):
         )
 
     def take(self, examples: "Sequence[int] | Tensor") -> "Batch[Inputs]":
-        """Return a batch of the examples with these numbers, in this order, some perhaps twice.
+        """Return a batch of the examples at these indices, in this order; indices may repeat.
 
         Raises:
-            IndexError: there is no example with one of the numbers.
+            IndexError: an index is out of range.
         """
         return self[torch.as_tensor(examples, dtype=torch.long, device=self.targets.device)]
 
     def parts(self, size: int) -> "Iterator[Batch[Inputs]]":
-        """Return the batch in pieces of `size` examples, the last of what is left."""
+        """Yield batches of `size` consecutive examples; the last one may be smaller."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
     @staticmethod
     def cat(batches: "Sequence[Batch[Inputs]]") -> "Batch[Inputs]":
-        """Return the examples of several batches of the same widths in one, in their order.
+        """Concatenate batches whose tensors agree in all dimensions but the first.
 
         Raises:
-            ValueError: there are none.
+            ValueError: `batches` is empty.
         """
         if not batches:
             raise ValueError("batches must not be empty, got none")

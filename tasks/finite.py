@@ -1,4 +1,4 @@
-"""A fixed set of examples, served as an endless stream or in one fixed order."""
+"""Fixed sets of examples, and the orders in which they are served."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _KEPT_EPOCHS = 2  # a batch may begin in one epoch and end in the next
 
 @dataclass(frozen=True, eq=False)
 class ExampleSet(Generic[Inputs]):
-    """Examples, their whole numbers in any integer types that hold them.
+    """All examples of a split; integers are stored in the smallest dtypes that hold them.
 
     Attributes:
         inputs: [n, ...], or a tuple of several such inputs; token ids or floats.
         targets: [n], or [n, target].
-        latents: each [n, ...]; bool, whole numbers or floats.
-        mask: [n, target], True where the target counts; None: all of them do.
-        show: what makes of a batch's inputs what the model reads, where that would be large to
-            keep (pictures); None: they are it.
+        latents: each [n, ...]; bool, integers or floats.
+        mask: [n, target], True where the target counts; None: all targets count.
+        show: computes the model's input from the stored inputs of a batch, where the former would
+            take much memory (images); None: the stored inputs are the model's input.
     """
 
     inputs: Inputs
@@ -38,35 +38,35 @@ class ExampleSet(Generic[Inputs]):
         return len(self.targets)
 
     def take(self, rows: Int[Tensor, " batch"], device: str | torch.device) -> Batch[Inputs]:
-        """Return some of the examples, whole numbers as int64, targets as [batch, target]."""
+        """Return the batch of some rows, integers as int64, targets as [batch, target]."""
 
-        def of(values: Tensor) -> Tensor:
-            chosen = values.index_select(0, rows).to(device)
-            whole = chosen.dtype != torch.bool and not chosen.is_floating_point()
-            return chosen.long() if whole else chosen
+        def select(values: Tensor) -> Tensor:
+            selected = values.index_select(0, rows).to(device)
+            is_integer = selected.dtype != torch.bool and not selected.is_floating_point()
+            return selected.long() if is_integer else selected
 
         if isinstance(self.inputs, tuple):
-            inputs = tuple(of(part) for part in self.inputs)
+            inputs = tuple(select(part) for part in self.inputs)
         else:
-            inputs = of(self.inputs)
+            inputs = select(self.inputs)
         inputs = cast(Inputs, inputs)
-        targets = of(self.targets)
+        targets = select(self.targets)
         if targets.ndim == 1:
             targets = targets[:, None]
-        full = torch.ones_like(targets, dtype=torch.bool)
+        all_true = torch.ones_like(targets, dtype=torch.bool)
         return Batch(
             inputs=self.show(inputs) if self.show else inputs,
             targets=targets,
-            mask=full if self.mask is None else of(self.mask),
-            latents={name: of(values) for name, values in self.latents.items()},
+            mask=all_true if self.mask is None else select(self.mask),
+            latents={name: select(values) for name, values in self.latents.items()},
         )
 
 
 def small(values: np.ndarray) -> Tensor:
-    """Return whole numbers as int8 where they fit, else as int16; bool stays bool.
+    """Return integers as int8 where they fit, else as int16; bool stays bool.
 
     Raises:
-        ValueError: one does not fit into 16 bits.
+        ValueError: a value does not fit into 16 bits.
     """
     if values.dtype == bool:
         return torch.from_numpy(values.copy())
@@ -74,16 +74,16 @@ def small(values: np.ndarray) -> Tensor:
     for dtype in (np.int8, np.int16):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return torch.from_numpy(values.astype(dtype))
-    raise ValueError(f"values from {low} to {high}: allowed is what fits into 16 bits")
+    raise ValueError(f"values must fit into 16 bits, got values from {low} to {high}")
 
 
 class Stream:
-    """Rows in epochs without end: each epoch is a permutation, which depends on the key alone.
+    """An endless sequence of row indices in epochs; each epoch is a permutation of the rows.
 
     Args:
-        groups: rows; the groups take turns, and each has epochs of its own, so every group occurs
-            equally often, however large it is. One group makes a plain stream of epochs.
-        key: what the permutations follow from.
+        groups: row indices; the groups take turns, and each has its own epochs, so every group
+            occurs equally often, whatever its size. One group makes a plain stream of epochs.
+        key: seeds the permutations.
     """
 
     def __init__(self, groups: Sequence[Int[np.ndarray, " member"]], key: Key) -> None:
@@ -93,56 +93,57 @@ class Stream:
 
     def rows(self, index: int, size: int) -> Int[np.ndarray, " batch"]:
         """Return the rows at positions [index * size, (index + 1) * size) of the stream."""
-        place, turn = np.divmod(np.arange(index * size, (index + 1) * size), len(self._groups))
+        position = np.arange(index * size, (index + 1) * size)
+        position_in_group, group_of = np.divmod(position, len(self._groups))
         rows = np.empty(size, np.int64)
-        for number, members in enumerate(self._groups):
-            epoch, rank = np.divmod(place, len(members))
-            mine = turn == number
-            for one in np.unique(epoch[mine]):
-                here = mine & (epoch == one)
-                rows[here] = self._order(number, int(one))[rank[here]]
+        for group, members in enumerate(self._groups):
+            epochs, rank = np.divmod(position_in_group, len(members))
+            is_of_group = group_of == group
+            for epoch in np.unique(epochs[is_of_group]):
+                selected = is_of_group & (epochs == epoch)
+                rows[selected] = self._order(group, int(epoch))[rank[selected]]
         return rows
 
-    def _order(self, number: int, epoch: int) -> Int[np.ndarray, " member"]:
-        if (number, epoch) not in self._orders:
-            kept = sorted(e for n, e in self._orders if n == number)
+    def _order(self, group: int, epoch: int) -> Int[np.ndarray, " member"]:
+        if (group, epoch) not in self._orders:
+            kept = sorted(e for g, e in self._orders if g == group)
             for old in kept[: len(kept) + 1 - _KEPT_EPOCHS]:
-                del self._orders[number, old]
-            generator = self._key.generator(f"/epoch/{number}/{epoch}")
-            self._orders[number, epoch] = generator.permutation(self._groups[number])
-        return self._orders[number, epoch]
+                del self._orders[group, old]
+            generator = self._key.generator(f"/epoch/{group}/{epoch}")
+            self._orders[group, epoch] = generator.permutation(self._groups[group])
+        return self._orders[group, epoch]
 
 
 def balanced_order(
-    kind: Int[np.ndarray, " n"], generator: np.random.Generator
+    labels: Int[np.ndarray, " n"], generator: np.random.Generator
 ) -> Int[np.ndarray, " n"]:
-    """Return a random order in which every prefix holds each kind in proportion.
+    """Return a random order of which every prefix has each label in proportion.
 
     Args:
-        kind: what each example is.
-        generator: where the order comes from.
+        labels: the label of each example.
+        generator: source of the randomness.
     """
-    order = generator.permutation(len(kind))
-    place = np.empty(len(kind))
-    for one in np.unique(kind):
-        members = order[kind[order] == one]
-        place[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return order[np.argsort(place[order], kind="stable")]
+    order = generator.permutation(len(labels))
+    position = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        position[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return order[np.argsort(position[order], kind="stable")]
 
 
-def allot(total: int, room: Sequence[int]) -> list[int]:
-    """Return how `total` is shared out as equally as the room of each allows.
+def allot(total: int, capacity: Sequence[int]) -> list[int]:
+    """Divide `total` into shares that are as equal as their capacities allow.
 
-    What does not divide goes to the last ones.
+    A remainder goes to the largest capacities.
 
     Args:
-        total: at most sum(room).
-        room: the largest share of each, >= 0.
+        total: at most sum(capacity).
+        capacity: the largest value of each share, >= 0.
     """
-    shares = [0] * len(room)
-    # From the smallest room to the largest, each gets an equal part of what is left, or all it has.
-    order = sorted(range(len(room)), key=lambda i: (room[i], i))
-    for done, one in enumerate(order):
-        shares[one] = min(room[one], total // (len(order) - done))
-        total -= shares[one]
+    shares = [0] * len(capacity)
+    # From the smallest capacity to the largest, each gets an equal part of the remainder.
+    order = sorted(range(len(capacity)), key=lambda i: (capacity[i], i))
+    for done, i in enumerate(order):
+        shares[i] = min(capacity[i], total // (len(order) - done))
+        total -= shares[i]
     return shares

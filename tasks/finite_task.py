@@ -1,4 +1,4 @@
-"""What the tasks with a fixed set of examples share: how these are served."""
+"""Base class of the tasks with a fixed set of examples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from tasks.finite import ExampleSet, Stream
 
 
 class FiniteTask(ABC, Generic[Inputs]):
-    """A task whose splits are finite; the examples of one are made when it is first asked for.
+    """A task whose splits are finite; the examples of a split are made on its first use.
 
-    `train` is a stream of epochs, each in an order of its own; the other splits come in one fixed
+    `train` is a stream of epochs, each in a new random order; the other splits have one fixed
     order, of which every prefix is balanced, and start again at the end.
     """
 
@@ -30,25 +30,25 @@ class FiniteTask(ABC, Generic[Inputs]):
         splits: tuple[str, ...] | None = None,
         trim: Callable[[Batch[Inputs]], Batch[Inputs]] | None = None,
     ) -> None:
-        """Make a task, but no examples yet.
+        """Set up the task without making any examples.
 
         Args:
-            key: what all random choices follow from.
-            splits: which of `SPLITS` there are; None: all.
-            trim: what takes out of a batch what none of its examples needs; None: it stays.
+            key: seeds all random choices.
+            splits: the subset of `SPLITS` that this task has; None: all.
+            trim: removes the padding of a batch that none of its examples needs; None: it stays.
         """
         self._key = key
         self._trim = trim
         self._splits = self.SPLITS if splits is None else splits
-        self._made: dict[str, ExampleSet[Inputs]] = {}
+        self._example_sets: dict[str, ExampleSet[Inputs]] = {}
 
     @abstractmethod
     def _make(self, split: str) -> ExampleSet[Inputs]:
-        """Return the examples of a split; but for `train`, in the order in which they come."""
+        """Return the examples of a split; those of all splits but `train` in serving order."""
 
     @abstractmethod
     def _groups(self, train: ExampleSet[Inputs]) -> list[Int[np.ndarray, " member"]]:
-        """Return the rows of `train` that take turns in the stream."""
+        """Return the groups of rows of `train` that take turns in the stream."""
 
     @final
     @property
@@ -58,7 +58,7 @@ class FiniteTask(ABC, Generic[Inputs]):
 
     @final
     def size(self, split: str) -> int:
-        """Return the number of examples of a split: of one epoch of `train`.
+        """Return the number of examples of a split; for `train`, of one epoch.
 
         Raises:
             ValueError: `split` is unknown.
@@ -69,18 +69,18 @@ class FiniteTask(ABC, Generic[Inputs]):
     def batch(
         self, split: str, index: int, size: int, device: str | torch.device = "cpu"
     ) -> Batch[Inputs]:
-        """Return batch number `index` of a split: always the same one for the same arguments.
+        """Return batch `index` of a split, a pure function of the config and the arguments.
 
-        It holds the positions from index * size to (index + 1) * size of the split's order.
+        It has the positions from index * size to (index + 1) * size of the split's order.
 
         Args:
             split: one of `splits`.
             index: 0 to 2^40.
             size: number of examples, 1 to 2^22.
-            device: where the batch shall be.
+            device: the device of the batch.
 
         Returns:
-            A batch; what it holds is told by the task.
+            A batch; its contents are documented by the task.
 
         Raises:
             ValueError: `split` is unknown, or `index` or `size` is out of range.
@@ -98,9 +98,9 @@ class FiniteTask(ABC, Generic[Inputs]):
     @final
     def _examples(self, split: str) -> ExampleSet[Inputs]:
         require_choice("split", split, self._splits)
-        if split not in self._made:
-            self._made[split] = self._make(split)
-        return self._made[split]
+        if split not in self._example_sets:
+            self._example_sets[split] = self._make(split)
+        return self._example_sets[split]
 
     @cached_property
     def _stream(self) -> Stream:

@@ -2,8 +2,8 @@
 
 A fuzzy logic function of L variables in [0, 1] is a disjunction of K terms, each a conjunction of
 all variables or their negations: with Zadeh's operators, the maximum over terms of the minimum over
-variables of x or 1 - x. A model sees examples of a function, and is then asked for its value at
-another point. Some combinations of terms are held out, and some terms altogether.
+variables of x or 1 - x. A model gets examples of a function and must predict its value at another
+point. Some combinations of terms are held out, and some terms altogether.
 """
 
 from dataclasses import dataclass, replace
@@ -18,24 +18,32 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
-from tasks.common import Key, require_choice, require_int
+from tasks.common import (
+    Key,
+    require_choice,
+    require_held_out,
+    require_int,
+    require_number,
+    require_shape,
+)
+from tasks.stream_task import StreamTask
 
 _MAX_VARIABLES = 8
 _MAX_COMBINATIONS = 10**6
-_UNSEEN = 4  # one term of as many is never seen in training
+_UNSEEN = 4  # one term in so many never occurs in training
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzyLogicConfig:
-    """Which functions they are. The default sizes are the smaller ones of the paper's figure.
+    """Settings of fuzzy logic. The default sizes are the smaller ones of the paper's figure.
 
     Attributes:
-        n_variables: L, 3 to 8. There are 2^L terms, of which the last quarter is never seen.
-        n_terms: K, terms of a function, 1 to 2^L / 4; there are at most 10^6 functions.
-        n_examples: N, points of a sequence, the one that is asked for among them, 2 to 1024.
-        held_out: share of the combinations of the seen terms that is held out for `test`, rounded
-            down to a whole number of them, which leaves neither side empty.
-        seed: chooses what is held out and every batch, 0 to 2^32 - 1.
+        n_variables: L, 3 to 8. There are 2^L terms; the last quarter of them is not in `train`.
+        n_terms: K, terms of a function, 1 to 2^L / 4; at most 10^6 functions.
+        n_examples: N, points of a sequence, with the query, 2 to 1024.
+        held_out: share of the combinations of the terms of `train` that is held out for `test`,
+            rounded down to a number of combinations; neither side may be empty.
+        seed: seeds the split and every batch, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -52,17 +60,14 @@ class FuzzyLogicConfig:
         require_int("n_terms", self.n_terms, 1, 2**self.n_variables // _UNSEEN)
         if self.n_combinations > _MAX_COMBINATIONS:
             raise ValueError(
-                f"n_terms={self.n_terms!r} with n_variables={self.n_variables!r}: allowed are at "
-                f"most {_MAX_COMBINATIONS} combinations, these are {self.n_combinations}"
+                f"n_terms must make at most {_MAX_COMBINATIONS} combinations, got {self.n_terms!r} "
+                f"with n_variables={self.n_variables!r}, which makes {self.n_combinations}"
             )
         require_int("n_examples", self.n_examples, 2, 1024)
-        share = self.held_out
-        number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not number or not 0 < share < 1 or not 0 < self.n_test < self.n_combinations:
-            raise ValueError(
-                f"held_out={share!r}: allowed is a number between 0 and 1 that holds out at least "
-                f"one of the {self.n_combinations} combinations"
-            )
+        require_number("held_out", self.held_out, 0, 1)
+        require_held_out(
+            "held_out", self.held_out, self.n_test, self.n_combinations, "combinations"
+        )
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     @property
@@ -72,57 +77,65 @@ class FuzzyLogicConfig:
 
     @property
     def n_combinations(self) -> int:
-        """Number of combinations of K different ones of these."""
+        """Number of combinations of K different terms of `train`."""
         return comb(self.n_seen, self.n_terms)
 
     @property
     def n_test(self) -> int:
-        """Number of these combinations that are held out."""
+        """Number of combinations held out for `test`."""
         return int(self.held_out * self.n_combinations)
 
 
-class FuzzyLogic:
-    """The sampler of fuzzy logic functions, in context.
+class FuzzyLogic(StreamTask):
+    """Fuzzy logic functions in context.
 
-    Points are drawn from U(0, 1)^L. A term has a number, whose binary digits say, the first
-    variable's first, whether a variable stands as it is (1) or is negated (0).
+    Points are drawn from U(0, 1)^L. The binary digits of a term's number, the first variable's
+    first, are 1 where the variable is plain and 0 where it is negated.
 
     Splits: `train` and `id` have the same combinations of K different terms, each equally often;
-    `test` has other combinations of the same terms; `ood` those of the terms that `train` never
-    has, 3/4 2^L to 2^L - 1, as in the authors' data: in all of them the first two variables stand
-    as they are. In `test`, terms that are known must be put together anew; in `ood` they are new.
+    `test` has other combinations of the same terms; `ood` has the combinations of the terms that
+    are not in `train`, 3/4 2^L to 2^L - 1, in which the first two variables are plain, as in the
+    authors' data. So `test` has new combinations of known terms, `ood` new terms.
+
+    A batch has inputs [batch, N, L + 1] float32: points, each with its value, where the last value,
+    the query's, is 0; targets [batch, 1] float32: the query's value, to be read out at the last
+    position; mask [batch, 1], all True; and the latents (int64 but for the last two)
+    `terms` [batch, K]: the terms' numbers, ascending;
+    `literals` [batch, K, L]: 1 where a variable of a term is plain, 0 where it is negated;
+    `combination` [batch]: the row in `combinations(split)`;
+    `values` [batch, N] float32: the function's value at each point;
+    `variance` [batch] float32: the variance of `values`: the squared error of predicting their
+    mean, averaged over the points.
+
+    Example:
+        `FuzzyLogic(FuzzyLogicConfig()).batch("ood", 0, 100)`
     """
 
     SPLITS: ClassVar = ("train", "id", "test", "ood")
 
     def __init__(self, config: FuzzyLogicConfig) -> None:
+        # The split does not depend on the number of examples.
+        super().__init__(key=Key(replace(config, n_examples=2)))
         self.config = config
-        # How many examples are shown does not change what is held out.
-        self._key = Key(replace(config, n_examples=2))
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
-        return self.SPLITS
 
     @property
     def n_features(self) -> int:
-        """A point and its value: L + 1."""
+        """Width of the inputs, a point and its value: L + 1."""
         return self.config.n_variables + 1
 
     @cached_property
     def conjunctions(self) -> Int[np.ndarray, "term variable"]:
-        """Every term: 1 where a variable stands as it is, 0 where it is negated."""
+        """All terms: 1 where a variable is plain, 0 where it is negated."""
         n = self.config.n_variables
         return np.indices((2,) * n).reshape(n, -1).T
 
     @cached_property
     def query(self) -> Float[np.ndarray, " variable"]:
-        """The point that `with_fixed_query` asks for, drawn by the seed."""
+        """The query of `with_fixed_query`, drawn from the seed."""
         return self._key.generator("/query").random(self.config.n_variables, np.float32)
 
     def combinations(self, split: str) -> Int[np.ndarray, "combination term"]:
-        """Return the combinations of a split in lexicographic order, the terms of each ascending.
+        """Return the combinations of a split in lexicographic order, with ascending terms.
 
         Raises:
             ValueError: `split` is unknown.
@@ -130,41 +143,12 @@ class FuzzyLogic:
         require_choice("split", split, self.SPLITS)
         return self._sides["train" if split == "id" else split]
 
-    def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
-        """Return batch number `index` of a split: always the same one for the same arguments.
-
-        Args:
-            split: one of `splits`.
-            index: 0 to 2^62.
-            size: number of examples, 1 to 2^22; a smaller batch need not be a part of a larger one.
-            device: where the batch shall be.
-
-        Returns:
-            A batch with
-            inputs [batch, N, L + 1] float32: points, each with its value; the last value, which is
-            asked for, is 0;
-            targets [batch, 1] float32: that value, to be read out at the last position;
-            mask [batch, 1], all True;
-            latents (int64 but for the last two)
-            `terms` [batch, K]: the terms' numbers, ascending;
-            `literals` [batch, K, L]: 1 where a variable of a term stands as it is, 0 where it is
-            negated;
-            `combination` [batch]: the row in `combinations(split)`;
-            `values` [batch, N] float32: the function's value at each point;
-            `variance` [batch] float32: their mean squared distance from their mean, the target's
-            among them: the error of answering this mean.
-
-        Raises:
-            ValueError: `split` is unknown, or `index` or `size` is out of range.
-        """
-        known = self.combinations(split)
-        require_int("index", index, 0, 2**62)
-        require_int("size", size, 1, 2**22)
-        generator = self._key.generator(f"/{split}/{index}")
-        combination = generator.integers(len(known), size=size)
+    def _draw(self, split: str, size: int, generator: np.random.Generator) -> Batch:
+        combinations = self.combinations(split)
+        combination = generator.integers(len(combinations), size=size)
         shape = (size, self.config.n_examples, self.config.n_variables)
         points = generator.random(shape, np.float32)
-        terms = known[combination]
+        terms = combinations[combination]
         literals = self.conjunctions[terms]
         values = _values(points, literals)
         inputs = np.concatenate([points, values[..., None]], -1)
@@ -179,29 +163,29 @@ class FuzzyLogic:
             targets=targets,
             mask=torch.ones_like(targets, dtype=torch.bool),
             latents={name: torch.from_numpy(value) for name, value in latents.items()},
-        ).to(device)
+        )
 
     def fixed_query(
         self, split: str, index: int, size: int, device: str | torch.device = "cpu"
     ) -> Batch:
-        """Return `with_fixed_query` of batch number `index`; arguments and errors are `batch`'s."""
+        """Return batch `index` with a fixed query; arguments and errors are those of `batch`."""
         return self.with_fixed_query(self.batch(split, index, size, device))
 
     def with_fixed_query(self, batch: Batch) -> Batch:
-        """Return a batch with the same point, `query`, asked for in every sequence.
+        """Replace the last point of every sequence by `query`.
 
-        So what differs between the sequences' last tokens is due to the functions and to the points
-        before. Functions and known points stay as they are; target, `values` and `variance` are
-        those of the new point.
+        Then differences between the sequences at the last position are due to the functions and
+        the points before it. Functions and other points stay; targets, `values` and `variance` are
+        recomputed.
 
         Args:
-            batch: one of this task's, or some of its examples, on any device.
+            batch: a batch of this task, or some of its examples, on any device.
         """
         inputs = batch.inputs.clone()
         inputs[:, -1, :-1] = torch.from_numpy(self.query).to(inputs)
         target = self.solve(inputs[:, -1:, :-1], batch.latents["literals"])
         values = torch.cat([batch.latents["values"][:, :-1], target], 1)
-        # By numpy, as in `batch`: the same bits.
+        # With numpy, as in `batch`, for bit-identical results.
         variance = torch.from_numpy(values.cpu().numpy().var(1)).to(values)
         latents = batch.latents | {"values": values, "variance": variance}
         return replace(batch, inputs=inputs, targets=target, latents=latents)
@@ -215,46 +199,43 @@ class FuzzyLogic:
 
         Args:
             points: numbers from 0 to 1.
-            literals: 1 where a variable of a term stands as it is, 0 where it is negated.
+            literals: 1 where a variable of a term is plain, 0 where it is negated.
         """
         return torch.from_numpy(_values(points.cpu().numpy(), literals.cpu().numpy())).to(points)
 
     def score(
         self, output: Float[Tensor, "batch *one"], batch: Batch
     ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return how far the answers are off.
+        """Return the error of each prediction.
 
         Args:
-            output: [batch] or [batch, 1], the answers.
-            batch: the batch that they answer.
+            output: [batch] or [batch, 1], predicted values.
+            batch: the batch that was answered.
 
         Returns:
             `squared_error` [batch];
-            `r2` [batch]: 1 - squared_error / `variance`: the share of the variance within the
-            sequence that is explained, 1 for the right answer, at most.
-            Its mean over sequences weighs those with a small variance more than
-            1 - mean(squared_error) / mean(variance) does.
+            `r2` [batch]: 1 - squared_error / `variance`, the explained share of the variance within
+            the sequence, at most 1. Its mean over sequences gives sequences of small variance more
+            weight than 1 - mean(squared_error) / mean(variance) does.
 
         Raises:
             ValueError: `output` has another shape.
         """
         n = len(batch)
-        if tuple(output.shape) not in ((n,), (n, 1)):
-            raise ValueError(
-                f"output of shape {tuple(output.shape)}: allowed are {(n,)} and {(n, 1)}"
-            )
+        require_shape("output", output, (n,), (n, 1))
         error = (output.reshape(n) - batch.targets[:, 0]).square()
         return {"squared_error": error, "r2": 1 - error / batch.latents["variance"]}
 
     @cached_property
     def _sides(self) -> dict[str, Int[np.ndarray, "combination term"]]:
         config = self.config
-        seen = _rows(0, config.n_seen, config.n_terms)
-        order = self._key.generator("/test").permutation(len(seen))
+        of_seen = _combinations_of(range(config.n_seen), config.n_terms)
+        order = self._key.generator("/test").permutation(len(of_seen))
+        unseen = range(config.n_seen, 2**config.n_variables)
         return {
-            "train": seen[np.sort(order[config.n_test :])],
-            "test": seen[np.sort(order[: config.n_test])],
-            "ood": _rows(config.n_seen, 2**config.n_variables, config.n_terms),
+            "train": of_seen[np.sort(order[config.n_test :])],
+            "test": of_seen[np.sort(order[: config.n_test])],
+            "ood": _combinations_of(unseen, config.n_terms),
         }
 
 
@@ -262,10 +243,10 @@ def _values(
     points: Float[np.ndarray, "batch example variable"],
     literals: Int[np.ndarray, "batch term variable"],
 ) -> Float[np.ndarray, "batch example"]:
-    # One term at a time: all at once, memory would grow with their number.
+    # Term by term, so memory does not grow with the number of terms.
     terms = (
-        np.abs(points - (1 - literals[:, None, number]).astype(points.dtype)).min(-1)
-        for number in range(literals.shape[1])
+        np.abs(points - (1 - literals[:, None, i]).astype(points.dtype)).min(-1)
+        for i in range(literals.shape[1])
     )
     value = next(terms)
     for term in terms:
@@ -273,6 +254,6 @@ def _values(
     return value
 
 
-def _rows(first: int, end: int, size: int) -> Int[np.ndarray, "combination term"]:
-    """Return all sets of `size` numbers from `first` to `end` - 1, in lexicographic order."""
-    return np.array(list(combinations(range(first, end), size)))
+def _combinations_of(terms: range, size: int) -> Int[np.ndarray, "combination term"]:
+    """Return all sets of `size` terms in lexicographic order."""
+    return np.array(list(combinations(terms, size)))

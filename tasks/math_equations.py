@@ -1,9 +1,9 @@
 """Math equations, as in Ostapenko et al. 2022, "Attention for Compositional Modularity".
 
 An equation is written in reverse Polish notation: two numbers, then operators, each of which acts
-on the result so far and on the first number once more; `.1 .04 + .1 *` is .014. The model is given
-the numbers and the operators as variables. Some combinations of operators are held out: it must
-apply operations that it knows in a sequence that it never saw.
+on the previous result and the first number; `.1 .04 + .1 *` is .014. The model's inputs are the
+numbers and the operators as variables. Some combinations of operators are held out: the model must
+apply known operations in new combinations.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
-from tasks.common import Key, require_choice, require_int
+from tasks.common import (
+    Key,
+    require_bool,
+    require_choice,
+    require_int,
+    require_number,
+    require_shape,
+)
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
 
@@ -45,29 +52,27 @@ MATH_OPERATIONS = tuple(_OPERATIONS)
 _MAX_LENGTH = 5  # results reach 6e8, and their squares still fit into float32
 _MAX_POINTS = 10**6
 _MAX_CONSTANT = 100
-_GRID = 2**24  # as many numbers from -1 to 1 as are evenly spaced and exact in float32
+_GRID = 2**24  # number of evenly spaced numbers from -1 to 1 that are exact in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathEquationsConfig:
-    """Which math equations they are. The defaults are the paper's, for one of its five |S|.
+    """Settings of math equations. The defaults are the paper's, for one of its five |S|.
 
-    A split with the number n has n_operators * n / 2 points, rounded down, which must give every
-    one of its combinations of operators a point.
+    A split of size n has n_operators * n / 2 points, rounded down, at least one for each of its
+    combinations of operators.
 
     Attributes:
-        n_operators: |S|, how many of the 15 operations there are, 2 to 15 (the paper: 3, 5, 7, 10
-            and 15).
-        length: L, operators in an equation, 2 to 5. Of a single one, none could be held out and
-            yet be known.
+        n_operators: |S|, number of operations, 2 to 15 (the paper: 3, 5, 7, 10 and 15).
+        length: L, operators in an equation, 2 to 5; with a single operator, a held-out combination
+            would be a new operator.
         n_points: n of `train`, 2 (|S|^(L-1) - |S|^(L-2)) to 10^6.
         n_id: n of `id`, in the same range.
         n_ood: n of `ood`, 2 |S|^(L-2) to 10^6.
-        operators: which operations there are: the "first" of `MATH_OPERATIONS`, or some "drawn"
-            by the seed.
-        variable_id: whether the features of a variable tell which one it is.
+        operators: the operations: the "first" of `MATH_OPERATIONS`, or a random choice ("drawn").
+        variable_id: whether the features of a variable include its one-hot number.
         constant: the scalar of the last variable, -100 to 100; no answer depends on it.
-        seed: chooses operations, held-out combinations, points and their order, 0 to 2^32 - 1.
+        seed: seeds operations, held-out combinations, points and their order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -86,31 +91,25 @@ class MathEquationsConfig:
     def __post_init__(self) -> None:
         require_int("n_operators", self.n_operators, 2, len(MATH_OPERATIONS))
         require_int("length", self.length, 2, _MAX_LENGTH)
-        held_out = self.n_operators ** (self.length - 2)  # for each operator at a position
-        others = self.n_operators ** (self.length - 1) - held_out
-        require_int("n_points", self.n_points, 2 * others, _MAX_POINTS)
-        require_int("n_id", self.n_id, 2 * others, _MAX_POINTS)
-        require_int("n_ood", self.n_ood, 2 * held_out, _MAX_POINTS)
+        n_held_out = self.n_operators ** (self.length - 2)  # for each operator at a position
+        n_known = self.n_operators ** (self.length - 1) - n_held_out
+        require_int("n_points", self.n_points, 2 * n_known, _MAX_POINTS)
+        require_int("n_id", self.n_id, 2 * n_known, _MAX_POINTS)
+        require_int("n_ood", self.n_ood, 2 * n_held_out, _MAX_POINTS)
         require_choice("operators", self.operators, ("first", "drawn"))
-        if not isinstance(self.variable_id, bool):
-            raise ValueError(f"variable_id={self.variable_id!r}: allowed are True and False")
-        number = isinstance(self.constant, int | float) and not isinstance(self.constant, bool)
-        if not number or not abs(self.constant) <= _MAX_CONSTANT:
-            raise ValueError(
-                f"constant={self.constant!r}: allowed is a number from -{_MAX_CONSTANT} to "
-                f"{_MAX_CONSTANT}"
-            )
+        require_bool("variable_id", self.variable_id)
+        require_number("constant", self.constant, -_MAX_CONSTANT, _MAX_CONSTANT)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     def size(self, split: str) -> int:
         """Return the number of points of a split."""
-        number = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}[split]
-        return self.n_operators * number // 2
+        n = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}[split]
+        return self.n_operators * n // 2
 
 
 @dataclass(frozen=True)
-class _TasksOf:
-    """What decides on the operations and on the held-out combinations."""
+class _TasksConfig:
+    """The settings that determine the operations and the held-out combinations."""
 
     n_operators: int
     length: int
@@ -119,18 +118,19 @@ class _TasksOf:
 
 
 class MathEquations(FiniteTask):
-    """The sampler of the math equations.
+    """Math equations.
 
-    From x1, x2 ~ U(-1, 1) follow r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the answer r_L.
-    A task is a combination of operators; of the |S|^L, those are held out for which the sum over l
-    of p_l[o_l], with a random permutation p_l for each position, is a multiple of |S|. So with
-    L = 2 every operator is held out once at each position, and there with all others in `train`.
+    With x1, x2 ~ U(-1, 1), the results are r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the
+    answer is r_L. A task is a combination of operators; of the |S|^L, those are held out for which
+    the sum over l of p_l[o_l], with a random permutation p_l for each position, is a multiple of
+    |S|. So with L = 2 every operator is held out once at each position, and occurs there with all
+    other operators in `train`.
 
     Splits: `train` and `id` have the same tasks, `ood` the held-out ones. Points (x1, x2) are
-    shared out evenly over the tasks of a split, and none occurs twice. The prefixes of `id` and
-    `ood` are balanced over tasks.
+    distributed evenly over the tasks of a split, and no point occurs twice. The prefixes of `id`
+    and `ood` are balanced over tasks.
 
-    A batch holds inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and
+    A batch has inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and
     the constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
     number) and, with `variable_id`, the variable's number (one-hot); targets [batch, 1] float32,
     r_L; mask [batch, 1], all True; and the latents (int64 but for `result`)
@@ -139,41 +139,44 @@ class MathEquations(FiniteTask):
     `task` [batch]: the combination's number, its row in `combinations`;
     `result` [batch, position] float32: r_1 to r_L.
 
-    An unfamiliar combination is not always a new function: after `square_second`, `add_subtract`,
-    `sin_second` or `cos_second` the answer no longer depends on what came before. With the first 5
-    operations and L = 2, one of the 5 held-out tasks has therefore the answers of tasks in `train`.
+    A held-out combination is not always a new function: after `square_second`, `add_subtract`,
+    `sin_second` or `cos_second` the answer does not depend on earlier results. With the first 5
+    operations and L = 2, one of the 5 held-out tasks therefore has the answers of tasks in `train`.
+
+    Example:
+        `MathEquations(MathEquationsConfig(n_operators=3)).batch("ood", 0, 100)`
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")
 
     def __init__(self, config: MathEquationsConfig) -> None:
-        # How equations are shown does not change which ones there are, and how many points there
-        # are does not change which combinations are held out.
+        # Equations do not depend on the features' layout, and the held-out combinations do not
+        # depend on the number of points.
         super().__init__(key=Key(replace(config, variable_id=False, constant=0)))
         self.config = config
         self._tasks_key = Key(
-            _TasksOf(config.n_operators, config.length, config.operators, config.seed)
+            _TasksConfig(config.n_operators, config.length, config.operators, config.seed)
         )
 
     @property
     def n_variables(self) -> int:
-        """Two numbers, the operators, the constant: L + 3."""
+        """Number of variables, two numbers, the operators and the constant: L + 3."""
         return self.config.length + 3
 
     @property
     def n_features(self) -> int:
-        """Scalar, operator and, if it is told, the variable's number."""
+        """Number of features of a variable: scalar, operator and, optionally, variable number."""
         return 1 + self.config.n_operators + self.config.variable_id * self.n_variables
 
     @property
     def deciding(self) -> tuple[int, ...]:
-        """For each of the L steps, the variable that decides on the operation: 2 to L + 1."""
+        """For each of the L steps, the variable that determines the operation: 2 to L + 1."""
         return tuple(range(2, 2 + self.config.length))
 
     @property
     def operations(self) -> tuple[str, ...]:
         """The name of each operator, in the order of `MATH_OPERATIONS`."""
-        return tuple(MATH_OPERATIONS[one] for one in self._operations)
+        return tuple(MATH_OPERATIONS[operation] for operation in self._operations)
 
     @cached_property
     def combinations(self) -> Int[np.ndarray, "task position"]:
@@ -183,9 +186,9 @@ class MathEquations(FiniteTask):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The operators of every task in words, "add, subtract", by the tasks' numbers."""
+        """The names of the operators of every task, such as "add, subtract"."""
         names = self.operations
-        return tuple(", ".join(names[one] for one in row) for row in self.combinations)
+        return tuple(", ".join(names[operator] for operator in row) for row in self.combinations)
 
     @cached_property
     def held_out(self) -> Int[np.ndarray, " held_out"]:
@@ -199,11 +202,11 @@ class MathEquations(FiniteTask):
     def score(
         self, output: Float[Tensor, "batch 1"], batch: Batch
     ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return how far the answers are off.
+        """Return the error of each prediction.
 
         Args:
-            output: [batch, 1], the answers.
-            batch: the batch that they answer.
+            output: [batch, 1], predicted answers.
+            batch: the batch that was answered.
 
         Returns:
             `squared_error` and `absolute_error`, both [batch].
@@ -211,26 +214,26 @@ class MathEquations(FiniteTask):
         Raises:
             ValueError: `output` has another shape.
         """
-        expected = tuple(batch.targets.shape)
-        if tuple(output.shape) != expected:
-            raise ValueError(f"output of shape {tuple(output.shape)}: allowed is {expected}")
+        require_shape("output", output, tuple(batch.targets.shape))
         error = (output - batch.targets)[:, 0]
         return {"squared_error": error.square(), "absolute_error": error.abs()}
 
     def baseline(self, split: str) -> float:
-        """Return the mean squared error of always answering the mean target of `train`.
+        """Return the mean squared error of always predicting the mean target of `train`.
 
         Raises:
             ValueError: `split` is unknown.
         """
-        targets, known = (self._examples(one).targets.double() for one in (split, "train"))
-        return (targets - known.mean()).square().mean().item()
+        targets, train_targets = (
+            self._examples(name).targets.double() for name in (split, "train")
+        )
+        return (targets - train_targets.mean()).square().mean().item()
 
     def _make(self, split: str) -> ExampleSet:
         points = self._points[split]
-        # The tasks take turns, those in front once more if it does not divide.
-        everything = np.arange(len(self.combinations))
-        tasks = self.held_out if split == "ood" else np.setdiff1d(everything, self.held_out)
+        # The tasks take turns; the first ones get a remainder.
+        all_tasks = np.arange(len(self.combinations))
+        tasks = self.held_out if split == "ood" else np.setdiff1d(all_tasks, self.held_out)
         task = np.resize(self._key.generator(f"/order/{split}").permutation(tasks), len(points))
         operator = self.combinations[task]
         operation = self._operations[operator]
@@ -257,7 +260,7 @@ class MathEquations(FiniteTask):
 
     @cached_property
     def _operations(self) -> Int[np.ndarray, " operator"]:
-        """The operation that each operator stands for."""
+        """The operation of each operator, an index into `MATH_OPERATIONS`."""
         if self.config.operators == "first":
             return np.arange(self.config.n_operators)
         generator = self._tasks_key.generator("/operations")
@@ -266,7 +269,7 @@ class MathEquations(FiniteTask):
 
     @cached_property
     def _points(self) -> dict[str, Float[np.ndarray, "point 2"]]:
-        """The points of all splits, parts of one draw without repetition."""
+        """The points of each split, drawn together without repetition."""
         sizes = [self.config.size(split) for split in self.SPLITS]
         drawn = self._key.generator("/points").choice(_GRID**2, sum(sizes), replace=False)
         points = np.stack(np.divmod(drawn, _GRID), -1) / (_GRID // 2) - 1
@@ -279,12 +282,12 @@ class MathEquations(FiniteTask):
 def apply_operation(
     name: str, x: Float[np.ndarray, "*shape"], y: Float[np.ndarray, "*shape"]
 ) -> Float[np.ndarray, "*shape"]:
-    """Return what an operation makes of its two operands, element by element.
+    """Apply an operation to its two operands, element by element.
 
     Args:
         name: one of `MATH_OPERATIONS`.
-        x: the first operand: the result so far.
-        y: the second one.
+        x: the first operand: the previous result.
+        y: the second operand.
 
     Raises:
         ValueError: `name` is unknown.
@@ -302,11 +305,12 @@ def results(
         operation: indices into `MATH_OPERATIONS`.
         points: x1 and x2.
     """
-    found = np.empty(operation.shape)
+    result = np.empty(operation.shape)
     x, y = points.T
-    for position, chosen in enumerate(operation.T):
-        for one in np.unique(chosen):
-            rows = np.flatnonzero(chosen == one)
-            found[rows, position] = apply_operation(MATH_OPERATIONS[one], x[rows], y[rows])
-        x, y = found[:, position], points[:, 0]
-    return found
+    for position, operation_ids in enumerate(operation.T):
+        for operation_id in np.unique(operation_ids):
+            rows = np.flatnonzero(operation_ids == operation_id)
+            name = MATH_OPERATIONS[operation_id]
+            result[rows, position] = apply_operation(name, x[rows], y[rows])
+        x, y = result[:, position], points[:, 0]
+    return result

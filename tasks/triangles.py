@@ -1,8 +1,8 @@
 """Detection of equilateral triangles: Mittal et al. 2021, "Compositional Attention", after Ahmad &
 Omohundro 1990, "Equilateral Triangles: A Challenge for Connectionist Vision".
 
-A picture shows three clusters of points. Do the clusters' midpoints form an equilateral triangle?
-No distance tells it alone: each is to be compared with the others, wherever the clusters are.
+An image shows three clusters of points. Do the clusters' midpoints form an equilateral triangle? No
+distance determines the answer alone; each must be compared with the others.
 """
 
 from dataclasses import dataclass, replace
@@ -14,17 +14,18 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from tasks.answers import is_correct
 from tasks.batch import Batch
-from tasks.common import Key, require_int
+from tasks.common import Key, require_int, require_shape
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
 
 _REACH = 2  # a cluster lies in a square of 5 x 5 pixels around its corner
 _POINTS = 8
-_SHORTEST = 12  # pixels: points of two clusters are farther apart than any of the same one
-_UNCLEAR = 1.0  # pixels: no triangle is equilateral but for so little
-_APEX = np.exp(1j * np.pi / 3)  # turns by 60 degrees
-_CHUNK = 2**15  # triangles drawn at a time: which ones there are does not depend on how many
+_SHORTEST = 12  # pixels: points of different clusters are farther apart than those of the same one
+_UNCLEAR = 1.0  # pixels: deviations from equilateral triangles that are too small are excluded
+_APEX = np.exp(1j * np.pi / 3)  # rotates by 60 degrees
+_CHUNK = 2**15  # triangles drawn at a time, whatever the size of the split
 
 # One of every two opposite offsets within reach.
 _OFFSETS = np.array([at for at in product(range(-_REACH, _REACH + 1), repeat=2) if at > (0, 0)])
@@ -32,12 +33,12 @@ _OFFSETS = np.array([at for at in product(range(-_REACH, _REACH + 1), repeat=2) 
 
 @dataclass(frozen=True, kw_only=True)
 class TrianglesConfig:
-    """How many triangles there are. The defaults of `train` and `test` are the published data's.
+    """Settings of the triangles. The default sizes of `train` and `test` are the published ones.
 
     Attributes:
-        n_train, n_valid, n_test: pictures of each split, 2 to 100,000.
+        n_train, n_valid, n_test: images of each split, 2 to 100,000.
         image_size: height and width, 48 to 256 pixels.
-        seed: chooses the triangles, their points and their order, 0 to 2^32 - 1.
+        seed: seeds the triangles, their points and their order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -52,49 +53,52 @@ class TrianglesConfig:
     def __post_init__(self) -> None:
         for name in ("n_train", "n_valid", "n_test"):
             require_int(name, getattr(self, name), 2, 100_000)
-        # 48 pixels hold 650,840 equilateral triangles; no more than 150,000 are asked for.
+        # 48 pixels allow 650,840 equilateral triangles; at most 150,000 are needed.
         require_int("image_size", self.image_size, 48, 256)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     def size(self, split: str) -> int:
-        """Return the number of pictures of a split."""
+        """Return the number of images of a split."""
         return {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}[split]
 
 
 class Triangles(FiniteTask):
-    """The sampler of the triangles.
+    """Equilateral triangles.
 
-    A corner is a pixel, and its cluster four pairs of points that lie opposite to each other
-    around it, so the corner is exactly the cluster's midpoint. Clusters lie within the picture,
-    and sides are at least 12 pixels long.
+    A corner is a pixel; its cluster is four pairs of points that lie opposite to each other around
+    it, so the corner is exactly the cluster's midpoint. Clusters lie within the image, and sides
+    are at least 12 pixels long.
 
-    Two corners of an equilateral triangle are random; the third is the second one turned about the
-    first by 60 degrees, and rounded, by at most 0.71 pixels. All three corners of the others are
-    random, but each is more than one pixel away from where it would make the triangle equilateral,
-    and the longest side is by more than one pixel longer than the shortest one.
+    Two corners of an equilateral triangle are random; the third is the second one rotated about the
+    first by 60 degrees and rounded, by at most 0.71 pixels. All three corners of the other
+    triangles are random, but each is more than one pixel away from the position that would make the
+    triangle equilateral, and the longest side exceeds the shortest one by more than one pixel.
 
-    Random triangles are larger than equilateral ones that fit into the same picture: of 64 x 64
-    pixels, the longest side alone tells the two apart in 76% of the cases.
+    Random triangles are larger than equilateral ones: in images of 64 x 64 pixels, a threshold on
+    the longest side alone classifies 76% correctly.
 
-    Splits: `train`, `valid` and `test`; no triangle occurs twice, in one split or in two. Half of
-    each split is equilateral, and so is half of every prefix of `valid` and `test`. The test
-    set does not depend on how many triangles the others have.
+    Splits: `train`, `valid` and `test`; no triangle occurs twice, within or across splits. Half of
+    each split is equilateral, and so is half of every prefix of `valid` and `test`. The test set
+    does not depend on the sizes of the other splits.
 
-    A batch holds inputs [batch, 1, height, width] float32: 1 at the points, else 0;
+    A batch has inputs [batch, 1, height, width] float32: 1 at the points, else 0;
     targets [batch, 1] int64: 1 if equilateral, else 0; mask [batch, 1], all True; and the latents
     `equilateral` [batch] bool;
     `corners` [batch, corner, 2] int64: (x, y), columns from the left and rows from the top;
-    `points` [batch, corner, point, 2] int64: those of the clusters;
-    `side` [batch, 3] float32: the lengths from the first corner to the second, from there to the
-    third, and back;
-    `defect` [batch] float32: how far each corner is from where it would make the triangle
-    equilateral, the same for all three.
+    `points` [batch, corner, point, 2] int64: the points of the clusters;
+    `side` [batch, 3] float32: the distances from the first corner to the second, from the second to
+    the third, and from the third to the first;
+    `defect` [batch] float32: the distance of each corner from the position that would make the
+    triangle equilateral, the same for all three.
+
+    Example:
+        `Triangles(TrianglesConfig()).batch("test", 0, 100)`
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")
 
     def __init__(self, config: TrianglesConfig) -> None:
-        # How many triangles there are does not change which ones come first.
+        # The first triangles do not depend on the sizes of the splits.
         super().__init__(key=Key(replace(config, n_train=2, n_valid=2, n_test=2)))
         self.config = config
 
@@ -104,29 +108,24 @@ class Triangles(FiniteTask):
         return 1 / 2
 
     def groups(self, batch: Batch) -> dict[str, Bool[Tensor, " batch"]]:
-        """Return which triangles are `equilateral`, and which are `other` ones."""
+        """Return the masks of the `equilateral` and of the `other` triangles."""
         equilateral = batch.latents["equilateral"]
         return {"equilateral": equilateral, "other": ~equilateral}
 
     def score(
         self, output: Float[Tensor, "batch 2"], batch: Batch
     ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return whether the most probable class is right.
+        """Return `correct` [batch]: 1 where the more probable class is the target, else 0.
 
         Args:
             output: [batch, 2], logits.
-            batch: the batch that they answer.
-
-        Returns:
-            `correct` [batch]: 1 where it is right, else 0.
+            batch: the batch that was answered.
 
         Raises:
             ValueError: `output` has another shape.
         """
-        expected = (len(batch), 2)
-        if tuple(output.shape) != expected:
-            raise ValueError(f"output of shape {tuple(output.shape)}: allowed is {expected}")
-        return {"correct": (output.argmax(-1) == batch.targets[:, 0]).float()}
+        require_shape("output", output, (len(batch), 2))
+        return {"correct": is_correct(output[:, None], batch, 2)}
 
     def _make(self, split: str) -> ExampleSet:
         size = self.config.size(split)
@@ -150,41 +149,41 @@ class Triangles(FiniteTask):
                 "side": torch.from_numpy(_sides(z).astype(np.float32)),
                 "defect": torch.from_numpy(_defect(z).astype(np.float32)),
             },
-            show=self._draw,
+            show=self._render,
         )
 
-    def _draw(
+    def _render(
         self, points: Int[Tensor, "batch corner point 2"]
     ) -> Float[Tensor, "batch 1 height width"]:
         size = self.config.image_size
         pixel = (size * points[..., 1] + points[..., 0]).flatten(1)
-        picture = torch.zeros(len(points), size * size, device=points.device)
-        return picture.scatter_(1, pixel, 1.0).view(-1, 1, size, size)
+        image = torch.zeros(len(points), size * size, device=points.device)
+        return image.scatter_(1, pixel, 1.0).view(-1, 1, size, size)
 
     def _corners(self, split: str, equilateral: bool) -> Int[np.ndarray, "n corner 2"]:
-        """Return the triangles of one class: `test` has the first ones drawn, then `valid`."""
+        """Return the triangles of one class: `test` gets the first ones drawn, then `valid`."""
         counts = {}
-        for one in ("test", "valid", "train"):
-            half = self.config.size(one) // 2
-            counts[one] = half if equilateral else self.config.size(one) - half
-            if one == split:
+        for name in ("test", "valid", "train"):
+            half = self.config.size(name) // 2
+            counts[name] = half if equilateral else self.config.size(name) - half
+            if name == split:
                 break
         n = sum(counts.values())
         generator = self._key.generator("/equilateral" if equilateral else "/others")
-        found = np.empty((0, 3), np.complex128)
-        while len(found) < n:
-            found = np.concatenate([found, self._candidates(generator, equilateral)])
+        triangles = np.empty((0, 3), np.complex128)
+        while len(triangles) < n:
+            triangles = np.concatenate([triangles, self._candidates(generator, equilateral)])
             # The same three corners in another order are the same triangle.
-            pixels = np.sort(found.real + self.config.image_size * found.imag)
+            pixels = np.sort(triangles.real + self.config.image_size * triangles.imag)
             first = np.unique(pixels, axis=0, return_index=True)[1]
-            found = found[np.sort(first)]
-        found = found[n - counts[split] : n]
-        return np.stack([found.real, found.imag], -1).astype(np.int64)
+            triangles = triangles[np.sort(first)]
+        triangles = triangles[n - counts[split] : n]
+        return np.stack([triangles.real, triangles.imag], -1).astype(np.int64)
 
     def _candidates(
         self, generator: np.random.Generator, equilateral: bool
     ) -> Complex[np.ndarray, "candidate corner"]:
-        """Draw triangles; return those that are allowed, as x + i y."""
+        """Draw triangles and return the valid ones, as x + i y."""
         last = self.config.image_size - 1 - _REACH
         drawn = generator.integers(_REACH, last, (2, _CHUNK, 3), endpoint=True)
         z = drawn[0] + 1j * drawn[1]
@@ -207,9 +206,10 @@ def _sides(z: Complex[np.ndarray, "n corner"]) -> Float[np.ndarray, "n side"]:
 
 
 def _defect(z: Complex[np.ndarray, "n corner"]) -> Float[np.ndarray, " n"]:
-    """Return the third corner's distance from the nearer one of the two apexes.
+    """Return the distance of the third corner from the nearer of the two equilateral apexes.
 
-    It is that of each corner: |a + w b + w^2 c|; w turns by 120 degrees, one way or the other.
+    It is the same for each corner: |a + w b + w^2 c|, where w rotates by 120 degrees, one way or
+    the other.
     """
     first, second, third = z.T
     return np.minimum(

@@ -1,1 +1,1 @@
-"""The tasks of the Neural Data Router: expressions, and the graphs along which values flow."""
+"""The tasks of the Neural Data Router: expressions and their dataflow graphs."""

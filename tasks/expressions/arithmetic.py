@@ -1,135 +1,97 @@
 """Nested sums and products modulo 10, as in Csordás, Irie, Schmidhuber 2021, section 4.2.
 
-Every operation stands in brackets: `(3+(4*5))` is 3. The model must evaluate expressions that are
-nested deeper than any it ever saw.
+Every operation has brackets: `(3+(4*5))` is 3. The model must evaluate expressions that are nested
+more deeply than those of training.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from tasks.common import Key, require_choice, require_int, require_range, require_share
-from tasks.expressions.base import ExpressionTask
+from tasks.common import require_choice
+from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe
 from tasks.expressions.trees import CHUNK, N_DIGITS, Notation, collect, grow, held_out
-from tasks.finite import ExampleSet, allot, balanced_order
+from tasks.finite import ExampleSet
 
 _PLUS, _TIMES, _OPEN, _CLOSE = range(N_DIGITS, N_DIGITS + 4)
 _NOTATION = Notation(operators=(_PLUS, _TIMES), opening=_OPEN, closing=_CLOSE, n_arguments=(2, 2))
-_MAX_DEPTH = 12
-_HELD_OUT_FROM = 2  # shallower expressions are too few to hold some out
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArithmeticConfig:
-    """Which arithmetic it is. The defaults are the paper's, but for the evaluation splits.
+class ArithmeticConfig(NestedConfig):
+    """Settings of arithmetic. The defaults are the paper's, but for the evaluation splits.
 
     Attributes:
-        n_train: expressions in one epoch.
-        n_id, n_valid, n_ood: expressions of the evaluation splits, all distinct.
-        train_depth: the deepest nesting of operations in `train` and `id`, 2 to 11.
-        valid_depths: the first and the last depth of `valid`, both beyond train_depth.
-        ood_depths: the first and the last depth of `ood`, both beyond valid_depths.
-        nested: probability that the less deep side of an operation is an operation too.
-        side: where the deeper side stands: "balanced" flips a coin for every operation, "right" is
-            how the authors' generator has it, from which a model may learn where to look.
-        max_length: the longest sequence in tokens, at most 120; longer ones are not kept.
-        seed: chooses the expressions and their order, 0 to 2^32 - 1.
+        train_depth: the largest nesting depth of operations in `train` and `id`, 2 to 11.
+        nested: probability that the shallower side of an operation is an operation too, 0 to 1.
+        side: position of the deeper side: "balanced" draws it for every operation; "right" is the
+            authors' generator, from which a model may learn where to look.
 
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
             max_length.
     """
 
+    NOTATION: ClassVar = _NOTATION
+    TRAIN_FROM: ClassVar = 0
+    ID_FROM: ClassVar = 2  # there are too few shallower expressions to hold some out
+    MAX_TRAIN_DEPTH: ClassVar = 11
+
     n_train: int = 100_000
-    n_id: int = 2_000
-    n_valid: int = 1_000
-    n_ood: int = 2_000
-    train_depth: int = 5
-    valid_depths: tuple[int, int] = (6, 6)
-    ood_depths: tuple[int, int] = (7, 8)
     nested: float = 0.2
     side: Literal["balanced", "right"] = "balanced"
-    max_length: int = 50
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        require_int("n_train", self.n_train, self.train_depth + 1, 10**7)
-        for name, n in (("n_id", self.n_id), ("n_valid", self.n_valid), ("n_ood", self.n_ood)):
-            require_int(name, n, 1, 10**6)
-        require_int("train_depth", self.train_depth, _HELD_OUT_FROM, _MAX_DEPTH - 1)
-        require_range("valid_depths", self.valid_depths, self.train_depth + 1, _MAX_DEPTH)
-        require_range("ood_depths", self.ood_depths, self.valid_depths[1] + 1, _MAX_DEPTH)
-        require_share("nested", self.nested)
+        super().__post_init__()
         require_choice("side", self.side, ("balanced", "right"))
-        require_int("max_length", self.max_length, _NOTATION.min_length(self.ood_depths[1]), 120)
-        require_int("seed", self.seed, 0, 2**32 - 1)
-
-    def counts(self, split: str) -> dict[int, int]:
-        """Return how many expressions of each depth a split has: as equal as can be."""
-        total, first, last = {
-            "train": (self.n_train, 0, self.train_depth),
-            "id": (self.n_id, _HELD_OUT_FROM, self.train_depth),
-            "valid": (self.n_valid, *self.valid_depths),
-            "ood": (self.n_ood, *self.ood_depths),
-        }[split]
-        depths = range(first, last + 1)
-        return dict(zip(depths, allot(total, [total] * len(depths)), strict=True))
 
 
-class Arithmetic(ExpressionTask):
-    """The sampler of the arithmetic task; splits and latents: see `ExpressionTask`.
+class Arithmetic(NestedTask):
+    """Nested sums and products modulo 10; splits and latents: see `ExpressionTask`.
 
-    An expression of depth d > 0 is an operation one side of which has depth d - 1; the other side
-    is a digit, or with probability `nested`, if d > 1, an operation, whose depth is uniform from 1
-    to d - 1 and which is drawn likewise. Symbols and digits are uniform. What gets longer than
-    `max_length` is drawn again, so the deepest expressions branch a little less.
+    One side of an operation of depth d > 0 has depth d - 1. The other side is a digit or, with
+    probability `nested` if d > 1, an operation of a depth uniform from 1 to d - 1, drawn in the
+    same way. Operators and digits are uniform. Expressions longer than `max_length` are redrawn, so
+    the deepest ones branch slightly less.
 
-    From depth 2 on, a keyed hash of the expression decides whether it may be in `train` or in `id`.
-    There are only 10 expressions of depth 0 and 200 of depth 1: all of these are left to `train`,
-    and occur in it many times, as some of depth 2 do.
+    From depth 2 on, a keyed hash of the expression assigns it to `train` or `id`. The 10
+    expressions of depth 0 and the 200 of depth 1 are all left to `train`, where they are repeated,
+    as some of depth 2 are.
 
-    `depth` is the nesting depth. All flow counts as used, also what a product with zero ignores.
+    `depth` is the nesting depth. All dataflow counts as used, even where it is multiplied by zero.
+
+    Example:
+        `Arithmetic(ArithmeticConfig(n_train=1000)).batch("train", 0, 64)`
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:
-        super().__init__(key=Key(config), separator="")
+        super().__init__(config, separator="")
         self.config = config
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The digits, the two symbols, the two brackets."""
+        """The digits, the two operators and the two brackets."""
         return (*self.answers, "+", "*", "(", ")")
 
-    @property
-    def answers(self) -> tuple[str, ...]:
-        """The digits."""
-        return tuple(str(digit) for digit in range(N_DIGITS))
-
     def _make(self, split: str) -> ExampleSet:
-        counts = self.config.counts(split)
-        tokens = np.concatenate([self._draw(split, depth, n) for depth, n in counts.items()])
-        if split != "train":
-            depth = np.repeat(list(counts), list(counts.values()))
-            generator = self._key.generator(f"/order/{split}")
-            tokens = tokens[balanced_order(depth, generator)]
-        return describe_arithmetic(tokens)
+        return self._generate(split)
 
-    def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
-        return [np.arange(len(train))]
+    def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
+        return describe_arithmetic(tokens)
 
     def _draw(self, split: str, depth: int, count: int) -> Int[np.ndarray, "count pos"]:
         config = self.config
-        # The longest sequence that can be: one digit, and four tokens more with every operation.
+        # The greatest possible length: a digit, and four more tokens for each operation.
         width = _NOTATION.min_length(_NOTATION.max_operations(config.max_length))
         if depth == 0:
             tokens = np.full((count, width), -1, np.int8)
             tokens[:, 0] = np.arange(count) % N_DIGITS
             return tokens
 
-        def draw(generator: np.random.Generator) -> Int[np.ndarray, "some pos"]:
+        def draw(generator: np.random.Generator) -> Int[np.ndarray, "n pos"]:
             tokens = grow(
                 np.full(CHUNK, depth),
                 generator,
@@ -138,7 +100,7 @@ class Arithmetic(ExpressionTask):
                 side=config.side,
                 max_length=width,
             )
-            if split in ("train", "id") and depth >= _HELD_OUT_FROM:
+            if split in ("train", "id") and depth >= config.ID_FROM:
                 tokens = tokens[held_out(tokens, self._key) == (split == "id")]
             return tokens
 
@@ -147,17 +109,17 @@ class Arithmetic(ExpressionTask):
 
 
 def describe_arithmetic(tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
-    """Evaluate sequences and describe their graphs.
+    """Evaluate sequences and compute their latents.
 
     Args:
-        tokens: ids, -1 behind the end; every sequence is one well-formed expression.
+        tokens: ids, padded with -1; every sequence is one well-formed expression.
 
     Returns:
         The examples, with the latents of `ExpressionTask`.
     """
     examples = describe(tokens, _NOTATION, operate)
     latents = dict(examples.latents)
-    del latents["dependency_depth"]  # nothing is pruned, so it is `depth`
+    del latents["dependency_depth"]  # equals `depth`, since no branch is pruned
     return replace(examples, latents=latents)
 
 
@@ -166,7 +128,7 @@ def operate(
     values: Int[np.ndarray, "operation 2"],
     n_arguments: Int[np.ndarray, " operation"],
 ) -> tuple[Int[np.ndarray, " operation"], Bool[np.ndarray, "operation 2"]]:
-    """Return sums and products modulo 10; all arguments matter. See `expression_reading`."""
+    """Return sums and products modulo 10, which depend on all arguments: see `reading.Operate`."""
     left, right = values.T.astype(np.int64)
     result = np.where(symbol == _PLUS, left + right, left * right) % N_DIGITS
     return result, np.ones(values.shape, bool)

@@ -1,4 +1,4 @@
-"""Read expressions, many at once: what they say, and the graph along which values flow."""
+"""Parsing and evaluation of many expressions at once, and their dataflow graphs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +18,23 @@ Operate = Callable[
     ],
     tuple[Int[np.ndarray, " operation"], Bool[np.ndarray, "operation argument"]],
 ]
-"""From the symbols, the arguments' values, and how many arguments there are (what is behind them is
-to be ignored), to the results, and to which arguments each result depends on."""
+"""Maps the operators, the arguments' values and the numbers of arguments (further values are
+padding) to the results and to masks of the arguments that each result depends on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What sequences say. A sub-expression is named by the position of its first token.
+    """Parsed sequences. A sub-expression is identified by the position of its first token.
 
     Attributes:
-        tokens: the sequences, -1 behind the end.
-        head: the first token of the innermost sub-expression that each token belongs to itself.
-        symbol: at a sub-expression's first token: the position of the token that stands for it.
+        tokens: the sequences, padded with -1.
+        head: for each token, the first token of its innermost sub-expression.
+        symbol: at a sub-expression's first token: the position of the token that represents it.
         parent: at a sub-expression's first token: the operation whose argument it is, else -1.
         value, depth: at a sub-expression's first token: its value, its nesting depth.
-        dependency_depth: likewise, with pruned branches left out.
-        selected: at a sub-expression's first token: its operation's result depends on it.
+        dependency_depth: at a sub-expression's first token: its depth without pruned branches.
+        selected: at a sub-expression's first token: whether the result of its operation depends on
+            it.
     """
 
     tokens: Int[np.ndarray, "n pos"]
@@ -47,15 +48,15 @@ class Reading:
 
 
 def read(tokens: Int[np.ndarray, "n pos"], notation: Notation, operate: Operate) -> Reading:
-    """Read sequences from left to right, evaluating each operation where it closes.
+    """Parse sequences from left to right, evaluating each operation where it closes.
 
     Args:
-        tokens: ids, -1 behind the end; every sequence is one well-formed expression.
-        notation: how operations look.
-        operate: what they do.
+        tokens: ids, padded with -1; every sequence is one well-formed expression.
+        notation: the syntax of operations.
+        operate: evaluates operations.
     """
     n, width = tokens.shape
-    most = notation.n_arguments[1]
+    max_arguments = notation.n_arguments[1]
     n_levels = 2 + notation.max_operations(width)
 
     head, symbol, parent = (np.full((n, width), -1, np.int8) for _ in range(3))
@@ -67,13 +68,13 @@ def read(tokens: Int[np.ndarray, "n pos"], notation: Notation, operate: Operate)
     level = np.zeros(n, np.int64)
     opened = np.full((n, n_levels), -1, np.int8)
     operator = np.zeros((n, n_levels), np.int8)
-    argument = np.zeros((n, n_levels, most), np.int8)
+    argument = np.zeros((n, n_levels, max_arguments), np.int8)
     n_arguments = np.zeros((n, n_levels), np.int8)
 
     def add_argument(rows: np.ndarray, start: np.ndarray | int) -> None:
-        here = level[rows]
-        argument[rows, here, n_arguments[rows, here]] = start
-        n_arguments[rows, here] += 1
+        current = level[rows]
+        argument[rows, current, n_arguments[rows, current]] = start
+        n_arguments[rows, current] += 1
 
     for position in range(width):
         token = tokens[:, position]
@@ -101,20 +102,21 @@ def read(tokens: Int[np.ndarray, "n pos"], notation: Notation, operate: Operate)
         add_argument(rows, position)
 
         rows = np.flatnonzero(token == notation.closing)
-        here = level[rows]
-        start = opened[rows, here]
-        count = n_arguments[rows, here]
-        arguments, each = argument[rows, here], rows[:, None]
-        is_argument = np.arange(most) < count[:, None]
-        result, chosen = operate(operator[rows, here], value[each, arguments], count)
+        current = level[rows]
+        start = opened[rows, current]
+        count = n_arguments[rows, current]
+        arguments, row_column = argument[rows, current], rows[:, None]
+        is_argument = np.arange(max_arguments) < count[:, None]
+        values, depths = value[row_column, arguments], depth[row_column, arguments]
+        result, is_selected = operate(operator[rows, current], values, count)
         head[rows, position] = start
         value[rows, start] = result
-        depth[rows, start] = 1 + np.where(is_argument, depth[each, arguments], 0).max(1, initial=0)
-        deepest = np.where(chosen, dependency_depth[each, arguments], 0).max(1, initial=0)
-        dependency_depth[rows, start] = 1 + deepest
-        row, place = np.nonzero(is_argument)
-        parent[rows[row], arguments[row, place]] = start[row]
-        selected[rows[row], arguments[row, place]] = chosen[row, place]
+        depth[rows, start] = 1 + np.where(is_argument, depths, 0).max(1, initial=0)
+        depths = dependency_depth[row_column, arguments]
+        dependency_depth[rows, start] = 1 + np.where(is_selected, depths, 0).max(1, initial=0)
+        row, slot = np.nonzero(is_argument)
+        parent[rows[row], arguments[row, slot]] = start[row]
+        selected[rows[row], arguments[row, slot]] = is_selected[row, slot]
         level[rows] -= 1
         add_argument(rows, start)
 
@@ -122,16 +124,16 @@ def read(tokens: Int[np.ndarray, "n pos"], notation: Notation, operate: Operate)
 
 
 def describe(tokens: Int[np.ndarray, "n pos"], notation: Notation, operate: Operate) -> ExampleSet:
-    """Read sequences and return them with the latents of `ExpressionTask`.
+    """Parse sequences and return them with the latents of `ExpressionTask`.
 
     Args:
-        tokens: ids, -1 behind the end; every sequence is one well-formed expression.
-        notation: how operations look.
-        operate: what they do.
+        tokens: ids, padded with -1; every sequence is one well-formed expression.
+        notation: the syntax of operations.
+        operate: evaluates operations.
 
     Returns:
-        The examples, `depth` being the nesting depth, with a further latent `dependency_depth` [n].
-        The latents over nodes are as wide as a sequence as long as `tokens` is wide can need.
+        The examples, with the nesting depth as `depth` and a further latent `dependency_depth` [n].
+        The latents over nodes have room for the most nodes of a sequence as long as `tokens`.
     """
     max_nodes = notation.max_nodes(tokens.shape[1])
     parts = [
@@ -151,15 +153,15 @@ def _describe(reading: Reading, max_nodes: int) -> ExampleSet:
     n, width = tokens.shape
     row = np.arange(n)[:, None]
 
-    # Downwards, operations come before their arguments.
+    # Operations come before their arguments.
     used = reading.parent < 0
     for position in range(width):
-        above = reading.parent[:, position]
-        below = reading.selected[:, position] & used[row[:, 0], above]
-        used[:, position] = np.where(above >= 0, below, used[:, position])
+        parent = reading.parent[:, position]
+        is_used = reading.selected[:, position] & used[row[:, 0], parent]
+        used[:, position] = np.where(parent >= 0, is_used, used[:, position])
 
     is_head = reading.symbol >= 0
-    head_at = np.full((n, width), -1, np.int8)  # at the token that stands for a sub-expression
+    head_at = np.full((n, width), -1, np.int8)  # at the token of each sub-expression
     rows, starts = np.nonzero(is_head)
     head_at[rows, reading.symbol[rows, starts]] = starts
     number = np.where(head_at >= 0, (head_at >= 0).cumsum(1) - 1, -1)
@@ -169,12 +171,12 @@ def _describe(reading: Reading, max_nodes: int) -> ExampleSet:
     node_token, is_node = _first(head_at >= 0, max_nodes)
     node_head = head_at[row, node_token]
 
-    def of_nodes(values: np.ndarray) -> np.ndarray:
+    def at_nodes(values: np.ndarray) -> np.ndarray:
         return np.where(is_node, values[row, node_head], -1)
 
     is_argument = is_node & (reading.parent[row, node_head] >= 0)
-    chosen, is_edge = _first(is_argument, max_nodes - 1)
-    argument_head = node_head[row, chosen]
+    argument_node, is_edge = _first(is_argument, max_nodes - 1)
+    argument_head = node_head[row, argument_node]
     source = reading.symbol[row, argument_head]
     target = reading.symbol[row, reading.parent[row, argument_head]]
     latents = {
@@ -183,8 +185,8 @@ def _describe(reading: Reading, max_nodes: int) -> ExampleSet:
         "dependency_depth": reading.dependency_depth[:, 0],
         "node": node,
         "node_token": np.where(is_node, node_token, -1),
-        "node_value": of_nodes(reading.value),
-        "node_depth": of_nodes(reading.depth),
+        "node_value": at_nodes(reading.value),
+        "node_depth": at_nodes(reading.depth),
         "edges": np.where(is_edge[..., None], np.stack([source, target], -1), -1),
         "edge_used": is_edge & used[row, argument_head],
         "root": reading.symbol[:, 0],
@@ -199,8 +201,8 @@ def _describe(reading: Reading, max_nodes: int) -> ExampleSet:
 def _first(
     mask: Bool[np.ndarray, "n pos"], count: int
 ) -> tuple[Int[np.ndarray, "n count"], Bool[np.ndarray, "n count"]]:
-    """Return where each row is True, and which of the places are; others are 0."""
-    place = np.zeros((len(mask), count), np.int64)
-    filled = np.arange(count) < mask.sum(1, keepdims=True)
-    place[filled] = np.nonzero(mask)[1]
-    return place, filled
+    """Return the positions of each row's True entries, padded with 0, and the mask of entries."""
+    positions = np.zeros((len(mask), count), np.int64)
+    is_entry = np.arange(count) < mask.sum(1, keepdims=True)
+    positions[is_entry] = np.nonzero(mask)[1]
+    return positions, is_entry

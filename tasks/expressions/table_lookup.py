@@ -1,9 +1,9 @@
 """Compositional table lookup (CTL), as in Csordás, Irie, Schmidhuber 2021, section 4.1.
 
 A symbol is looked up in a table, the result in the next table, and so on. The tables are random
-bijections, so every one of them matters to the answer. The model must compose more of them than
-it ever saw composed, and either order of writing should do: in the forward one the computation
-runs along the sequence, in the backward one against it.
+bijections, so the answer depends on each of them. The model must compose more tables than in
+training, in either direction of writing: the computation runs along the sequence (forward) or
+against it (backward).
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from tasks.expressions.base import ExpressionTask
 from tasks.finite import ExampleSet, allot, balanced_order, small
 
 _MAX_DEPTH = 16
-_ID_SHARE = 10  # at most one in so many sequences of a depth is held out for `id`
+_ID_SHARE = 10  # at most one in so many sequences of a depth is in `id`
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableLookupConfig:
-    """Which table lookup it is. The defaults are the paper's, but for the evaluation splits.
+    """Settings of table lookup. The defaults are the paper's, but for the evaluation splits.
 
     The number of sequences of depth d is n_symbols * n_tables^d.
 
@@ -32,20 +32,20 @@ class TableLookupConfig:
         direction: "forward" writes `101 d a b`, the tables applied from left to right;
             "backward" the mirror image, `b a d 101`.
         n_symbols: 2 to 64.
-        n_tables: tables that are composed with one another, 1 to 26.
-        n_lone: further tables, seen only alone; n_tables + n_lone is at most 26.
-        train_depth: the deepest composition of `train` and `id`, 2 to 15.
-        valid_depths: the first and the last depth of `valid`, both beyond train_depth.
-        ood_depths: the first and the last depth of `ood`, both beyond valid_depths, at most 16.
+        n_tables: tables that occur in compositions, 1 to 26.
+        n_lone: further tables, which occur only alone; n_tables + n_lone is at most 26.
+        train_depth: the largest depth of `train` and `id`, 2 to 15.
+        valid_depths: the smallest and the largest depth of `valid`, both beyond train_depth.
+        ood_depths: the smallest and the largest depth of `ood`, both beyond valid_depths, at most
+            16.
         n_compositions: sequences of depth 2 and more in `train`.
-        lone_repeats: how often the lone tables' entries are in `train` once more.
+        lone_repeats: number of additional copies of the lone tables' entries in `train`.
         n_id, n_valid, n_ood: sequences of the evaluation splits, at least 1.
-        sampling: how the stream of `train` draws: "uniform" over the sequences, or every "depth"
-            equally often.
-        seed: chooses the tables, the sequences and their order, 0 to 2^32 - 1.
+        sampling: the stream of `train` is "uniform" over its sequences, or over each "depth".
+        seed: seeds the tables, the sequences and their order, 0 to 2^32 - 1.
 
     Raises:
-        ValueError: an argument is out of its range, or there are not as many distinct sequences.
+        ValueError: an argument is out of its range, or exceeds the number of distinct sequences.
     """
 
     direction: Literal["forward", "backward"] = "forward"
@@ -74,67 +74,70 @@ class TableLookupConfig:
         require_int("train_depth", self.train_depth, 2, _MAX_DEPTH - 1)
         require_range("valid_depths", self.valid_depths, self.train_depth + 1, _MAX_DEPTH)
         require_range("ood_depths", self.ood_depths, self.valid_depths[1] + 1, _MAX_DEPTH)
-        # How many there are decides what is allowed; 2^62 keeps a sequence's number in 64 bits.
+        # The number of sequences limits the sizes; below 2^62, sequence numbers fit into 64 bits.
         if self.n_sequences(self.ood_depths[1]) >= 2**62:
             raise ValueError(
-                f"ood_depths={self.ood_depths}: allowed are depths d with n_symbols * n_tables^d "
-                f"< 2^62, here {self.n_symbols} * {self.n_tables}^d"
+                f"ood_depths must be depths d with n_symbols * n_tables^d < 2^62, got "
+                f"{self.ood_depths} with {self.n_symbols} * {self.n_tables}^d"
             )
         shallow = [self.n_sequences(depth) for depth in self._depths("train")]
-        room_id = sum(n // _ID_SHARE for n in shallow)
-        require_int("n_id", self.n_id, 1, room_id)
+        max_id = sum(n // _ID_SHARE for n in shallow)
+        require_int("n_id", self.n_id, 1, max_id)
         require_int("n_compositions", self.n_compositions, 1, sum(shallow) - self.n_id)
         for split, n in (("valid", self.n_valid), ("ood", self.n_ood)):
-            room = sum(self.n_sequences(depth) for depth in self._depths(split))
-            require_int(f"n_{split}", n, 1, min(room, 10**7))
+            available = sum(self.n_sequences(depth) for depth in self._depths(split))
+            require_int(f"n_{split}", n, 1, min(available, 10**7))
 
     def n_sequences(self, depth: int) -> int:
-        """Return the number of distinct sequences of a depth, lone tables left out."""
+        """Return the number of distinct sequences of a depth, without lone tables."""
         return self.n_symbols * self.n_tables**depth
 
     def counts(self, split: str) -> dict[int, int]:
-        """Return how many compositions of each depth from 2 on a split has.
+        """Return the number of compositions of each depth from 2 on in a split.
 
-        They are as equal as the number of distinct sequences allows. `id` takes at most a tenth of
-        the sequences of a depth, and `train` what it leaves.
+        The numbers are as equal as the numbers of distinct sequences allow. `id` has at most a
+        tenth of the sequences of a depth; the others are available for `train`.
         """
         depths = self._depths(split)
-        every = [self.n_sequences(depth) for depth in depths]
+        n_sequences = [self.n_sequences(depth) for depth in depths]
         if split in ("valid", "ood"):
             total = self.n_valid if split == "valid" else self.n_ood
-            return dict(zip(depths, allot(total, every), strict=True))
-        held_out = allot(self.n_id, [n // _ID_SHARE for n in every])
+            return dict(zip(depths, allot(total, n_sequences), strict=True))
+        n_id = allot(self.n_id, [n // _ID_SHARE for n in n_sequences])
         if split == "id":
-            return dict(zip(depths, held_out, strict=True))
-        room = [n - out for n, out in zip(every, held_out, strict=True)]
-        return dict(zip(depths, allot(self.n_compositions, room), strict=True))
+            return dict(zip(depths, n_id, strict=True))
+        available = [n - n_held_out for n, n_held_out in zip(n_sequences, n_id, strict=True)]
+        return dict(zip(depths, allot(self.n_compositions, available), strict=True))
 
     def _depths(self, split: str) -> range:
-        deep = {"valid": self.valid_depths, "ood": self.ood_depths}
-        first, last = deep.get(split, (2, self.train_depth))
+        deeper = {"valid": self.valid_depths, "ood": self.ood_depths}
+        first, last = deeper.get(split, (2, self.train_depth))
         return range(first, last + 1)
 
 
 class TableLookup(ExpressionTask):
-    """The sampler of the table lookup task; splits and latents: see `ExpressionTask`.
+    """Compositional table lookup; splits and latents: see `ExpressionTask`.
 
-    One epoch of `train` holds every table applied to every symbol, the lone tables' entries
-    `lone_repeats` times more, and `n_compositions` distinct compositions; by default these are
+    One epoch of `train` has every table applied to every symbol, `lone_repeats` more copies of the
+    lone tables' entries, and `n_compositions` distinct compositions; by default
     88 + 480 + 53,136 = 53,704 sequences, as in the paper. `id` has compositions that are not in
-    `train`; it leaves out depth 1, all of which is in `train`. Lone tables occur in `train` alone.
+    `train`, none of depth 1, which is all in `train`. Lone tables occur in `train` only.
 
-    The compositions of every split are as equally spread over its depths as the number of distinct
-    sequences allows. The authors' published split is not: of the sequences of depths 2 to 5, their
-    test set has the shallower ones (12% are of depth 2 or 3, in the training set 8%).
+    The compositions of every split are distributed over its depths as equally as the number of
+    distinct sequences allows. In the authors' published split, the test set is shallower than the
+    training set: of the sequences of depths 2 to 5, 12% are of depth 2 or 3, against 8%.
 
     Both directions have the same tables and, mirrored, the same sequences in the same order.
 
-    `depth` is the number of tables. A node is a token: the symbol, or a table with all that it is
-    applied to. All flow is used, since the tables are bijections.
+    `depth` is the number of tables. A node is a token: the symbol, or a table with its argument.
+    All dataflow is used, since the tables are bijections.
+
+    Example:
+        `TableLookup(TableLookupConfig(direction="backward")).batch("ood", 0, 64)`
     """
 
     def __init__(self, config: TableLookupConfig) -> None:
-        # How sequences are written and drawn does not change which ones there are.
+        # The sequences do not depend on the direction of writing or on the sampling.
         key = Key(replace(config, direction="forward", sampling="uniform"))
         super().__init__(key=key, separator=" ")
         self.config = config
@@ -152,7 +155,7 @@ class TableLookup(ExpressionTask):
 
     @cached_property
     def tables(self) -> Int[np.ndarray, "table symbol"]:
-        """What each table makes of each symbol."""
+        """The result of each table for each symbol."""
         n_tables = self.config.n_tables + self.config.n_lone
         generator = self._key.generator("/tables")
         return np.stack([generator.permutation(self.config.n_symbols) for _ in range(n_tables)])
@@ -162,10 +165,9 @@ class TableLookup(ExpressionTask):
         width = 1 + max(codes)
         sequences = [self._decode(members, depth, width) for depth, members in codes.items()]
         if split == "train":
-            every, lone = self._alone(width)
-            tokens = np.concatenate(
-                [every, np.tile(lone, (self.config.lone_repeats, 1)), *sequences]
-            )
+            entries, lone_entries = self._entries(width)
+            copies = np.tile(lone_entries, (self.config.lone_repeats, 1))
+            tokens = np.concatenate([entries, copies, *sequences])
         else:
             tokens = np.concatenate(sequences)
             generator = self._key.generator(f"/order/{split}")
@@ -178,10 +180,10 @@ class TableLookup(ExpressionTask):
         depth = train.latents["depth"].numpy()
         if self.config.sampling == "uniform":
             return [np.arange(len(depth))]
-        return [np.flatnonzero(depth == one) for one in np.unique(depth)]
+        return [np.flatnonzero(depth == level) for level in np.unique(depth)]
 
     def _codes(self, split: str) -> dict[int, Int[np.ndarray, " sequence"]]:
-        """Draw the numbers of a split's compositions of each depth, without repetition."""
+        """Draw the numbers of a split's sequences of each depth, without repetition."""
         # `id` and `train` are two parts of one draw.
         parts = ("id", "train") if split in ("id", "train") else (split,)
         counts = [self.config.counts(part) for part in parts]
@@ -196,7 +198,7 @@ class TableLookup(ExpressionTask):
     def _decode(
         self, codes: Int[np.ndarray, " sequence"], depth: int, width: int
     ) -> Int[np.ndarray, "sequence pos"]:
-        """Return the forward sequence that each number of a depth stands for."""
+        """Return the forward sequence of each number, with tables up to `depth`."""
         tokens = np.full((len(codes), width), -1)
         codes, tokens[:, 0] = np.divmod(codes, self.config.n_symbols)
         for step in range(1, depth + 1):
@@ -204,10 +206,10 @@ class TableLookup(ExpressionTask):
             tokens[:, step] = self.config.n_symbols + table
         return tokens
 
-    def _alone(
+    def _entries(
         self, width: int
     ) -> tuple[Int[np.ndarray, "entry pos"], Int[np.ndarray, "lone_entry pos"]]:
-        """Return every table with every symbol, forward; and the same of the lone tables."""
+        """Return all forward sequences of depth 1, and those with lone tables."""
         n_symbols = self.config.n_symbols
         entry = np.arange(self.tables.size)
         tokens = np.full((len(entry), width), -1)
@@ -216,7 +218,7 @@ class TableLookup(ExpressionTask):
 
 
 def mirrored(tokens: Int[np.ndarray, "n pos"]) -> Int[np.ndarray, "n pos"]:
-    """Return each sequence from its end to its beginning; padding stays behind the end."""
+    """Reverse each sequence; padding stays at the end."""
     length = (tokens >= 0).sum(1, keepdims=True)
     source = length - 1 - np.arange(tokens.shape[1])
     return np.where(source >= 0, np.take_along_axis(tokens, source, 1), -1)
@@ -227,12 +229,12 @@ def look_up(
     tables: Int[np.ndarray, "table symbol"],
     direction: Literal["forward", "backward"],
 ) -> ExampleSet:
-    """Evaluate sequences and describe their graphs.
+    """Evaluate sequences and compute their latents.
 
     Args:
-        tokens: ids, in which table t is n_symbols + t; -1 behind the end.
-        tables: what each table makes of each symbol.
-        direction: how the sequences are written.
+        tokens: ids, n_symbols + t for table t; padded with -1.
+        tables: the result of each table for each symbol.
+        direction: the direction in which the sequences are written.
 
     Returns:
         The examples, with the latents of `ExpressionTask`.
@@ -251,7 +253,7 @@ def look_up(
         value[rows, step] = tables[forward[rows, step] - n_symbols, value[rows, step - 1]]
     answer = value[np.arange(n), length - 1]
 
-    # Neighbours exchange data: the edge at p joins the tokens p and p + 1.
+    # Data flows between neighbours: the edge at p joins the tokens p and p + 1.
     node = np.where(inside, position, -1)
     edges = np.stack([node[:, :-1], node[:, 1:]], -1)
     edges[~inside[:, 1:]] = -1

@@ -1,8 +1,8 @@
-"""Random expressions, many at once: trees grow level by level and are then written down.
+"""Random expressions, many at once: trees are drawn operation by operation, then serialized.
 
-All trees of a call are kept in arrays in which one column is one operation; an operation's
-arguments stand in later columns. So a loop over columns visits parents before their arguments, or
-after them, and each of its steps treats all trees.
+The trees of a call are arrays with one column per operation; an operation's arguments are in later
+columns. So a forward loop over columns visits parents before their arguments, a backward loop after
+them, and each step processes all trees.
 """
 
 import itertools
@@ -17,23 +17,23 @@ from tqdm import tqdm
 from tasks.common import Key
 
 N_DIGITS = 10
-"""The literals are the digits; their token ids are their values."""
+"""Number of digits, the literals; a digit's token id is its value."""
 
 CHUNK = 2**14
-"""How many trees are grown at once."""
+"""Number of trees that are drawn at once."""
 
 _FRUITLESS_CHUNKS = 100  # in a row: over a million trees
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notation:
-    """How an operation is written: every operation ends with the same closing token.
+    """The syntax of operations; all operations have the same closing token.
 
     Attributes:
-        operators: the ids of the operations' symbols.
-        opening: the token before the first argument, the symbol then standing between the two
-            arguments; None: the symbol itself comes before the first argument.
-        closing: the token behind the last argument.
+        operators: the token ids of the operators.
+        opening: the token before the first argument; the operator is then between the two
+            arguments. None: the operator itself comes before the first argument.
+        closing: the token after the last argument.
         n_arguments: the smallest and the largest number of arguments.
     """
 
@@ -44,19 +44,19 @@ class Notation:
 
     @property
     def overhead(self) -> int:
-        """Number of tokens that an operation has besides its arguments."""
+        """Number of tokens of an operation besides its arguments."""
         return 2 if self.opening is None else 3
 
     def min_length(self, height: int) -> int:
-        """Return the length of the shortest expression of a height, in tokens."""
+        """Return the length in tokens of the shortest expression of a height."""
         return 1 + height * (self.overhead + self.n_arguments[0] - 1)
 
     def max_operations(self, max_length: int) -> int:
-        """Return how many operations fit into a sequence."""
+        """Return the most operations of a sequence."""
         return (max_length - 1) // (self.overhead + self.n_arguments[0] - 1)
 
     def max_nodes(self, max_length: int) -> int:
-        """Return how many operations and literals fit into a sequence together."""
+        """Return the most operations and literals of a sequence."""
         most = 1
         for operations in range(1, self.max_operations(max_length) + 1):
             literals = max_length - self.overhead * operations
@@ -74,22 +74,22 @@ def grow(
     side: Literal["balanced", "right"],
     max_length: int,
 ) -> Int[np.ndarray, "kept pos"]:
-    """Draw one expression of each height, and leave out those that are too long.
+    """Draw one expression of each height, and reject those that are too long.
 
-    An operation of height h has a random symbol and number of arguments. If h > 1, one of the
+    An operation of height h has a random operator and number of arguments. If h > 1, one of the
     arguments is an operation of height h - 1; each of the others is an operation with probability
-    `nested`, and its height is then uniform from 1 to h - 1. Everything else is a random digit.
+    `nested`, of a height uniform from 1 to h - 1. All other arguments are random digits.
 
     Args:
         heights: nesting depth of each tree, >= 1.
-        generator: where all choices come from.
-        notation: how operations look.
+        generator: source of the randomness.
+        notation: the syntax of operations.
         nested: in [0, 1].
-        side: which argument has height h - 1: any with equal probability ("balanced"), or the last.
-        max_length: the longest sequence that is kept, in tokens.
+        side: the argument of height h - 1: any with equal probability ("balanced"), or the last.
+        max_length: the greatest length of a sequence, in tokens.
 
     Returns:
-        Token ids, int8, -1 behind the end, [kept, max_length], in the order of `heights`.
+        Token ids, int8, padded with -1, [kept, max_length], in the order of `heights`.
     """
     fewest, most = notation.n_arguments
     n, n_columns = len(heights), notation.max_operations(max_length)
@@ -113,28 +113,29 @@ def grow(
         is_spine = position == spine
         is_operation = (is_spine | (generator.random((m, most)) < nested)) & (h > 1)
         is_operation &= position < count
-        their_height = np.where(is_spine, h - 1, generator.integers(1, np.maximum(h, 2), (m, most)))
+        side_height = generator.integers(1, np.maximum(h, 2), (m, most))
+        argument_height = np.where(is_spine, h - 1, side_height)
         digit = generator.integers(0, N_DIGITS, (m, most))
 
-        name = n_operations[trees, None] + is_operation.cumsum(1) - 1
-        argument[trees, column] = np.where(is_operation, name, -1 - digit)
+        new_column = n_operations[trees, None] + is_operation.cumsum(1) - 1
+        argument[trees, column] = np.where(is_operation, new_column, -1 - digit)
         n_arguments[trees, column] = count[:, 0]
         n_operations[trees] += is_operation.sum(1)
         length[trees] += notation.overhead + count[:, 0] - 1
-        # Operations that have yet to get their arguments need room too.
+        # Reserve room for the arguments of the operations that are not processed yet.
         needed = (n_operations[trees] - column - 1) * (notation.overhead + fewest - 1)
         fits = length[trees] + needed <= max_length
         n_operations[trees[~fits]] = 0
-        row, place = np.nonzero(is_operation & fits[:, None])
-        height[trees[row], name[row, place]] = their_height[row, place]
+        row, slot = np.nonzero(is_operation & fits[:, None])
+        height[trees[row], new_column[row, slot]] = argument_height[row, slot]
 
     kept = n_operations > 0
-    return _write(
+    return _serialize(
         symbol[kept], argument[kept], n_arguments[kept], n_operations[kept], notation, max_length
     )
 
 
-def _write(
+def _serialize(
     symbol: Int[np.ndarray, "tree operation"],
     argument: Int[np.ndarray, "tree operation argument"],
     n_arguments: Int[np.ndarray, "tree operation"],
@@ -159,16 +160,16 @@ def _write(
         first = symbol[trees, column] if notation.opening is None else notation.opening
         tokens[trees, cursor] = first
         cursor += 1
-        for place in range(most):
-            mine = np.flatnonzero(n_arguments[trees, column] > place)
-            rows = trees[mine]
-            one = argument[rows, column, place].astype(np.int64)
-            literal, nested = one < 0, one >= 0
-            tokens[rows[literal], cursor[mine[literal]]] = -1 - one[literal]
-            start[rows[nested], one[nested]] = cursor[mine[nested]]
-            cursor[mine[literal]] += 1
-            cursor[mine[nested]] += size[rows[nested], one[nested]]
-            if notation.opening is not None and place == 0:
+        for slot in range(most):
+            index = np.flatnonzero(n_arguments[trees, column] > slot)
+            rows = trees[index]
+            child = argument[rows, column, slot].astype(np.int64)
+            literal, nested = child < 0, child >= 0
+            tokens[rows[literal], cursor[index[literal]]] = -1 - child[literal]
+            start[rows[nested], child[nested]] = cursor[index[nested]]
+            cursor[index[literal]] += 1
+            cursor[index[nested]] += size[rows[nested], child[nested]]
+            if notation.opening is not None and slot == 0:
                 tokens[trees, cursor] = symbol[trees, column]
                 cursor += 1
         tokens[trees, cursor] = notation.closing
@@ -177,42 +178,42 @@ def _write(
 
 def collect(
     count: int,
-    draw: Callable[[np.random.Generator], Int[np.ndarray, "some pos"]],
+    draw: Callable[[np.random.Generator], Int[np.ndarray, "n pos"]],
     *,
     key: Key,
     path: str,
     distinct: bool,
 ) -> Int[np.ndarray, "count pos"]:
-    """Draw until there are enough sequences.
+    """Call `draw` until there are enough sequences.
 
     Args:
-        count: how many.
-        draw: returns as many as it happens to find.
-        key: what the generators that `draw` is given follow from.
-        path: likewise.
-        distinct: no sequence shall occur twice.
+        count: number of sequences.
+        draw: returns any number of sequences.
+        key: seeds the generators of `draw`.
+        path: the generators' path, followed by a chunk number.
+        distinct: whether repeated sequences are rejected.
 
     Raises:
-        ValueError: over a million trees in a row brought nothing new.
+        ValueError: over a million trees in a row gave no new sequence.
     """
     parts: list[np.ndarray] = []
-    n_found = fruitless = 0
+    n_kept = fruitless = 0
     with tqdm(total=count, desc=f"drawing {path[1:]}", disable=None, leave=False, delay=1) as bar:
         for chunk in itertools.count():
             parts.append(draw(key.generator(f"{path}/{chunk}")))
             if distinct:
-                found = np.concatenate(parts)
-                parts = [found[np.sort(np.unique(found, axis=0, return_index=True)[1])]]
-            new = sum(map(len, parts)) - n_found
-            bar.update(new)
-            n_found += new
-            fruitless = 0 if new else fruitless + 1
-            if n_found >= count or fruitless == _FRUITLESS_CHUNKS:
+                tokens = np.concatenate(parts)
+                parts = [tokens[np.sort(np.unique(tokens, axis=0, return_index=True)[1])]]
+            n_new = sum(map(len, parts)) - n_kept
+            bar.update(n_new)
+            n_kept += n_new
+            fruitless = 0 if n_new else fruitless + 1
+            if n_kept >= count or fruitless == _FRUITLESS_CHUNKS:
                 break
-    if n_found < count:
+    if n_kept < count:
         raise ValueError(
-            f"{path[1:]}: {count} expressions are wanted, but only {n_found} were found; allowed "
-            "are fewer, or settings that make more"
+            f"the number of expressions of {path[1:]} must be at most {n_kept}, which were found "
+            f"with these settings, got {count}"
         )
     return np.concatenate(parts)[:count]
 
@@ -220,16 +221,16 @@ def collect(
 def held_out(
     tokens: Int[np.ndarray, "n pos"], key: Key, one_in: int = 10
 ) -> Bool[np.ndarray, " n"]:
-    """Return which sequences belong to `id` and not to `train`: a keyed hash of each decides.
+    """Return the mask of the sequences that belong to `id` and not to `train`, by a keyed hash.
 
     So no sequence is on both sides, however often it is drawn.
 
     Args:
-        tokens: ids, -1 behind the end.
-        key: what the hash follows from.
+        tokens: ids, padded with -1.
+        key: seeds the hash.
         one_in: one sequence in so many is held out.
     """
     factors = key.generator("/held out").integers(0, 2**64, tokens.shape[1], np.uint64)
-    # Sums modulo 2^64, of which the upper half depends on all bits of all tokens.
+    # A sum modulo 2^64, whose upper half depends on all bits of all tokens.
     mixed = (tokens.astype(np.uint64) * (factors | np.uint64(1))).sum(1)
     return (mixed >> np.uint64(32)) % np.uint64(one_in) == 0

@@ -1,1 +1,1 @@
-"""Symbolic Raven matrices, what interventions on them need, and their ideal observer."""
+"""Symbolic Raven matrices, with pairs for interventions and an ideal observer."""

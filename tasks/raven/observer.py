@@ -1,9 +1,9 @@
-"""The ideal observer of the Raven task: the limit that no model can pass.
+"""The ideal observer of the Raven task: the upper bound of any model's accuracy.
 
-It knows how the instances are made (Schug et al. 2024, "Attention as a Hypernetwork", SRAVEN) and
-which rule combinations a split draws from, and reads what a model reads. Its posterior over the
-answers is exact: summed over all ways in which the columns' features can correspond, and over all
-assignments of rules to features.
+It gets a model's inputs and knows the generative process (Schug et al. 2024, "Attention as a
+Hypernetwork", SRAVEN) and the rule combinations of a split. Its posterior over the answers is
+exact: a sum over all correspondences of the columns' features and all assignments of rules to
+features.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CHUNK = 512  # instances at a time: bounds the memory
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The exact posterior over the answers of some instances, as a list of the possible ones.
+    """The exact posterior over answers, as a list of the possible answers of each instance.
 
     Attributes:
-        example: [n] int64, sorted: which instance the possible answer belongs to.
+        example: [n] int64, sorted: the instance of each possible answer.
         candidate: [n, K] int64, the possible answer; each occurs once per instance.
-        weight: [n] float64, its posterior probability, > 0; sums to 1 over an instance, or the
-            instance has no candidates, where the split's prior excludes it.
-        n_answers_by_any_rules: [batch] int64, the number of answers that some rules explain,
+        weight: [n] float64, its posterior probability, > 0; sums to 1 over an instance. Instances
+            that the split's prior excludes have no candidates.
+        n_answers_by_any_rules: [batch] int64, the number of answers that any rules explain,
             whether or not the split has that combination of rules.
         n_values: F.
     """
@@ -61,7 +61,7 @@ class Observation:
 
     @property
     def posterior(self) -> Tensor:
-        """[batch, F**K] float64, the answers counted with the first feature slowest."""
+        """[batch, F**K] float64, the posterior of each answer; the last feature changes fastest."""
         n_answers = self.n_values ** self.candidate.shape[1]
         dense = self.weight.new_zeros(self.n_examples, n_answers)
         dense[self.example, _encode(self.candidate, self.n_values)] = self.weight
@@ -79,20 +79,20 @@ class Observation:
 
     @property
     def probability(self) -> Tensor:
-        """[batch] float64, of the most probable answer; 0 where there is none.
+        """[batch] float64, the probability of the most probable answer; 0 where there is none.
 
-        Its mean over a split is the highest accuracy that can be reached.
+        Its mean over a split is the highest accuracy that a model can reach.
         """
         best = self.weight.new_zeros(self.n_examples)
         return best.scatter_reduce(0, self.example, self.weight, "amax")
 
     @property
     def answer(self) -> Tensor:
-        """[batch, K] int64, the most probable answer (the first of equals); -1 where none is."""
+        """[batch, K] int64, the most probable answer (the first of ties); -1 if there is none."""
         is_best = self.weight == self.probability[self.example]
-        none = len(self.weight)
-        rows = torch.arange(none).where(is_best, none)
-        first = rows.new_full((self.n_examples,), none)
+        n = len(self.weight)
+        rows = torch.arange(n).where(is_best, n)
+        first = rows.new_full((self.n_examples,), n)
         first = first.scatter_reduce(0, self.example, rows, "amin")
         no_answer = self.candidate.new_full((1, self.candidate.shape[1]), -1)
         return torch.cat([self.candidate, no_answer])[first]
@@ -104,31 +104,31 @@ class Observation:
 
     @property
     def ambiguous(self) -> Tensor:
-        """[batch] bool: more than one answer is possible under the split's prior."""
+        """[batch] bool: whether several answers are possible under the split's prior."""
         return torch.bincount(self.example, minlength=self.n_examples) > 1
 
     @property
     def ambiguous_by_any_rules(self) -> Tensor:
-        """[batch] bool: more than one answer is possible for who has no prior over the rules.
+        """[batch] bool: whether several answers are possible without a prior over the rules.
 
-        On a permuted split this counts all correspondences of the features that some rules explain
-        as a whole: 9%, 16% and 24% of the instances of `id` for K = 2, 3 and 4 with F = 8. On an
-        unpermuted split the correspondence is known, so it asks whether rules that fit one and the
-        same feature disagree: 7%, 11% and 14%. (20,000 instances, standard errors 0.3% or less.)
+        On a permuted split, all correspondences of the features that any rules explain count: 9%,
+        16% and 24% of the instances of `id` for K = 2, 3 and 4 with F = 8. On an unpermuted split
+        the correspondence is known, and rules that fit the same feature must disagree: 7%, 11% and
+        14%. (20,000 instances, standard errors 0.3% or less.)
         """
         return self.n_answers_by_any_rules > 1
 
 
 @dataclass(frozen=True)
 class RavenCeiling:
-    """What the ideal observer reaches on a split; each is a mean with its standard error.
+    """The ideal observer's results on a split, as means with standard errors (`..._se`).
 
     Attributes:
-        accuracy: the highest share of instances that can be answered right as a whole.
-        feature_accuracy: the highest share of tokens that can be.
-        ambiguous: the share of instances with more than one answer possible under the prior.
-        ambiguous_by_any_rules: the share with more than one answer possible without a prior.
-        n_instances: number of instances that it was measured on.
+        accuracy: the highest possible share of instances with all features correct.
+        feature_accuracy: the highest possible share of correct features.
+        ambiguous: the share of instances with several possible answers under the prior.
+        ambiguous_by_any_rules: the share with several possible answers without a prior.
+        n_instances: number of instances of the measurement.
     """
 
     accuracy: float
@@ -150,18 +150,18 @@ _CEILINGS = {
     "ambiguous": "share of instances with several possible answers, known prior",
     "ambiguous_by_any_rules": "share of instances that some rules explain with several answers",
 }
-"""What of `RavenCeiling` is shown of several splits, and what it is."""
+"""The fields of `RavenCeiling` that `raven_ceilings` returns, with their long names."""
 
 
 def raven_ceilings(config: RavenConfig, splits: Sequence[str], n_instances: int) -> xr.Dataset:
-    """Return what the ideal observer reaches on several splits.
+    """Return the ideal observer's results on several splits.
 
-    Ceilings are computed once for equal arguments and kept.
+    Results are cached in the process.
 
     Args:
-        config: which task.
-        splits: some of `Raven.SPLITS`.
-        n_instances: of each split, at least 2.
+        config: the settings of the task.
+        splits: a subset of `Raven.SPLITS`.
+        n_instances: number of instances of each split, at least 2.
 
     Returns:
         `accuracy`, `feature_accuracy` with their standard errors `..._se`, `ambiguous` and
@@ -173,12 +173,12 @@ def raven_ceilings(config: RavenConfig, splits: Sequence[str], n_instances: int)
     Example:
         `raven_ceilings(RavenConfig(n_features=2), ("id", "ood"), 1000)["accuracy"]`
     """
-    import xarray as xr  # `import tasks` alone does not pay for it
+    import xarray as xr  # imported here to keep `import tasks` fast
 
-    found = [_ceiling(config, split, n_instances) for split in splits]
+    ceilings = [_ceiling(config, split, n_instances) for split in splits]
     variables = {
-        name: ("split", [getattr(one, name) for one in found], {"long_name": about})
-        for name, about in _CEILINGS.items()
+        name: ("split", [getattr(ceiling, name) for ceiling in ceilings], {"long_name": long_name})
+        for name, long_name in _CEILINGS.items()
     }
     return xr.Dataset(variables, {"split": list(splits)}, {"instances": n_instances})
 
@@ -189,15 +189,15 @@ def _ceiling(config: RavenConfig, split: str, n_instances: int) -> RavenCeiling:
 
 
 class IdealObserver:
-    """The exact posterior under the prior of one split."""
+    """Computes the exact posterior over answers under the prior of one split."""
 
     def __init__(self, task: Raven, split: str) -> None:
-        """Make the observer.
+        """Build the observer of a split.
 
         Args:
-            task: what it knows about.
-            split: whose rule combinations it expects, each with the same probability, and
-                whether it expects the columns to be permuted.
+            task: the task.
+            split: determines the prior, uniform over its rule combinations, and whether the columns
+                are permuted.
 
         Raises:
             ValueError: `split` is unknown.
@@ -205,7 +205,7 @@ class IdealObserver:
         self._task = task
         self._split = split
         self._permuted = task.is_permuted(split)
-        # The columns' random orders make the features anonymous, whatever order the rules had.
+        # With random orders in all columns, the order of the rules carries no information.
         self._any_order = self._permuted or task.config.rule_order == "random"
         combinations = task.combinations(split)
         self._combination_codes = _encode(combinations, len(RAVEN_RULES))
@@ -220,9 +220,9 @@ class IdealObserver:
         Raises:
             ValueError: `inputs` has another shape, or is not one-hot in the first eight panels.
         """
-        shown = self._read(inputs)
-        parts = [self._observe_chunk(chunk) for chunk in shown.split(_CHUNK)]
-        starts = range(0, len(shown), _CHUNK)
+        panels = self._panels(inputs)
+        parts = [self._observe_chunk(chunk) for chunk in panels.split(_CHUNK)]
+        starts = range(0, len(panels), _CHUNK)
         return Observation(
             example=torch.cat([part[0] + start for part, start in zip(parts, starts, strict=True)]),
             candidate=torch.cat([part[1] for part in parts]),
@@ -232,13 +232,13 @@ class IdealObserver:
         )
 
     def ceiling(self, n_instances: int = 2_000) -> RavenCeiling:
-        """Return how much of its split can be answered, on the first batch of that size.
+        """Return the highest possible accuracy on the first batch of that size of the split.
 
         Raises:
             ValueError: `n_instances` is less than 2.
         """
         if n_instances < 2:
-            raise ValueError(f"n_instances={n_instances!r}: allowed is 2 or more")
+            raise ValueError(f"n_instances must be at least 2, got {n_instances!r}")
         observation = self.observe(self._task.batch(self._split, 0, n_instances).inputs)
         accuracy, accuracy_se = _mean_and_error(observation.probability)
         feature, feature_se = _mean_and_error(observation.feature_ceiling.mean(-1))
@@ -256,41 +256,42 @@ class IdealObserver:
             n_instances=n_instances,
         )
 
-    def _read(self, inputs: Tensor) -> Tensor:
-        """Return the values of the panels, [batch, 9, K]; the last one's mean nothing."""
+    def _panels(self, inputs: Tensor) -> Tensor:
+        """Return the values of the panels, [batch, 9, K]; those of the last panel are arbitrary."""
         n_features, n_values = self._task.config.n_features, self._task.config.n_values
         if inputs.ndim != 3 or inputs.shape[1:] != (9 * n_features, n_values):
             raise ValueError(
-                f"inputs of shape {tuple(inputs.shape)}: "
-                f"allowed is (batch, {9 * n_features}, {n_values})"
+                f"inputs must have shape (batch, {9 * n_features}, {n_values}), got "
+                f"{tuple(inputs.shape)}"
             )
         panels = inputs.cpu().unflatten(1, (9, n_features))
-        given = panels[:, :8]
-        if not (((given == 0) | (given == 1)).all() and (given.sum(-1) == 1).all()):
-            raise ValueError("inputs: the first eight panels have to be one-hot")
+        context = panels[:, :8]
+        if not (((context == 0) | (context == 1)).all() and (context.sum(-1) == 1).all()):
+            raise ValueError("inputs must be one-hot in the first eight panels, got other values")
         return panels.argmax(-1)
 
-    def _observe_chunk(self, shown: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _observe_chunk(self, panels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the first four fields of an `Observation`."""
         config = self._task.config
         n_features, n_values = config.n_features, config.n_values
-        fits, answers = self._fits(shown.unflatten(1, (3, 3)))
+        fits, answers = self._fits(panels.unflatten(1, (3, 3)))
 
-        # A partial explanation says for the first tokens of the last column which features of the
-        # other two correspond, and by which rule. Few fit, so they are listed and extended one
-        # token at a time, rather than all (K!)^2 alignments times 8^K rules looked through.
-        example = torch.arange(len(shown))
-        used = torch.zeros(len(shown), 2, dtype=torch.int64)  # bit sets of features
-        rules = answer = torch.zeros(len(shown), 0, dtype=torch.int64)
+        # A partial explanation assigns corresponding features of the other two columns, and a rule,
+        # to the first tokens of the last column. Few of them fit, so they are extended token by
+        # token instead of enumerating all (K!)^2 alignments times 8^K rules.
+        n_examples = len(panels)
+        example = torch.arange(n_examples)
+        used = torch.zeros(n_examples, 2, dtype=torch.int64)  # bit sets of features
+        rules = answer = torch.zeros(n_examples, 0, dtype=torch.int64)
         for token in range(n_features):
             fit = fits[:, :, :, token].nonzero()  # sorted by example: [n, (example, i, j, rule)]
-            left, right = _join(example, fit[:, 0], len(shown))
-            taken = 1 << fit[right, 1:3]
-            free = ((used[left] & taken) == 0).all(-1)
-            left, right, taken = left[free], right[free], taken[free]
+            left, right = _join(example, fit[:, 0], n_examples)
+            bits = 1 << fit[right, 1:3]
+            is_free = ((used[left] & bits) == 0).all(-1)
+            left, right, bits = left[is_free], right[is_free], bits[is_free]
             i, j, rule = fit[right, 1:].unbind(-1)
             example = example[left]
-            used = used[left] | taken
+            used = used[left] | bits
             rules = torch.cat([rules[left], rule[:, None]], 1)
             value = answers[example, i, j, token, rule]
             answer = torch.cat([answer[left], value[:, None]], 1)
@@ -298,14 +299,14 @@ class IdealObserver:
         weight = self._prior(rules) * self._likelihood[rules].prod(-1)
         n_answers = n_values**n_features
         codes = example * n_answers + _encode(answer, n_values)
-        codes, where = codes.unique(return_inverse=True)
-        weight = weight.new_zeros(len(codes)).index_add(0, where, weight)
+        codes, inverse = codes.unique(return_inverse=True)
+        weight = weight.new_zeros(len(codes)).index_add(0, inverse, weight)
         example, answer = codes // n_answers, _decode(codes % n_answers, n_values, n_features)
-        n_explained = torch.bincount(example, minlength=len(shown))
+        n_explained = torch.bincount(example, minlength=n_examples)
 
         possible = weight > 0
         example, answer, weight = example[possible], answer[possible], weight[possible]
-        total = weight.new_zeros(len(shown)).index_add(0, example, weight)
+        total = weight.new_zeros(n_examples).index_add(0, example, weight)
         return example, answer, weight / total[example], n_explained
 
     def _fits(self, grid: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,8 +316,8 @@ class IdealObserver:
             grid: [batch, 3 (row), 3 (column), K].
 
         Returns:
-            Whether the rule can have made what is shown, and what it then puts into the last
-            panel: both [batch, K (of column 0), K (of column 1), K (of column 2), 8].
+            Whether the rule fits the shown panels, and its value of the last panel: both
+            [batch, K (of column 0), K (of column 1), K (of column 2), 8].
         """
         n_features, n_values = grid.shape[-1], self._task.config.n_values
         shape = (len(grid), 3, n_features, n_features, n_features)
@@ -342,21 +343,21 @@ class IdealObserver:
     def _prior(self, rules: Tensor) -> Tensor:
         """Return the prior of rules for the tokens of the last panel: [n, K] -> [n]."""
         ordered = rules.sort(-1).values
-        known = torch.isin(_encode(ordered, len(RAVEN_RULES)), self._combination_codes)
+        in_split = torch.isin(_encode(ordered, len(RAVEN_RULES)), self._combination_codes)
         if not self._any_order:
-            known = known & (ordered == rules).all(-1)
-            return known.double() / len(self._combination_codes)
+            in_split = in_split & (ordered == rules).all(-1)
+            return in_split.double() / len(self._combination_codes)
         n_features = rules.shape[1]
         factorials = torch.tensor([factorial(n) for n in range(n_features + 1)])
         counts = torch.nn.functional.one_hot(rules, len(RAVEN_RULES)).sum(1)
         n_orders = factorial(n_features) / factorials[counts].prod(-1)
-        return known.double() / n_orders / len(self._combination_codes)
+        return in_split.double() / n_orders / len(self._combination_codes)
 
 
 def _rule_likelihoods(n_values: int) -> Tensor:
-    """Return the probability of eight shown values under each rule that fits them, [8].
+    """Return the likelihood of the eight shown values under each rule that fits them, [8].
 
-    Relative to that of a constant or a progression, F^-3, which keeps products near 1.
+    Likelihoods are relative to F^-3, that of a constant or a progression, to keep products near 1.
     """
     likelihoods = torch.ones(len(RAVEN_RULES), dtype=torch.float64)
     likelihoods[[SUM, DIFFERENCE]] = float(n_values) ** -3
@@ -366,7 +367,7 @@ def _rule_likelihoods(n_values: int) -> Tensor:
 
 
 def _join(left: Tensor, right: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of all pairs with equal keys, sorted by left: `right` has to be sorted."""
+    """Return the indices of all pairs with equal keys, sorted by left; `right` must be sorted."""
     counts = torch.bincount(right, minlength=n_keys)
     starts = counts.cumsum(0) - counts
     repeats = counts[left]
@@ -376,7 +377,7 @@ def _join(left: Tensor, right: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
 
 
 def _encode(digits: Tensor, base: int) -> Tensor:
-    """[..., K] digits -> [...] numbers, the first digit highest."""
+    """Return the numbers [...] with the given digits [..., K], the most significant first."""
     powers = base ** torch.arange(digits.shape[-1] - 1, -1, -1)
     return (digits * powers).sum(-1)
 

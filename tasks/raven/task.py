@@ -1,8 +1,8 @@
 """Symbolic Raven matrices (SRAVEN): Schug et al. 2024, "Attention as a Hypernetwork", SRAVEN.
 
-A 3x3 grid of panels, each with K features in [0, F). Along its rows, every feature follows one of
-eight rules. In every column of panels the features may be listed in another order, so the solver
-must first find out which feature corresponds to which. The last panel is to be filled in.
+A 3x3 grid of panels, each with K features in [0, F). Along the rows, every feature follows one of
+eight rules. Each column of panels may list the features in a different order, so the model must
+also infer which features correspond. The last panel is to be predicted.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from tasks.batch import Batch
-from tasks.common import Key, require_choice, require_int
+from tasks.common import (
+    Key,
+    require_bool,
+    require_choice,
+    require_held_out,
+    require_int,
+    require_number,
+    require_shape,
+)
 
 RAVEN_RULES = (
     "constant",
@@ -30,29 +38,30 @@ RAVEN_RULES = (
 """The rules' names; a rule's id is its index."""
 
 STEPS = (0, 1, 2, -1, -2)
-"""By how much each of the rules 0 to 4 changes a value from one panel to the next."""
+"""The difference between successive panels of the rules 0 to 4."""
 
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
 
-_MAX_FEATURES = 8  # tables of all K! orders are kept
+_MAX_FEATURES = 8  # there is a table of all K! orders
 _MAX_VALUES = 64  # and one of all F^3 triples
 _SPLIT_TRIES = 10_000
 
 
 @dataclass(frozen=True)
 class RavenConfig:
-    """Which Raven task it is.
+    """Settings of symbolic Raven matrices.
 
     Attributes:
         n_features: K, features per panel, 1 to 8.
         n_values: F, values of a feature, 3 to 64.
-        ood_fraction: share of the C(K+7, K) rule combinations that is held out, rounded to a whole
-            number of them, which leaves neither side empty.
-        seed: chooses the held-out combinations and every batch, 0 to 2^32 - 1.
-        cover_rules: every rule occurs on both sides of the split.
-        rule_order: how the rules of a combination are given to the features: "random", or
-            "sorted" by rule id as in the authors' data. Sorted, a feature's index tells much about
-            its rule: with K=4, the last one follows "distribute three" in 36% of the combinations.
+        ood_fraction: share of the C(K+7, K) rule combinations that is held out, rounded to a
+            number of combinations; neither side may be empty.
+        seed: seeds the split and every batch, 0 to 2^32 - 1.
+        cover_rules: whether every rule must occur on both sides of the split.
+        rule_order: the order in which the features get the rules of a combination: "random", or
+            "sorted" by rule id as in the authors' data. If sorted, a feature's index is informative
+            about its rule: with K=4, the last feature follows "distribute three" in 36% of the
+            combinations.
 
     Raises:
         ValueError: an argument is out of its range, or no split can cover the rules.
@@ -69,19 +78,15 @@ class RavenConfig:
         require_int("n_features", self.n_features, 1, _MAX_FEATURES)
         require_int("n_values", self.n_values, 3, _MAX_VALUES)
         require_int("seed", self.seed, 0, 2**32 - 1)
-        if not isinstance(self.cover_rules, bool):
-            raise ValueError(f"cover_rules={self.cover_rules!r}: allowed are True and False")
-        if self.rule_order not in ("random", "sorted"):
-            raise ValueError(f"rule_order={self.rule_order!r}: allowed are 'random' and 'sorted'")
-        if not 0 < self.ood_fraction < 1 or not 0 < self.n_ood < self.n_combinations:
-            raise ValueError(
-                f"ood_fraction={self.ood_fraction!r} leaves a side of the split empty: allowed is "
-                f"what holds out 1 to {self.n_combinations - 1} of the {self.n_combinations} rule "
-                f"combinations of n_features={self.n_features}"
-            )
+        require_bool("cover_rules", self.cover_rules)
+        require_choice("rule_order", self.rule_order, ("random", "sorted"))
+        require_number("ood_fraction", self.ood_fraction, 0, 1)
+        require_held_out(
+            "ood_fraction", self.ood_fraction, self.n_ood, self.n_combinations, "combinations"
+        )
         smaller_side = min(self.n_ood, self.n_combinations - self.n_ood)
         if self.cover_rules and smaller_side * self.n_features < len(RAVEN_RULES):
-            raise ValueError(self._cannot_cover(f"{smaller_side} combinations are too few for it"))
+            raise ValueError(self._cannot_cover(f"{smaller_side} combinations are too few"))
 
     @property
     def n_combinations(self) -> int:
@@ -90,23 +95,26 @@ class RavenConfig:
 
     @property
     def n_ood(self) -> int:
-        """Number of combinations that are held out."""
+        """Number of rule combinations that are held out."""
         return round(self.ood_fraction * self.n_combinations)
 
     def _cannot_cover(self, why: str) -> str:
         return (
-            f"cover_rules=True: not every one of the {len(RAVEN_RULES)} rules can occur on both "
-            f"sides of the split with n_features={self.n_features} and "
-            f"ood_fraction={self.ood_fraction} ({why}); take more features, a fraction nearer to "
-            f"0.5, or cover_rules=False"
+            f"cover_rules must be False with n_features={self.n_features} and "
+            f"ood_fraction={self.ood_fraction}, got True: not all {len(RAVEN_RULES)} rules can "
+            f"occur on both sides of the split ({why}); or use more features, or a fraction nearer "
+            f"to 0.5"
         )
 
 
 class Raven:
-    """The sampler of the Raven task.
+    """Symbolic Raven matrices.
 
     Splits: `train` and `id` draw from the same rule combinations, `ood` from the held-out ones;
     `id_unpermuted` and `ood_unpermuted` list the features in the same order in all columns.
+
+    Example:
+        `Raven(RavenConfig(n_features=2)).batch("ood", 0, 100)`
     """
 
     SPLITS: ClassVar = ("train", "id", "ood", "id_unpermuted", "ood_unpermuted")
@@ -138,7 +146,7 @@ class Raven:
         return self._all_combinations[self._sides[self.side(split)]]
 
     def side(self, split: str) -> Literal["train", "ood"]:
-        """Return which combinations a split draws from.
+        """Return the side of the split, `train` or `ood`, whose combinations a split draws from.
 
         Raises:
             ValueError: `split` is unknown.
@@ -147,7 +155,7 @@ class Raven:
         return "ood" if split.startswith("ood") else "train"
 
     def is_permuted(self, split: str) -> bool:
-        """Return whether the columns of a split list the features in orders of their own.
+        """Return whether the columns of a split list the features in different orders.
 
         Raises:
             ValueError: `split` is unknown.
@@ -156,16 +164,17 @@ class Raven:
         return not split.endswith("_unpermuted")
 
     def batch(self, split: str, index: int, size: int, device: str | torch.device = "cpu") -> Batch:
-        """Return batch number `index` of a split: always the same one for the same arguments.
+        """Return batch `index` of a split, a pure function of the config and the arguments.
 
-        On a CUDA device the batch is drawn there, from a stream of its own: it is not the CPU's
-        batch of that index. Every other device gets the CPU's.
+        On a CUDA device the batch is drawn there, from another random stream: it differs from the
+        CPU's batch of that index. All other devices get the CPU's batch.
 
         Args:
             split: one of `splits`.
-            index: >= 0.
-            size: number of examples, >= 1; a smaller batch need not be a part of a larger one.
-            device: where the batch shall be.
+            index: 0 to 2^62.
+            size: number of examples, 1 to 2^31; a smaller batch is in general not a part of a
+                larger one.
+            device: the device of the batch.
 
         Returns:
             A batch with
@@ -176,11 +185,11 @@ class Raven:
             latents (int64):
             `rule` [batch, K]: the rule of each feature;
             `combination` [batch]: the index of the sorted rules among all combinations;
-            `permutation` [batch, 3 (column), K]: the panels of column c hold at m the feature
+            `permutation` [batch, 3 (column), K]: token m of a panel in column c is the feature
             permutation[c, m];
-            `response_rule` [batch, K]: the rule of the feature that token m of the last panel
-            holds, rule[permutation[2, m]];
-            `values` [batch, 3 (row), 3 (column), K]: the complete grid before it is permuted.
+            `response_rule` [batch, K]: the rule of token m of the last panel,
+            rule[permutation[2, m]];
+            `values` [batch, 3 (row), 3 (column), K]: the complete grid before the permutation.
 
         Raises:
             ValueError: `split` is unknown, or `index` or `size` is out of range.
@@ -195,27 +204,25 @@ class Raven:
         return batch if device.type == "cpu" else batch.to(device)
 
     def score(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return how right the most probable values are.
+        """Return the accuracy of the most probable values.
 
         Args:
             logits: [batch, K, F], for the tokens of the last panel.
-            batch: the batch that they answer.
+            batch: the batch that was answered.
 
         Returns:
-            `accuracy` [batch]: 1 where all K values are right, else 0;
-            `feature_accuracy` [batch]: the share of the K values that is right.
+            `accuracy` [batch]: 1 where all K values are correct, else 0;
+            `feature_accuracy` [batch]: the share of the K values that is correct.
 
         Raises:
             ValueError: `logits` has another shape.
         """
-        expected = (*batch.targets.shape, self.config.n_values)
-        if tuple(logits.shape) != expected:
-            raise ValueError(f"logits of shape {tuple(logits.shape)}: allowed is {expected}")
+        require_shape("logits", logits, (*batch.targets.shape, self.config.n_values))
         right = logits.argmax(-1) == batch.targets
         return {"accuracy": right.all(-1).float(), "feature_accuracy": right.float().mean(-1)}
 
     def answers_by_rule(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what each rule would put into the last panel, whether it fits the rest or not.
+        """Return each rule's value of the last panel, whether or not it fits the other panels.
 
         Args:
             values: [batch, 3 (row), 3 (column), K], unpermuted; the last panel is not read.
@@ -244,10 +251,10 @@ class Raven:
         return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
 
     def _make(self, split: str, draws: Tensor) -> Batch:
-        """Turn uniform draws in [0, 1), [batch, 5 + 4 K], into a batch.
+        """Compute a batch from uniform draws in [0, 1), [batch, 5 + 4 K].
 
-        The first five choose the combination, the order of its rules and three column orders;
-        then, for each feature, one chooses the triple of "distribute three" and three the rows.
+        The first five determine the combination, the order of its rules and three column orders;
+        the others, for each feature, the triple of "distribute three" and the three rows.
         """
         n_features, n_values = self.config.n_features, self.config.n_values
         size, device = draws.shape[0], draws.device
@@ -265,11 +272,11 @@ class Raven:
         row = body[..., 1:] + (tables.row_start[rule] + 6 * body[..., 0])[..., None]
         # [batch, feature, row, column] -> [batch, row, column, feature]
         values = tables.rows[row].permute(0, 2, 3, 1).contiguous()
-        stored = values.gather(3, permutation[:, None].expand(-1, 3, -1, -1))
+        permuted = values.gather(3, permutation[:, None].expand(-1, 3, -1, -1))
 
-        inputs = tables.one_hot.index_select(0, stored.view(-1)).view(size, -1, n_values)
+        inputs = tables.one_hot.index_select(0, permuted.view(-1)).view(size, -1, n_values)
         inputs[:, -n_features:] = 0
-        targets = stored[:, 2, 2].clone()
+        targets = permuted[:, 2, 2].clone()
         return Batch(
             inputs=inputs,
             targets=targets,
@@ -295,7 +302,7 @@ class Raven:
         n_triples = n_values * (n_values - 1) * (n_values - 2)
         head_ranges = {}
         for split in self.SPLITS:
-            # The identity is the first of the orders.
+            # The first order is the identity.
             n_columns = n_orders if self.is_permuted(split) else 1
             n_side = len(self._sides[self.side(split)])
             ranges = [n_side, n_rule_orders, n_columns, n_columns, n_columns]
@@ -318,42 +325,42 @@ class Raven:
 
 
 def rule_answers(first_row: Tensor, a: Tensor, b: Tensor, n_values: int) -> tuple[Tensor, Tensor]:
-    """Return the third value of a row under each rule, from the two before it.
+    """Return the third value of a row under each rule, from the first two.
 
     Args:
         first_row: [..., 3], the values of the grid's first row: the set of "distribute three".
         a: [...], the first value of the row.
-        b: [...], the second one; only sum and difference (a - b) read both.
+        b: [...], the second value; only sum and difference (a - b) depend on both.
         n_values: F.
 
     Returns:
-        answer [..., 8]: in [0, F), -1 where it is not defined;
-        defined [..., 8]: True for all rules but "distribute three", which needs three distinct
-        values in the first row, and two of them in a and b.
+        answer [..., 8]: in [0, F), -1 where undefined;
+        defined [..., 8]: True for all rules but "distribute three", which requires three distinct
+        values in the first row, with a and b two of them.
     """
     steps = torch.tensor(STEPS, device=b.device)
     by_step = (b[..., None] + steps) % n_values
     by_pair = torch.stack([a + b, a - b], -1) % n_values
 
     x, y, z = first_row.unbind(-1)
-    known = (x != y) & (y != z) & (x != z) & (a != b)
+    is_defined = (x != y) & (y != z) & (x != z) & (a != b)
     for value in (a, b):
-        known = known & (value[..., None] == first_row).any(-1)
-    rest = torch.where(known, x + y + z - a - b, -1)
+        is_defined = is_defined & (value[..., None] == first_row).any(-1)
+    by_set = torch.where(is_defined, x + y + z - a - b, -1)
 
-    answer = torch.cat([by_step, by_pair, rest[..., None]], -1)
+    answer = torch.cat([by_step, by_pair, by_set[..., None]], -1)
     return answer, answer >= 0
 
 
 class _Tables(NamedTuple):
-    """What a draw is looked up in, on one device."""
+    """Lookup tables that turn uniform draws into a batch, on one device."""
 
     head_ranges: dict[str, Tensor]  # per split, [5]
     combination_ids: dict[str, Tensor]  # per side, [n]
     combinations: Tensor  # [n_combinations, K]
     orders: Tensor  # [K!, K]
-    ranges: Tensor  # [8, 4], for each rule: triples, then ways to continue each of three rows
-    row_start: Tensor  # [8], where each rule's rows begin in `rows`
+    ranges: Tensor  # [8, 4], for each rule: number of triples, number of choices of each row
+    row_start: Tensor  # [8], the first row of each rule in `rows`
     rows: Tensor  # [n_rows, 3]
     one_hot: Tensor  # [F, F]
 
@@ -361,8 +368,8 @@ class _Tables(NamedTuple):
 def _all_rows(n_values: int) -> Tensor:
     """Return all rows of all rules, [7 F^2 + 6 F (F-1) (F-2), 3].
 
-    Rules 0 to 6 have F^2 each, by (a, b) (where b does not matter, rows repeat); the rows of
-    "distribute three" go by (triple, order).
+    Rules 0 to 6 have F^2 rows each, by (a, b), repeated where b has no effect; the rows of
+    "distribute three" are ordered by (triple, order).
     """
     a, b = torch.meshgrid(torch.arange(n_values), torch.arange(n_values), indexing="ij")
     grids = [torch.stack([a, a + step, a + 2 * step], -1) for step in STEPS]
@@ -374,7 +381,7 @@ def _all_rows(n_values: int) -> Tensor:
 
 
 def _choose_sides(config: RavenConfig, combinations: Tensor) -> dict[str, Tensor]:
-    """Return the sorted ids of the combinations of each side."""
+    """Return the sorted ids of the combinations of each side of the split."""
     generator = torch.Generator().manual_seed(config.seed)
     for _ in range(_SPLIT_TRIES):
         order = torch.randperm(len(combinations), generator=generator)
@@ -383,7 +390,7 @@ def _choose_sides(config: RavenConfig, combinations: Tensor) -> dict[str, Tensor
             len(combinations[ids].unique()) == len(RAVEN_RULES) for ids in sides.values()
         ):
             return {name: ids.sort().values for name, ids in sides.items()}
-    raise ValueError(config._cannot_cover(f"none of {_SPLIT_TRIES:,} random splits does"))
+    raise ValueError(config._cannot_cover(f"none of {_SPLIT_TRIES:,} random splits does so"))
 
 
 def _tensor(rows: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:

@@ -1,1 +1,1 @@
-"""Texts and images that others have stored, read from a folder or a hub."""
+"""Published data sets of texts and images, read from a folder or from Hugging Face's hub."""

@@ -1,24 +1,24 @@
-"""Data that comes with installed packages: what needs no network, written where tasks read it."""
+"""Data sets that come with installed packages, written to folders that tasks can read."""
 
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from tasks.cache import written_at_once
+from tasks.cache import write_atomically
 
-# With ~, so that settings are the same on every machine.
+# With ~, so that configs are the same on every machine.
 PYTHON_HELP = "~/.cache/modscope/python_help.txt"
 BUNDLED_IMAGES = "~/.cache/modscope/images"
 
 
 def write_python_help(path: Path) -> None:
-    """Write the texts of Python's `help()` on its language: half a megabyte, mostly English.
+    """Write the topics of Python's `help()` to a text file: half a megabyte, mostly English.
 
-    A file that is there stays; another version of Python has other texts.
+    An existing file is kept; the texts depend on the version of Python.
 
     Raises:
-        FileNotFoundError: there is none, and it cannot be written.
+        FileNotFoundError: the file does not exist and cannot be written.
     """
     from pydoc_data.topics import topics
 
@@ -26,44 +26,42 @@ def write_python_help(path: Path) -> None:
         return
     text = "\n".join(topics[name] for name in sorted(topics))
     try:
-        with written_at_once(path) as part:
-            part.write_text(text)
+        with write_atomically(path) as temporary:
+            temporary.write_text(text)
     except OSError as error:
         raise FileNotFoundError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_digits(folder: Path) -> None:
-    """Write scikit-learn's handwritten digits, 8 x 8 pixels, the last 297 of them as `test`.
-
-    A folder that is there stays.
+    """Write scikit-learn's handwritten digits, 8 x 8 pixels, with the last 297 as `test`.
 
     Args:
-        folder: where `datasets.load_from_disk` shall find them.
+        folder: a folder for `datasets.load_from_disk`; an existing one is kept.
     """
     if folder.exists():
         return
     import datasets
     from sklearn.datasets import load_digits
 
-    found = cast(Any, load_digits())
-    names = [str(name) for name in found.target_names]
-    kinds = datasets.Features(
+    digits = cast(Any, load_digits())
+    names = [str(name) for name in digits.target_names]
+    features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
     )
-    images = (found.images * (255 / 16)).astype(np.uint8)
-    parts = datasets.DatasetDict()
+    images = (digits.images * (255 / 16)).astype(np.uint8)
+    splits = datasets.DatasetDict()
     for split, rows in (("train", slice(None, 1500)), ("test", slice(1500, None))):
-        columns = {"image": list(images[rows]), "label": found.target[rows].tolist()}
-        parts[split] = datasets.Dataset.from_dict(columns, features=kinds)
-    shown = not datasets.are_progress_bars_disabled()
+        columns = {"image": list(images[rows]), "label": digits.target[rows].tolist()}
+        splits[split] = datasets.Dataset.from_dict(columns, features=features)
+    were_enabled = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        with written_at_once(folder) as part:
-            parts.save_to_disk(str(part))
+        with write_atomically(folder) as temporary:
+            splits.save_to_disk(str(temporary))
     except OSError:
-        # Another process may have been faster.
+        # Another process may have written it in the meantime.
         if not folder.exists():
             raise
     finally:
-        if shown:
+        if were_enabled:
             datasets.enable_progress_bars()

@@ -1,20 +1,19 @@
-"""Texts that others have labelled: IMDb (Maas et al. 2011) and SST (Socher et al. 2013).
+"""Sentiment of film reviews: IMDb (Maas et al. 2011) and SST (Socher et al. 2013).
 
-What do the reviewers think of a film? IMDb has whole reviews, good or bad; SST single sentences, in
-two classes or in five.
+IMDb has whole reviews, positive or negative; SST has single sentences in two or five classes.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from tasks.common import require_choice, require_int
+from tasks.common import require_int
 from tasks.stored.labelled_files import Example, Format, read_labelled
-from tasks.stored.labelled_task import LabelledTask
+from tasks.stored.labelled_task import LabelledConfig, LabelledTask
 from tasks.stored.words import PAD
 
 _FORMATS = {
@@ -53,74 +52,59 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationConfig:
-    """Which texts they are, and which words are known.
+class ClassificationConfig(LabelledConfig):
+    """Settings of a data set of single texts.
 
     Attributes:
         name: the data set.
-        path: of a folder with IMDb's SPLIT/CLASS/FILE, with files for each split that have train,
-            dev or test in their names ("sst2" .tsv, the others .jsonl), with what Hugging Face's
-            `save_to_disk` wrote, or with parquet files. None: Hugging Face's cache, or its hub.
-        n_valid: how many texts of `train` are held out for `valid`; "sst5" has a `valid` of its
-            own. 1 to 10^6.
-        min_count: how often a word occurs in `train` at least to be known, 1 to 10^6.
-        vocabulary_size: how many words are known at most, the most frequent, with one each for
-            padding and for unknown words, 3 to 10^6.
+        path: a folder with IMDb's SPLIT/CLASS/FILE, with files named after the splits (train, dev,
+            test; .tsv for "sst2", else .jsonl), with the output of Hugging Face's `save_to_disk`,
+            or with parquet files. None: Hugging Face's cache, or its hub.
+        n_valid: number of texts of `train` that are held out for `valid`, 1 to 10^6; not used with
+            "sst5", which has a `valid` split.
         max_length: words of a text that are read, 1 to 10^5.
-        seed: chooses what is held out, and the order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
+    FORMATS: ClassVar = _FORMATS
+    MAX_LENGTH: ClassVar = 10**5
+
     name: Literal["imdb", "sst2", "sst5"]
-    path: str | None = None
     n_valid: int = 1_000
-    min_count: int = 2
-    vocabulary_size: int = 30_000
     max_length: int = 256
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        require_choice("name", self.name, tuple(_FORMATS))
-        if self.path is not None and (not isinstance(self.path, str) or not self.path):
-            raise ValueError(f"path={self.path!r}: allowed are None and the path of a folder")
+        super().__post_init__()
         require_int("n_valid", self.n_valid, 1, 10**6)
-        require_int("min_count", self.min_count, 1, 10**6)
-        require_int("vocabulary_size", self.vocabulary_size, 3, 10**6)
-        require_int("max_length", self.max_length, 1, 10**5)
-        require_int("seed", self.seed, 0, 2**32 - 1)
 
 
 class Classification(LabelledTask[Tensor]):
-    """Texts with a label; those without one are left out.
+    """Texts with a label; rows without a label are left out.
 
-    Splits: `train`; `valid`, held out of it where the data set has none; `test`, of "sst2" the
-    development set of GLUE, whose test is not public. The prefixes of `valid` and `test` are
-    balanced over labels.
+    Splits: `train`; `valid`, held out of `train` where the data set has none; `test`, which for
+    "sst2" is GLUE's development set, since its test labels are not public. The prefixes of `valid`
+    and `test` are balanced over labels.
 
-    A batch holds inputs [batch, pos] int64: ids of words in `vocabulary`, 1 for an unknown one, 0
-    behind the end (as wide as the split's longest, at most `max_length`); targets [batch, 1] int64,
-    indices into `classes`; mask [batch, 1], all True; and the latents, each [batch] int64, `label`;
-    `length`, words that are read; `row`, the number of the row in what is stored (of files in
-    folders of their classes: in the order of these and of the files' names).
+    A batch has inputs [batch, pos] int64: ids of words in `vocabulary`, 1 for an unknown word,
+    padded with 0 (as wide as the split's longest text, at most `max_length`); targets [batch, 1]
+    int64, indices into `classes`; mask [batch, 1], all True; and the latents, each [batch] int64,
+    `label`; `length`, number of words; `row`, the number of the row in the stored data (files in
+    class folders are numbered in the order of classes and file names).
 
-    Words are in lower case, and punctuation marks are words. What is stored is read when a split is
-    first asked for.
+    Words are in lower case, and punctuation marks are words. The data is read on first use.
 
-    Raises, when it is first read:
-        FileNotFoundError: the data set is not there; says what to fetch and where to put it.
-        ValueError: it is stored in another way, or `n_valid` leaves nothing in `train`.
+    Raises, on first use:
+        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
+        ValueError: the data has an unknown format, or `n_valid` leaves nothing in `train`.
+
+    Example:
+        `Classification(ClassificationConfig(name="sst2", path="~/sst2")).batch("train", 0, 32)`
     """
 
     def __init__(self, config: ClassificationConfig) -> None:
-        super().__init__(
-            classes=_FORMATS[config.name].classes,
-            min_count=config.min_count,
-            vocabulary_size=config.vocabulary_size,
-            max_length=config.max_length,
-            seed=config.seed,
-        )
+        super().__init__(config)
         self.config = config
 
     def _read(self) -> dict[str, list[Example]]:
@@ -134,8 +118,8 @@ class Classification(LabelledTask[Tensor]):
             train = rows["train"]
             require_int("n_valid", config.n_valid, 1, len(train) - 1)
             order = self._key.generator("/valid").permutation(len(train))
-            rows["valid"] = [train[one] for one in np.sort(order[: config.n_valid])]
-            rows["train"] = [train[one] for one in np.sort(order[config.n_valid :])]
+            rows["valid"] = [train[row] for row in np.sort(order[: config.n_valid])]
+            rows["train"] = [train[row] for row in np.sort(order[config.n_valid :])]
         return rows
 
     def _arrange(
@@ -146,10 +130,10 @@ class Classification(LabelledTask[Tensor]):
 
 
 def _read_folders(folder: Path, classes: tuple[str, ...]) -> list[Example]:
-    """Return the texts of files in folders of their classes.
+    """Return the texts of a folder with one subfolder of files per class.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no texts.
     """
     files = [
         (file, label)
@@ -157,7 +141,7 @@ def _read_folders(folder: Path, classes: tuple[str, ...]) -> list[Example]:
         for file in sorted((folder / name).glob("*.txt"))
     ]
     if not files:
-        raise ValueError(f"{folder} has no texts: allowed is CLASS/FILE.txt for {classes}")
+        raise ValueError(f"{folder} must have texts CLASS/FILE.txt for {classes}, got none")
     return [
         Example((file.read_text(encoding="utf-8"),), label, None, row)
         for row, (file, label) in enumerate(files)

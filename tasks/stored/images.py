@@ -1,7 +1,7 @@
 """Image classification, several data sets at once: Mittal et al. 2021, "Compositional Attention".
 
-One network learns to classify CIFAR-10, Fashion-MNIST, SVHN and equilateral triangles; with every
-image it is told which data set it is from. Any other data set of images can join them.
+One network learns to classify CIFAR-10, Fashion-MNIST, SVHN and equilateral triangles; the data set
+of an image is part of the input. Other data sets of images can be added.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from tasks.answers import is_correct
 from tasks.batch import Batch
-from tasks.common import Key, require_int
+from tasks.common import Key, SeedConfig, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
 from tasks.stored.bundled import BUNDLED_IMAGES, write_digits
@@ -33,25 +34,25 @@ _HUB = {
     "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
 }
 _TRIANGLES = "triangles"
-_ROWS = 1000  # that are read at a time
+_ROWS = 1000  # rows that are read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
-    """Which images they are. The default data sets are the paper's.
+    """Settings of image classification. The default data sets are the paper's.
 
     Attributes:
         sources: the data sets, each once: "cifar10", "fashion_mnist", "svhn"; "triangles", which
-            are drawn; or, in `folder`, any other one.
-        folder: where each data set has a folder of its name, with what `save_to_disk` wrote,
-            parquet files or images as SPLIT/CLASS/FILE; its splits are `train` and `test`.
-            `BUNDLED_IMAGES`: has "digits", scikit-learn's, written there when first asked for.
-            None: Hugging Face's cache, or its hub.
-        image_size: height and width in pixels, 8 to 256. Larger images are shrunk, their sides in
-            proportion, by averaging; smaller ones are put on a black ground.
-        n_valid: how many images of each stored data set's `train` are held out for `valid`.
-        triangles: which triangles, if they are among the sources; they have a `valid` of their own.
-        seed: chooses what is held out, and the order, 0 to 2^32 - 1.
+            are generated; or any other data set in `folder`.
+        folder: has a folder for each data set, by its name, with the output of `save_to_disk`,
+            parquet files or images as SPLIT/CLASS/FILE; the splits are `train` and `test`.
+            `BUNDLED_IMAGES` has scikit-learn's "digits", written there on first use. None: Hugging
+            Face's cache, or its hub.
+        image_size: height and width in pixels, 8 to 256. Larger images are downsampled by
+            averaging, with their aspect ratio; smaller ones are centred on black.
+        n_valid: number of images of each stored data set's `train` that are held out for `valid`.
+        triangles: settings of the triangles, which have their own `valid`.
+        seed: seeds the order and what is held out, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -65,19 +66,18 @@ class ImagesConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.folder is not None and (not isinstance(self.folder, str) or not self.folder):
-            raise ValueError(f"folder={self.folder!r}: allowed are None and the path of a folder")
-        names = isinstance(self.sources, tuple) and all(
-            isinstance(one, str) and one and Path(one).name == one for one in self.sources
+        require_path("folder", self.folder)
+        are_names = isinstance(self.sources, tuple) and all(
+            isinstance(name, str) and name and Path(name).name == name for name in self.sources
         )
-        if not names or not self.sources or len(set(self.sources)) < len(self.sources):
+        if not are_names or not self.sources or len(set(self.sources)) < len(self.sources):
             raise ValueError(
-                f"sources={self.sources!r}: allowed is a tuple of different names, without slashes"
+                f"sources must be a tuple of different names without slashes, got {self.sources!r}"
             )
         known = (*_HUB, _TRIANGLES)
-        if self.folder is None and (others := [one for one in self.sources if one not in known]):
+        if self.folder is None and (others := [name for name in self.sources if name not in known]):
             raise ValueError(
-                f"sources={self.sources!r} without folder: allowed are {', '.join(known)}; "
+                f"sources must be of {', '.join(known)} if folder is None, got {self.sources!r}; "
                 f"to read {', '.join(others)}, set folder"
             )
         require_int("image_size", self.image_size, 8, 256)
@@ -86,28 +86,31 @@ class ImagesConfig:
 
 
 class Images(FiniteTask[tuple[Tensor, Tensor]]):
-    """Images of several data sets.
+    """Classification of the images of several data sets.
 
     Splits: `train`; `valid`, held out from the data sets' training images; `test`, their test
-    images. In `train` the data sets take turns, so each occurs equally often, however large it is;
+    images. In `train` the data sets take turns, so each occurs equally often, whatever its size;
     every prefix of `valid` and `test` has them in proportion.
 
-    A batch holds inputs, a tuple of image [batch, 3, height, width] float32 from 0 to 1 and
+    A batch has inputs, a tuple of image [batch, 3, height, width] float32 from 0 to 1 and
     data set [batch] int64, an index into the config's `sources`; targets [batch, 1] int64, the
     class, counted from 0 in each data set; mask [batch, 1], all True; and the latents (int64)
-    `dataset` [batch]: the index once more;
+    `dataset` [batch]: the index of the data set;
     `label` [batch]: the class;
-    `row` [batch]: which row of the stored split, or which of the triangles, the image is.
+    `row` [batch]: the number of the image in the stored split or among the triangles.
 
-    The images of a split are kept in memory, a byte per colour and pixel: 700 MB for the paper's
+    The images of a split are kept in memory, a byte per pixel and channel: 700 MB for the paper's
     `train`.
+
+    Example:
+        `Images(ImagesConfig(sources=("digits",), folder=BUNDLED_IMAGES)).batch("test", 0, 32)`
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")
 
     def __init__(self, config: ImagesConfig) -> None:
-        # How large images are, and what else there is, does not change what is held out.
-        super().__init__(key=Key(_Choice(config.seed)))
+        # What is held out does not depend on the image size or on other sources.
+        super().__init__(key=Key(SeedConfig(config.seed)))
         self.config = config
 
     @cached_property
@@ -115,8 +118,8 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
         """The names of each data set's classes.
 
         Raises:
-            FileNotFoundError: a data set is not there; says what to fetch and where to put it.
-            ValueError: a data set is not of images and classes.
+            FileNotFoundError: a data set is missing; says what to fetch and where to put it.
+            ValueError: a data set does not have images and classes.
         """
         return tuple(source.classes for source in self._sources)
 
@@ -126,48 +129,42 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
         return tuple(len(names) for names in self.classes)
 
     def chance(self, split: str) -> dict[str, float]:
-        """Return, for each data set, the share of the class that a split has most often.
+        """Return, for each data set, the accuracy of predicting its most frequent class.
 
         Raises:
             ValueError: `split` is unknown.
         """
         latents = self._examples(split).latents
-        found = {}
-        for number, name in enumerate(self.config.sources):
-            counts = latents["label"][latents["dataset"] == number].long().bincount()
-            found[name] = (counts.max() / counts.sum()).item()
-        return found
+        chance = {}
+        for index, name in enumerate(self.config.sources):
+            counts = latents["label"][latents["dataset"] == index].long().bincount()
+            chance[name] = (counts.max() / counts.sum()).item()
+        return chance
 
     def groups(self, batch: Batch[tuple[Tensor, Tensor]]) -> dict[str, Bool[Tensor, " batch"]]:
-        """Return which images are of which data set, by the names of the config's `sources`."""
+        """Return, for each of the config's `sources`, the mask of its images."""
         dataset = batch.latents["dataset"]
-        return {name: dataset == number for number, name in enumerate(self.config.sources)}
+        return {name: dataset == index for index, name in enumerate(self.config.sources)}
 
     def score(
         self, logits: Float[Tensor, "batch 1 class"], batch: Batch[tuple[Tensor, Tensor]]
     ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return whether the most probable class is right.
+        """Return `correct` [batch]: 1 where the most probable class is the target, else 0.
 
         Args:
-            logits: [batch, 1, class], with as many classes as the data set that has most of them.
-            batch: the batch that they answer.
-
-        Returns:
-            `correct` [batch]: 1 where it is right, else 0.
+            logits: [batch, 1, class], with the largest number of classes of any data set.
+            batch: the batch that was answered.
 
         Raises:
             ValueError: `logits` has another shape.
         """
-        expected = (len(batch), 1, max(self.n_classes))
-        if tuple(logits.shape) != expected:
-            raise ValueError(f"logits of shape {tuple(logits.shape)}: allowed is {expected}")
-        return {"correct": (logits.argmax(-1) == batch.targets)[:, 0].float()}
+        return {"correct": is_correct(logits, batch, max(self.n_classes))}
 
     @cached_property
-    def _sources(self) -> "list[_Stored | _Drawn]":
+    def _sources(self) -> "list[_Stored | _Generated]":
         config = self.config
         return [
-            _Drawn(config.triangles)
+            _Generated(config.triangles)
             if name == _TRIANGLES
             else _Stored(name, config.folder, config.n_valid, self._key)
             for name in config.sources
@@ -175,7 +172,7 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
 
     def _make(self, split: str) -> ExampleSet[tuple[Tensor, Tensor]]:
         labels = [source.labels(split) for source in self._sources]
-        dataset = np.repeat(np.arange(len(labels)), [len(some) for some in labels])
+        dataset = np.repeat(np.arange(len(labels)), [len(of_source) for of_source in labels])
         order = np.arange(len(dataset))
         if split != "train":
             order = balanced_order(dataset, self._key.generator(f"/order/{split}"))
@@ -183,44 +180,37 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
         size = self.config.image_size
         pixels = np.zeros((len(dataset), 3, size, size), np.uint8)
         images = chain.from_iterable(source.images(split) for source in self._sources)
-        for here, image in zip(pixels, images, strict=True):
-            _paint(image, here)
+        for canvas, image in zip(pixels, images, strict=True):
+            _paint(image, canvas)
 
-        shown, label = small(dataset[order]), small(np.concatenate(labels)[order])
+        dataset, label = small(dataset[order]), small(np.concatenate(labels)[order])
         row = np.concatenate([source.rows(split) for source in self._sources])[order]
         return ExampleSet(
-            inputs=(torch.from_numpy(order), shown),
+            inputs=(torch.from_numpy(order), dataset),
             targets=label,
-            latents={"dataset": shown, "label": label, "row": torch.from_numpy(row)},
-            show=partial(_show, torch.from_numpy(pixels)),
+            latents={"dataset": dataset, "label": label, "row": torch.from_numpy(row)},
+            show=partial(_look_up, torch.from_numpy(pixels)),
         )
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
         dataset = train.inputs[1].numpy()
-        return [np.flatnonzero(dataset == number) for number in range(len(self.config.sources))]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What decides on the images that are held out."""
-
-    seed: int
+        return [np.flatnonzero(dataset == index) for index in range(len(self.config.sources))]
 
 
 class _Stored:
-    """A data set that others made."""
+    """A stored data set of images."""
 
     def __init__(self, name: str, folder: str | None, n_valid: int, key: Key) -> None:
         self._name = name
         self._n_valid = n_valid
         self._key = key
-        place = None if folder is None else Path(folder).expanduser() / name
-        if place is not None and folder == BUNDLED_IMAGES and name == "digits":
-            write_digits(place)
+        path = None if folder is None else Path(folder).expanduser() / name
+        if path is not None and folder == BUNDLED_IMAGES and name == "digits":
+            write_digits(path)
         hub, subset = _HUB.get(name, (None, None))
         self._tables: Mapping[str, Table] = open_stored(
             name,
-            folder=place,
+            folder=path,
             setting="folder",
             place=f"FOLDER/{name}",
             hub=hub,
@@ -229,75 +219,75 @@ class _Stored:
         require_splits(name, self._tables, ("train", "test"))
         self._image, self._label = self._columns()
         self.classes: tuple[str, ...] = tuple(self._tables["train"].features[self._label].names)
-        self._numbers: dict[str, np.ndarray] = {}
+        self._labels: dict[str, np.ndarray] = {}
 
     def rows(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return which rows of the stored split it has, in ascending order."""
-        n = len(self._every_label(split))
+        """Return the rows of the stored split that belong to a split, ascending."""
+        n = len(self._stored_labels(split))
         if split == "test":
             return np.arange(n)
         require_int("n_valid", self._n_valid, 1, n - 1)
         order = self._key.generator(f"/valid/{self._name}").permutation(n)
-        chosen = order[: self._n_valid] if split == "valid" else order[self._n_valid :]
-        return np.sort(chosen)
+        return np.sort(order[: self._n_valid] if split == "valid" else order[self._n_valid :])
 
     def labels(self, split: str) -> Int[np.ndarray, " row"]:
         """Return the class of each row."""
-        return self._every_label(split)[self.rows(split)]
+        return self._stored_labels(split)[self.rows(split)]
 
     def images(self, split: str) -> "Iterator[Image]":
-        """Return the image of each row."""
+        """Yield the image of each row."""
         import datasets
 
-        kind = datasets.Image(mode="RGB")
+        decoder = datasets.Image(mode="RGB")
         table = self._tables[_stored_split(split)].select_columns(self._image)
-        # What is not wanted is not decoded.
+        # Only the images of the split are decoded.
         table = table.cast_column(self._image, datasets.Image(decode=False))
-        encoded = (one for rows in table.iter(_ROWS) for one in rows[self._image])
-        wanted = np.zeros(len(self._every_label(split)), bool)
-        wanted[self.rows(split)] = True
-        for one, is_wanted in zip(encoded, wanted, strict=True):
-            if is_wanted:
-                yield kind.decode_example(one)
+        encoded = (image for rows in table.iter(_ROWS) for image in rows[self._image])
+        in_split = np.zeros(len(self._stored_labels(split)), bool)
+        in_split[self.rows(split)] = True
+        for image, is_member in zip(encoded, in_split, strict=True):
+            if is_member:
+                yield decoder.decode_example(image)
 
-    def _every_label(self, split: str) -> Int[np.ndarray, " row"]:
-        """The class of each row of the stored split."""
-        theirs = _stored_split(split)
-        if theirs not in self._numbers:
-            table = self._tables[theirs].select_columns(self._label)
-            found = np.concatenate([rows[self._label] for rows in table.iter(_ROWS)])
-            if found.min() < 0:
-                raise ValueError(f"{self._name} has rows of {theirs} without a class")
-            self._numbers[theirs] = found
-        return self._numbers[theirs]
+    def _stored_labels(self, split: str) -> Int[np.ndarray, " row"]:
+        """Return the class of each row of the stored split."""
+        stored = _stored_split(split)
+        if stored not in self._labels:
+            table = self._tables[stored].select_columns(self._label)
+            labels = np.concatenate([rows[self._label] for rows in table.iter(_ROWS)])
+            if labels.min() < 0:
+                raise ValueError(
+                    f"{self._name} must have a class in each row of {stored}, got {labels.min()}"
+                )
+            self._labels[stored] = labels
+        return self._labels[stored]
 
     def _columns(self) -> tuple[str, str]:
-        """Return the names of the columns with the images and with their classes."""
+        """Return the names of the image column and of the class column."""
         import datasets
 
         features = [self._tables[split].features or {} for split in ("train", "test")]
         images, labels = (
-            [name for name, feature in features[0].items() if isinstance(feature, kind)]
-            for kind in (datasets.Image, datasets.ClassLabel)
+            [name for name, feature in features[0].items() if isinstance(feature, type_)]
+            for type_ in (datasets.Image, datasets.ClassLabel)
         )
         if "label" in labels:
             labels = ["label"]
         if len(images) != 1 or len(labels) != 1:
             raise ValueError(
-                f"{self._name} has the columns {features[0]}: allowed are one of the type Image, "
-                "and one of the type ClassLabel, or one of them named label"
+                f"{self._name} must have one column of type Image, and one of type ClassLabel or "
+                f"one of them named label, got {features[0]}"
             )
-        theirs = [one.get(labels[0]) for one in features]
-        if theirs[0] != theirs[1]:
+        train, test = (columns.get(labels[0]) for columns in features)
+        if train != test:
             raise ValueError(
-                f"{self._name} has other classes in train, {theirs[0]}, than in test, {theirs[1]}: "
-                "allowed are the same"
+                f"{self._name} must have the same classes in train and test, got {train} and {test}"
             )
         return images[0], labels[0]
 
 
-class _Drawn:
-    """The triangles."""
+class _Generated:
+    """The triangles, with the methods of `_Stored`."""
 
     classes = ("other", "equilateral")
 
@@ -309,19 +299,19 @@ class _Drawn:
         return np.arange(self._task.size(split))
 
     def labels(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the class of each."""
+        """Return the class of each triangle."""
         return np.concatenate([batch.targets[:, 0].numpy() for batch in self._batches(split)])
 
     def images(self, split: str) -> "Iterator[Image]":
-        """Return the picture of each."""
+        """Yield the image of each triangle."""
         from PIL import Image
 
         for batch in self._batches(split):
-            for picture in (batch.inputs[:, 0] * 255).byte().numpy():
-                yield Image.fromarray(picture)
+            for pixels in (batch.inputs[:, 0] * 255).byte().numpy():
+                yield Image.fromarray(pixels)
 
     def _batches(self, split: str) -> Iterator[Batch]:
-        """Return each triangle once; of `train`, the first epoch."""
+        """Yield each triangle of a split once."""
         size = self._task.size(split)
         for index in range(-(-size // _ROWS)):
             yield self._task.batch(split, index, _ROWS)[: size - index * _ROWS]
@@ -332,7 +322,7 @@ def _stored_split(split: str) -> str:
 
 
 def _paint(image: "Image", pixels: UInt8[np.ndarray, "3 height width"]) -> None:
-    """Put an image into the middle of a black square; shrink it if it is larger."""
+    """Paint an image in the centre of a black square, downsampled if it is larger."""
     from PIL.Image import Resampling
 
     size = pixels.shape[-1]
@@ -344,10 +334,10 @@ def _paint(image: "Image", pixels: UInt8[np.ndarray, "3 height width"]) -> None:
     )
 
 
-def _show(
+def _look_up(
     pixels: UInt8[Tensor, "image 3 height width"], inputs: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Look images up, and make numbers from 0 to 1 of their bytes."""
-    place, dataset = inputs
-    chosen = pixels.index_select(0, place.cpu()).to(place.device)
-    return chosen.float().div_(255), dataset
+    """Return the images with the given indices, as floats from 0 to 1."""
+    index, dataset = inputs
+    images = pixels.index_select(0, index.cpu()).to(index.device)
+    return images.float().div_(255), dataset

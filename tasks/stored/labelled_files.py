@@ -1,4 +1,4 @@
-"""Texts with labels, as others have stored them: jsonl, tab-separated, or Hugging Face's."""
+"""Reading of labelled texts: jsonl, tab-separated files, or Hugging Face's formats."""
 
 import json
 import re
@@ -14,21 +14,21 @@ _NO_LABEL = ("-", "", "-1", "None")
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How a data set is stored.
+    """The format of a data set.
 
     Attributes:
-        texts: for each text of an example, the names that its column may have.
-        label: the names that the column of the label may have.
-        classes: what the labels are called; where they are whole numbers, they are indices.
-        group: the names of the column that says which examples belong together, if there is one.
-        columns: of tab-separated files whose first line does not name them.
-        suffix: of the files.
-        files: for each split, alternatives of what a file's name must have, between marks.
-        stored: what Hugging Face calls the splits.
-        hub: the data set's name on Hugging Face's hub, None if it is not known there.
-        subset: which part of it.
-        origin: where its authors have it.
-        layout: what of that is to be put where; None: the files.
+        texts: for each text of an example, the possible names of its column.
+        label: the possible names of the column of the label.
+        classes: the names of the labels; integer labels are indices.
+        group: the possible names of the column that groups examples, empty if there is none.
+        columns: the columns of tab-separated files without a header.
+        suffix: the suffix of the files.
+        files: for each split, alternative words of which one must be in the file's name.
+        stored: Hugging Face's name of each split.
+        hub: the data set's name on Hugging Face's hub, None if it is not there.
+        subset: the name of the subset on the hub.
+        origin: where its authors publish it.
+        layout: what to copy from the origin; None: the files.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -46,7 +46,7 @@ class Format:
 
 
 class Example(NamedTuple):
-    """One row: its texts, its class, what it belongs to, and its number in what is stored."""
+    """One row: its texts, its class index, its group, and its number in the stored split."""
 
     texts: tuple[str, ...]
     label: int
@@ -58,14 +58,14 @@ def read_labelled(name: str, path: Path | None, format_: Format) -> dict[str, li
     """Return the examples of each split that have a label.
 
     Args:
-        name: what the data set is called in errors.
-        path: a folder with the files of its authors, or what `save_to_disk` wrote, or parquet
-            files; None: Hugging Face's cache, or its hub.
-        format_: how it is stored.
+        name: the data set's name in errors.
+        path: a folder with the authors' files, the output of `save_to_disk`, or parquet files;
+            None: Hugging Face's cache, or its hub.
+        format_: the format of the data set.
 
     Raises:
-        FileNotFoundError: it is not there; says what to fetch and where to put it.
-        ValueError: it is stored in another way.
+        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
+        ValueError: the data has another format.
     """
     if path is not None and not path.is_dir():
         raise FileNotFoundError(_how_to_get(name, path, format_))
@@ -84,34 +84,34 @@ def read_labelled(name: str, path: Path | None, format_: Format) -> dict[str, li
         )
         require_splits(name, tables, format_.stored.values())
         rows = {
-            split: _read_table(tables[theirs], theirs) for split, theirs in format_.stored.items()
+            split: _read_table(tables[stored], stored) for split, stored in format_.stored.items()
         }
-    found = {split: list(_examples(some, format_)) for split, some in rows.items()}
-    if empty := [split for split, some in found.items() if not some]:
-        raise ValueError(f"{name} has no labelled examples in {', '.join(empty)}")
-    return found
+    examples = {split: list(_examples(of_split, format_)) for split, of_split in rows.items()}
+    if empty := [split for split, of_split in examples.items() if not of_split]:
+        raise ValueError(f"{name} must have labelled examples in {', '.join(empty)}, got none")
+    return examples
 
 
 def _read_table(table: Table, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return each row by its columns' names, and where it is."""
+    """Yield the location and the cells of each row of a table."""
     number = 0
-    for some in table.iter(batch_size=1000):
-        for cells in zip(*some.values(), strict=True):
-            yield f"row {number} of {name}", dict(zip(some, cells, strict=True))
+    for columns in table.iter(batch_size=1000):
+        for cells in zip(*columns.values(), strict=True):
+            yield f"row {number} of {name}", dict(zip(columns, cells, strict=True))
             number += 1
 
 
 def _how_to_get(name: str, path: Path, format_: Format) -> str:
-    layout = format_.layout or names_wanted(format_.suffix, format_.files)
+    layout = format_.layout or describe_files(format_.suffix, format_.files)
     fetch = "" if format_.hub is None else how_to_fetch(format_.hub, format_.subset, str(path))
     return (
-        f"path={str(path)!r}: there is no {name}. Fetch it from {format_.origin}, and put there "
-        f"{layout}{fetch and '; or, '}{fetch}"
+        f"path must be a folder with {name}, got {str(path)!r}. Fetch it from {format_.origin}, "
+        f"and put there {layout}{fetch and '; or, '}{fetch}"
     )
 
 
-def names_wanted(suffix: str, files: Mapping[str, tuple[str, ...]]) -> str:
-    """Return which files `split_files` finds, for errors."""
+def describe_files(suffix: str, files: Mapping[str, tuple[str, ...]]) -> str:
+    """Describe the files that `split_files` accepts, for errors."""
     return f"its {suffix} files: " + ", ".join(
         f"one of {split} with {' or '.join(map(repr, names))} in its name"
         for split, names in files.items()
@@ -124,96 +124,98 @@ def split_files(
     """Return the file of each split, or None if the folder has no files with the suffix.
 
     Args:
-        folder: where they are.
-        suffix: how their names end.
-        files: for each split, alternatives of what its file's name must have, between marks.
+        folder: the folder of the files.
+        suffix: the suffix of the files.
+        files: for each split, alternative words of which one must be in the file's name.
 
     Raises:
-        ValueError: for a split there is none, or there are several.
+        ValueError: a split has no file, or several.
     """
-    every = sorted(file for file in folder.iterdir() if file.suffix == suffix)
-    if not every:
+    candidates = sorted(file for file in folder.iterdir() if file.suffix == suffix)
+    if not candidates:
         return None
-    found = {}
+    file_of_split = {}
     for split, names in files.items():
-        # `dev` is no part of `devious`.
-        marks = [re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])", re.I) for name in names]
-        mine = [file for file in every if any(mark.search(file.stem) for mark in marks)]
-        if len(mine) != 1:
+        # `dev` must be a word: not a part of `devious`.
+        words = [re.compile(rf"(?<![a-z]){re.escape(name)}(?![a-z])", re.I) for name in names]
+        matches = [file for file in candidates if any(word.search(file.stem) for word in words)]
+        if len(matches) != 1:
             raise ValueError(
-                f"{folder} has the files {', '.join(file.name for file in every)}: allowed is, for "
-                f"{split}, one with {' or '.join(map(repr, names))} in its name, there are "
-                f"{len(mine)}"
+                f"{folder} must have one file for {split}, with {' or '.join(map(repr, names))} in "
+                f"its name, got {len(matches)} of {', '.join(file.name for file in candidates)}"
             )
-        found[split] = mine[0]
-    return found
+        file_of_split[split] = matches[0]
+    return file_of_split
 
 
 def read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the object of each line, and where it is.
+    """Yield the location and the object of each line.
 
     Raises:
-        ValueError: a line is no JSON object.
+        ValueError: a line is not a JSON object.
     """
-    for place, line in read_lines(file):
+    for location, line in read_lines(file):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{place} is no JSON: {error}") from error
+            raise ValueError(f"{location} must be JSON, got {line!r}: {error}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{place} is {type(row).__name__}: allowed is a JSON object")
-        yield place, row
+            raise ValueError(f"{location} must be a JSON object, got {type(row).__name__}")
+        yield location, row
 
 
 def _read_file(file: Path, format_: Format) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return each row by its columns' names, and where it is."""
+    """Yield the location and the cells of each row of a file."""
     if file.suffix == ".jsonl":
         yield from read_json_lines(file)
         return
     columns = format_.columns
-    for number, (place, line) in enumerate(read_lines(file)):
+    for number, (location, line) in enumerate(read_lines(file)):
         cells = line.split("\t")
         if number == 0 and set(cells) & set(format_.label):
             columns = tuple(cells)
             continue
         if len(cells) != len(columns):
             raise ValueError(
-                f"{place} has {len(cells)} columns: allowed are {len(columns)}, separated by tabs "
-                f"({', '.join(columns) or 'named in the first line'})"
+                f"{location} must have {len(columns)} columns, separated by tabs "
+                f"({', '.join(columns) or 'named in the first line'}), got {len(cells)}"
             )
-        yield place, dict(zip(columns, cells, strict=True))
+        yield location, dict(zip(columns, cells, strict=True))
 
 
 def read_lines(file: Path) -> Iterator[tuple[str, str]]:
-    """Return each line, and where it is; what else ends lines in Unicode does not end any here."""
+    """Yield the location and the text of each line; Unicode line separators do not end lines."""
     with file.open(encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines):
             yield f"line {number + 1} of {file}", line.rstrip("\r\n")
 
 
 def _examples(rows: Iterator[tuple[str, dict[str, Any]]], format_: Format) -> Iterator[Example]:
-    for number, (place, row) in enumerate(rows):
-        label = _cell(row, format_.label, place)
+    for number, (location, row) in enumerate(rows):
+        label = _cell(row, format_.label, location)
         if str(label) in _NO_LABEL:
             continue
         if isinstance(label, int) and 0 <= label < len(format_.classes):
-            known = label
+            class_index = label
         elif str(label) in format_.classes:
-            known = format_.classes.index(str(label))
+            class_index = format_.classes.index(str(label))
         else:
             raise ValueError(
-                f"{place} has the label {label!r}: allowed are {', '.join(format_.classes)}"
+                f"the label of {location} must be one of {', '.join(format_.classes)}, got "
+                f"{label!r}"
             )
         yield Example(
-            texts=tuple(str(_cell(row, names, place)) for names in format_.texts),
-            label=known,
-            group=str(_cell(row, format_.group, place)) if format_.group else None,
+            texts=tuple(str(_cell(row, names, location)) for names in format_.texts),
+            label=class_index,
+            group=str(_cell(row, format_.group, location)) if format_.group else None,
             row=number,
         )
 
 
-def _cell(row: dict[str, Any], names: tuple[str, ...], place: str) -> Any:
+def _cell(row: dict[str, Any], names: tuple[str, ...], location: str) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise ValueError(f"{place} has the columns {', '.join(row)}: allowed is {' or '.join(names)}")
+    raise ValueError(
+        f"{location} must have a column {' or '.join(names)}, got the columns {', '.join(row)}"
+    )

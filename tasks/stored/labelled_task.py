@@ -1,6 +1,7 @@
-"""What the tasks with labelled texts share: a vocabulary of words, labels, their order."""
+"""Base classes of the tasks with labelled texts: settings, vocabulary, labels and their order."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
@@ -10,35 +11,56 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tasks.answers import score_class
+from tasks.answers import is_correct
 from tasks.batch import Batch, Inputs
-from tasks.common import Key
+from tasks.common import Key, SeedConfig, require_choice, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order
 from tasks.finite_task import FiniteTask
-from tasks.stored.labelled_files import Example
+from tasks.stored.labelled_files import Example, Format
 from tasks.stored.words import encode_words, learn_words
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledConfig:
+    """Settings of a data set of labelled texts.
+
+    Attributes:
+        min_count: the least frequency in `train` of the words of the vocabulary, 1 to 10^6.
+        vocabulary_size: the greatest size of the vocabulary, which has the most frequent words and
+            one id each for padding and unknown words, 3 to 10^6.
+        seed: seeds the order and what is held out, 0 to 2^32 - 1.
+    """
+
+    FORMATS: ClassVar[Mapping[str, Format]]
+    MAX_LENGTH: ClassVar[int]
+
+    name: str
+    path: str | None = None
+    min_count: int = 2
+    vocabulary_size: int = 30_000
+    max_length: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("name", self.name, tuple(self.FORMATS))
+        require_path("path", self.path)
+        require_int("min_count", self.min_count, 1, 10**6)
+        require_int("vocabulary_size", self.vocabulary_size, 3, 10**6)
+        require_int("max_length", self.max_length, 1, self.MAX_LENGTH)
+        require_int("seed", self.seed, 0, 2**32 - 1)
+
+
 class LabelledTask(FiniteTask[Inputs]):
-    """Texts with labels, read when a split is first asked for."""
+    """A task of labelled texts, which are read on first use."""
 
     SPLITS: ClassVar = ("train", "valid", "test")
 
-    def __init__(
-        self,
-        *,
-        classes: tuple[str, ...],
-        min_count: int,
-        vocabulary_size: int,
-        max_length: int,
-        seed: int,
-    ) -> None:
-        """Args: what the labels are called; as in the configs, the others."""
-        super().__init__(key=Key(_Choice(seed)))
-        self._classes = classes
-        self._min_count = min_count
-        self._vocabulary_size = vocabulary_size
-        self._max_length = max_length
+    def __init__(self, config: LabelledConfig) -> None:
+        super().__init__(key=Key(SeedConfig(config.seed)))
+        self._classes = config.FORMATS[config.name].classes
+        self._min_count = config.min_count
+        self._vocabulary_size = config.vocabulary_size
+        self._max_length = config.max_length
 
     @abstractmethod
     def _read(self) -> dict[str, list[Example]]:
@@ -48,17 +70,17 @@ class LabelledTask(FiniteTask[Inputs]):
     def _arrange(
         self, texts: list[Int[Tensor, "example pos"]], examples: list[Example]
     ) -> tuple[Inputs, dict[str, Tensor]]:
-        """Return the inputs, and latents beside `label` and `row`.
+        """Return the inputs, and the latents other than `label` and `row`.
 
         Args:
             texts: for each text of an example, the ids of its words.
-            examples: what they are from.
+            examples: the examples of the texts.
         """
 
     @final
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the labels are called; a label is an index."""
+        """The name of each label."""
         return self._classes
 
     @final
@@ -71,11 +93,11 @@ class LabelledTask(FiniteTask[Inputs]):
     @final
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
         """Return the words of a text, with spaces between them."""
-        return " ".join(self.vocabulary[one] for one in ids.tolist() if one)
+        return " ".join(self.vocabulary[word_id] for word_id in ids.tolist() if word_id)
 
     @final
     def chance(self, split: str) -> float:
-        """Return the share of the label that a split has most often.
+        """Return the accuracy of always predicting the most frequent label of a split.
 
         Raises:
             ValueError: `split` is unknown.
@@ -87,19 +109,16 @@ class LabelledTask(FiniteTask[Inputs]):
     def score(
         self, logits: Float[Tensor, "batch 1 class"], batch: Batch[Any]
     ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return whether the most probable label is right.
+        """Return `correct` [batch]: 1 where the most probable label is the target, else 0.
 
         Args:
             logits: [batch, 1, class].
-            batch: the batch that they answer.
-
-        Returns:
-            `correct` [batch]: 1 where it is right, else 0.
+            batch: the batch that was answered.
 
         Raises:
             ValueError: `logits` has another shape.
         """
-        return score_class(logits, batch, len(self.classes))
+        return {"correct": is_correct(logits, batch, len(self.classes))}
 
     @cached_property
     def _rows(self) -> dict[str, list[Example]]:
@@ -111,11 +130,11 @@ class LabelledTask(FiniteTask[Inputs]):
         label = np.array([example.label for example in examples])
         if split != "train":
             order = balanced_order(label, self._key.generator(f"/order/{split}"))
-            examples, label = [examples[one] for one in order], label[order]
-        ids = {word: number for number, word in enumerate(self.vocabulary)}
+            examples, label = [examples[row] for row in order], label[order]
+        ids = {word: word_id for word_id, word in enumerate(self.vocabulary)}
         texts = [
-            torch.from_numpy(encode_words(every, ids, self._max_length))
-            for every in zip(*(example.texts for example in examples), strict=True)
+            torch.from_numpy(encode_words(column, ids, self._max_length))
+            for column in zip(*(example.texts for example in examples), strict=True)
         ]
         inputs, latents = self._arrange(texts, examples)
         targets = torch.from_numpy(label)
@@ -126,10 +145,3 @@ class LabelledTask(FiniteTask[Inputs]):
     @final
     def _groups(self, train: ExampleSet[Inputs]) -> list[Int[np.ndarray, " member"]]:
         return [np.arange(len(train))]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What decides on the order, and on what is held out."""
-
-    seed: int

@@ -1,4 +1,4 @@
-"""Data sets that others made: opened from a folder, from Hugging Face's cache or from its hub."""
+"""Opening of stored data sets, from a folder, Hugging Face's cache or its hub."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ class Table(Protocol):
 
     @property
     def features(self) -> Any:
-        """The type of each column, None if nobody knows."""
+        """The type of each column, None if unknown."""
         ...
 
     def select_columns(self, column_names: str) -> "Table":
@@ -24,7 +24,7 @@ class Table(Protocol):
         ...
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
-        """Return the rows in groups, each a list per column."""
+        """Yield the rows in groups, as a list per column."""
         ...
 
 
@@ -37,24 +37,24 @@ def open_stored(
     hub: str | None,
     subset: str | None,
 ) -> Mapping[str, Table]:
-    """Open a data set, without a copy of what lies in a folder.
+    """Open a data set; files in a folder are not copied.
 
     Args:
-        name: what the data set is called in errors.
-        folder: what `save_to_disk` wrote, or parquet files, or images as SPLIT/CLASS/FILE; None:
-            Hugging Face's cache or, if it is not there and the hub answers, the hub.
-        setting: what the user sets to read from FOLDER, for errors.
-        place: where in FOLDER the data set would be, for errors.
-        hub: the data set's name on the hub, None if it is not known there.
-        subset: which part of it.
+        name: the data set's name in errors.
+        folder: the output of `save_to_disk`, parquet files, or images as SPLIT/CLASS/FILE; None:
+            Hugging Face's cache or, if it is not there and the hub responds, the hub.
+        setting: the name of the setting for the folder, in errors.
+        place: the path of the data set below FOLDER, in errors.
+        hub: the data set's name on the hub, None if it is not there.
+        subset: the name of the subset on the hub.
 
     Returns:
         The splits by name.
 
     Raises:
-        FileNotFoundError: it is nowhere; says what to fetch and where to put it.
+        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
     """
-    import datasets  # takes a second or two, which only those pay who read such data
+    import datasets  # imported here, since it takes a second or two
 
     if folder is not None:
         if (folder / "dataset_dict.json").is_file():
@@ -64,48 +64,50 @@ def open_stored(
     elif hub is not None:
         if (cached := _open_cached(hub, subset)) is not None:
             return cached
-        if _hub_answers():
+        if _hub_responds():
             return cast(Mapping[str, Table], datasets.load_dataset(hub, subset))
     raise FileNotFoundError(_how_to_get(name, folder, setting, place, hub, subset))
 
 
 def how_to_fetch(hub: str, subset: str | None, target: str) -> str:
-    """Return what to run to have a data set of the hub in a folder."""
-    arguments = ", ".join(repr(one) for one in (hub, subset) if one)
+    """Return the command that saves a data set of the hub to a folder, for errors."""
+    arguments = ", ".join(repr(argument) for argument in (hub, subset) if argument)
     return (
         "where there is a network, run\n"
         f"    import datasets; datasets.load_dataset({arguments}).save_to_disk({target!r})\n"
     )
 
 
-def require_splits(name: str, found: Mapping[str, Table], wanted: Iterable[str]) -> None:
-    """Raise a ValueError unless a data set has all the splits that are wanted."""
-    if missing := [split for split in wanted if split not in found]:
-        raise ValueError(f"{name} has the splits {', '.join(found)}: {', '.join(missing)} lacks")
+def require_splits(name: str, tables: Mapping[str, Table], splits: Iterable[str]) -> None:
+    """Raise a ValueError unless a data set has all the given splits."""
+    if missing := [split for split in splits if split not in tables]:
+        raise ValueError(
+            f"{name} must have the splits {', '.join(missing)}, got {', '.join(tables)}"
+        )
 
 
 def _open_files(name: str, folder: Path) -> Mapping[str, Table]:
     import datasets
 
     try:
-        # As a stream, it is read where it lies; otherwise it would be copied into the cache.
+        # A stream reads the files in place; otherwise they would be copied into the cache.
         return cast(Mapping[str, Table], datasets.load_dataset(str(folder), streaming=True))
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(
-            f"{folder}: allowed is what save_to_disk of a DatasetDict wrote, parquet files, or "
-            f"images as SPLIT/CLASS/FILE, for {name}: {error}"
+            f"{folder} must have the output of save_to_disk of a DatasetDict, parquet files, or "
+            f"images as SPLIT/CLASS/FILE, got other files for {name}: {error}"
         ) from error
 
 
 def _open_cached(hub: str, subset: str | None) -> Mapping[str, Table] | None:
-    """Return what was once loaded from the hub, or None; never asks the network.
+    """Return a data set that was loaded from the hub before, or None; needs no network.
 
     `datasets.load_dataset` itself looks into its cache only when the hub has failed five times.
     """
     from datasets.packaged_modules.cache.cache import Cache
 
     try:
-        stored = Cache(
+        cached = Cache(
             repo_id=hub,
             dataset_name=hub.split("/")[-1],
             config_name=subset,
@@ -114,17 +116,17 @@ def _open_cached(hub: str, subset: str | None) -> Mapping[str, Table] | None:
         )
     except (ValueError, OSError):
         return None
-    return cast(Mapping[str, Table], stored.as_dataset())
+    return cast(Mapping[str, Table], cached.as_dataset())
 
 
-def _hub_answers() -> bool:
-    """Return whether the hub can be reached: one quick request, so that nobody waits for many."""
+def _hub_responds() -> bool:
+    """Return whether the hub can be reached, by one quick request."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-    except Exception:  # of whichever HTTP library it is made with, or that it is told to be offline
+    except Exception:  # of any HTTP library, or of the offline mode
         return False
     return True
 
@@ -134,12 +136,12 @@ def _how_to_get(
 ) -> str:
     if hub is None:
         return (
-            f"there is no {name} in {folder}: put there what `save_to_disk` of a "
-            "`datasets.DatasetDict` writes, parquet files, or images as SPLIT/CLASS/FILE"
+            f"there is no {name} in {folder}: put there the output of `save_to_disk` of a "
+            "`datasets.DatasetDict`, parquet files, or images as SPLIT/CLASS/FILE"
         )
     if folder is None:
         return (
-            f"there is no {name} in Hugging Face's cache, and its hub does not answer: "
+            f"there is no {name} in Hugging Face's cache, and its hub does not respond: "
             f"{how_to_fetch(hub, subset, place)}"
             f"and, if that is another machine, copy FOLDER here, and set {setting} to it"
         )

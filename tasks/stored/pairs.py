@@ -1,22 +1,21 @@
-"""Pairs of sentences that others have labelled, for classification and for ranking.
+"""Labelled pairs of sentences: natural language inference and answer ranking.
 
 SNLI (Bowman et al. 2015), MNLI (Williams et al. 2018) and SciTail (Khot et al. 2018): does the
 second sentence follow from the first? TrecQA (Wang et al. 2007) and WikiQA (Yang et al. 2015): does
-a sentence answer a question? There, the answers to one question are ranked.
+a sentence answer a question? The answers to each question are ranked.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tasks.common import require_choice, require_int
 from tasks.stored.labelled_files import Example, Format, read_labelled
-from tasks.stored.labelled_task import LabelledTask
+from tasks.stored.labelled_task import LabelledConfig, LabelledTask
 from tasks.stored.words import PAD
 
 _THREE = {"train": ("train",), "valid": ("dev", "valid", "validation"), "test": ("test",)}
@@ -87,75 +86,60 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsConfig:
-    """Which pairs they are, and which words are known.
+class PairsConfig(LabelledConfig):
+    """Settings of a data set of sentence pairs.
 
     Attributes:
         name: the data set.
-        path: of a folder with its authors' files (SNLI and MNLI .jsonl, the others .tsv), one for
-            each split with train, dev or test in its name; or with what Hugging Face's
-            `save_to_disk` wrote, or parquet files. None: Hugging Face's cache, or its hub, which
-            lacks "trecqa".
-        min_count: how often a word occurs in `train` at least to be known, 1 to 10^6.
-        vocabulary_size: how many words are known at most, the most frequent, with one each for
-            padding and for unknown words, 3 to 10^6.
+        path: a folder with its authors' files (SNLI and MNLI .jsonl, the others .tsv), one for each
+            split with train, dev or test in its name; or with the output of Hugging Face's
+            `save_to_disk`, or with parquet files. None: Hugging Face's cache, or its hub, which
+            does not have "trecqa".
         max_length: words of a sentence that are read, 1 to 10^4.
-        seed: chooses the order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
+    FORMATS: ClassVar = _FORMATS
+    MAX_LENGTH: ClassVar = 10**4
+
     name: Literal["snli", "mnli", "scitail", "trecqa", "wikiqa"]
-    path: str | None = None
-    min_count: int = 2
-    vocabulary_size: int = 30_000
     max_length: int = 64
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        require_choice("name", self.name, tuple(_FORMATS))
-        if self.path is not None and (not isinstance(self.path, str) or not self.path):
-            raise ValueError(f"path={self.path!r}: allowed are None and the path of a folder")
+        super().__post_init__()
         if self.path is None and _FORMATS[self.name].hub is None:
-            raise ValueError(f"path=None: to read {self.name}, set it to the path of a folder")
-        require_int("min_count", self.min_count, 1, 10**6)
-        require_int("vocabulary_size", self.vocabulary_size, 3, 10**6)
-        require_int("max_length", self.max_length, 1, 10**4)
-        require_int("seed", self.seed, 0, 2**32 - 1)
+            raise ValueError(f"path must be a folder for name={self.name!r}, got None")
 
 
 class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
-    """Pairs of sentences with a label; those without one ("-" in SNLI) are left out.
+    """Pairs of sentences with a label; pairs without a label ("-" in SNLI) are left out.
 
-    Splits: `train`, `valid` and `test`, as the data set has them; the tests of MNLI are not public,
-    so there `valid` and `test` are the matched and the mismatched one of its development sets. The
-    prefixes of `valid` and `test` are balanced over labels.
+    Splits: `train`, `valid` and `test`, as in the data set; for MNLI, whose test labels are not
+    public, `valid` and `test` are the matched and the mismatched development set. The prefixes of
+    `valid` and `test` are balanced over labels.
 
-    A batch holds inputs, a tuple of the sentences A [batch, pos_a] and B [batch, pos_b], int64: ids
-    of words in `vocabulary`, 1 for an unknown one, 0 behind the end (widths are those of the
-    split's longest, at most `max_length`); targets [batch, 1] int64, indices into `classes`; mask
+    A batch has inputs, a tuple of the sentences A [batch, pos_a] and B [batch, pos_b], int64: ids
+    of words in `vocabulary`, 1 for an unknown word, padded with 0 (as wide as the split's longest
+    sentence, at most `max_length`); targets [batch, 1] int64, indices into `classes`; mask
     [batch, 1], all True; and the latents, each [batch] int64,
-    `label`; `length_a` and `length_b`, words that are read;
-    `row`: the number of the row in what is stored;
-    and of "trecqa" and "wikiqa" `question`: the same number for all answers to one question.
+    `label`; `length_a` and `length_b`, numbers of words;
+    `row`: the number of the row in the stored data;
+    and for "trecqa" and "wikiqa" `question`: the same number for all answers to one question.
 
-    Words are in lower case, and punctuation marks are words. What is stored is read when a split is
-    first asked for.
+    Words are in lower case, and punctuation marks are words. The data is read on first use.
 
-    Raises, when it is first read:
-        FileNotFoundError: the data set is not there; says what to fetch and where to put it.
-        ValueError: it is stored in another way.
+    Raises, on first use:
+        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
+        ValueError: the data has an unknown format.
+
+    Example:
+        `Pairs(PairsConfig(name="snli", path="~/snli_1.0")).batch("train", 0, 32)`
     """
 
     def __init__(self, config: PairsConfig) -> None:
-        super().__init__(
-            classes=_FORMATS[config.name].classes,
-            min_count=config.min_count,
-            vocabulary_size=config.vocabulary_size,
-            max_length=config.max_length,
-            seed=config.seed,
-        )
+        super().__init__(config)
         self.config = config
 
     def _read(self) -> dict[str, list[Example]]:
@@ -168,8 +152,8 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
         a, b = texts
         latents = {"length_a": (a != PAD).sum(1), "length_b": (b != PAD).sum(1)}
         if _FORMATS[self.config.name].group:
-            names = np.array([example.group for example in examples])
-            latents["question"] = torch.from_numpy(np.unique(names, return_inverse=True)[1])
+            questions = np.array([example.group for example in examples])
+            latents["question"] = torch.from_numpy(np.unique(questions, return_inverse=True)[1])
         return (a, b), latents
 
 
@@ -178,43 +162,46 @@ def score_ranking(
     relevant: Bool[Tensor, " answer"] | Int[Tensor, " answer"],
     question: Int[Tensor, " answer"],
 ) -> dict[str, Float[Tensor, " question"]]:
-    """Return how well the answers to each question are ranked; the means are MAP and MRR.
+    """Return average precision and reciprocal rank of each question; their means are MAP and MRR.
 
     Args:
-        scores: of all answers to all questions; the higher, the further in front. Of equal scores,
-            wrong answers come first, so that saying nothing gains nothing.
-        relevant: whether an answer is right.
-        question: which question it belongs to, any whole numbers.
+        scores: scores of all answers to all questions; higher scores rank first. Among ties, wrong
+            answers rank first, so constant scores gain nothing.
+        relevant: whether each answer is right.
+        question: the question of each answer, any integers.
 
     Returns:
-        For each question that has a right answer, in ascending order of their numbers,
-        `average_precision`: the mean, over its right answers, of the share of right ones among
-        those down to them; `reciprocal_rank`: 1 over the place of the first right one.
+        For each question that has a right answer, in ascending order of the question numbers,
+        `average_precision`: the mean, over its right answers, of the precision at their ranks;
+        `reciprocal_rank`: 1 over the rank of the first right answer.
 
     Raises:
         ValueError: the arguments are not three vectors of one length, or no answer is right.
+
+    Example:
+        `score_ranking(logits[:, 0, 1], batch.targets[:, 0], batch.latents["question"])`
     """
-    shapes = [tuple(one.shape) for one in (scores, relevant, question)]
+    shapes = [tuple(vector.shape) for vector in (scores, relevant, question)]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
         raise ValueError(
-            f"scores, relevant and question of shapes {shapes}: allowed are vectors of one length"
+            f"scores, relevant and question must be vectors of one length, got shapes {shapes}"
         )
     right = relevant.bool().cpu().numpy()
     if not right.any():
-        raise ValueError("relevant has no right answer: allowed are questions of which some has")
+        raise ValueError("relevant must be True for some answer, got no relevant answer")
     group = question.cpu().numpy()
     order = np.lexsort((right, -scores.double().cpu().numpy(), group))
-    _, start, number = np.unique(group[order], return_index=True, return_inverse=True)
+    _, start, group_index = np.unique(group[order], return_index=True, return_inverse=True)
     right = right[order]
-    rank = np.arange(len(right)) - start[number] + 1
-    before = np.cumsum(right) - right
-    hits = np.cumsum(right) - before[start][number]
-    count = np.bincount(number, weights=right)
-    precision = np.bincount(number, weights=np.where(right, hits / rank, 0))
+    rank = np.arange(len(right)) - start[group_index] + 1
+    n_before = np.cumsum(right) - right
+    hits = np.cumsum(right) - n_before[start][group_index]
+    n_right = np.bincount(group_index, weights=right)
+    precision = np.bincount(group_index, weights=np.where(right, hits / rank, 0))
     reciprocal = np.zeros(len(start))
-    np.maximum.at(reciprocal, number, np.where(right, 1 / rank, 0))
-    has = count > 0
+    np.maximum.at(reciprocal, group_index, np.where(right, 1 / rank, 0))
+    has_right = n_right > 0
     return {
-        "average_precision": torch.from_numpy(precision[has] / count[has]),
-        "reciprocal_rank": torch.from_numpy(reciprocal[has]),
+        "average_precision": torch.from_numpy(precision[has_right] / n_right[has_right]),
+        "reciprocal_rank": torch.from_numpy(reciprocal[has_right]),
     }

@@ -1,8 +1,8 @@
-"""From one text to another, as others have stored them: translation, programs from descriptions.
+"""Sequence to sequence from stored texts: translation, programs from descriptions.
 
 IWSLT'15 (Cettolo et al. 2015), English and Vietnamese, and AlgoLisp (Polosukhin, Skidanov 2018),
-benchmarks of Tay et al. 2019, "CoDA"; and any other data set of the same form. Tokens are pairs of
-bytes, as in `Text`, of one vocabulary for both sides.
+benchmarks of Tay et al. 2019, "CoDA"; and any other data set of the same format. Tokens are byte
+pairs, as in `Text`, of one vocabulary for source and target.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tasks.answers import score_sequence
-from tasks.batch import Batch
-from tasks.common import Key, require_choice, require_int
+from tasks.common import Key, SeedConfig, require_choice, require_int
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
-from tasks.stored.labelled_files import names_wanted, read_json_lines, read_lines, split_files
-from tasks.stored.text import _learn as learn_byte_pairs
+from tasks.stored.labelled_files import describe_files, read_json_lines, read_lines, split_files
+from tasks.stored.text import learn_byte_pairs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _PAD, _BOS, _EOS = range(3)
-_N_MARKS = 3
+_N_SPECIAL = 3
 _N_BYTES = 256
 _FILES = {
     "train": ("train",),
@@ -39,20 +38,19 @@ _FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequencesConfig:
-    """Which texts they are, and how they are cut.
+    """Settings of a sequence-to-sequence data set.
 
     Attributes:
-        path: of a folder with files whose names have train, dev (or tst2012) and test (or tst2013)
-            in them: a .jsonl file for each split, or two files with as many lines, one for each
-            side.
-        source: of .jsonl files, the field with what is read (AlgoLisp: "text"); of other files,
-            how their names end (IWSLT'15: "en" or "vi").
-        target: the same for what is to be written (AlgoLisp: "short_tree").
-        vocabulary_size: number of tokens with the three marks, 259 to 65,536; there are fewer if
-            the texts have no more pairs that occur twice.
-        max_length: tokens of a text and its end, 1 to 10^4; where either side is longer, the
-            example is left out.
-        seed: chooses the order, 0 to 2^32 - 1.
+        path: a folder with files whose names contain train, dev (or tst2012) and test (or tst2013):
+            a .jsonl file for each split, or two files of equal numbers of lines, one for each side.
+        source: of .jsonl files, the field of the source (AlgoLisp: "text"); of other files, their
+            suffix (IWSLT'15: "en" or "vi").
+        target: the same for the target (AlgoLisp: "short_tree").
+        vocabulary_size: number of tokens with the three special ones, 259 to 65,536; smaller if
+            fewer byte pairs occur twice.
+        max_length: tokens of a text with its end token, 1 to 10^4; examples with a longer source or
+            target are left out.
+        seed: seeds the order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -69,49 +67,52 @@ class SequencesConfig:
         for name in ("path", "source", "target"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
-                raise ValueError(f"{name}={value!r}: allowed is a text that is not empty")
+                raise ValueError(f"{name} must be a non-empty string, got {value!r}")
         if self.source == self.target:
-            raise ValueError(f"target={self.target!r}: allowed is another one than source")
-        require_int("vocabulary_size", self.vocabulary_size, _N_BYTES + _N_MARKS, 2**16)
+            raise ValueError(f"target must differ from source, got {self.target!r}")
+        require_int("vocabulary_size", self.vocabulary_size, _N_BYTES + _N_SPECIAL, 2**16)
         require_int("max_length", self.max_length, 1, 10**4)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
 class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
-    """Texts, and what is to be written when they are read.
+    """Sequence to sequence: source texts with target texts.
 
-    Splits: `train`, `valid` and `test`, as the data set has them; the vocabulary follows from both
-    sides of `train`. Of .jsonl, a field may be a text, or nested lists of words, which is written
-    with spaces between them and with parentheses around the lists within.
+    Splits: `train`, `valid` and `test`, as in the data set; the vocabulary is learned from sources
+    and targets of `train`. A field of a .jsonl file may be a string or nested lists of words, which
+    are joined by spaces, with parentheses around inner lists.
 
-    A batch holds (token ids int64, 0 behind the end; widths are those of the split's longest)
-    inputs: the source [batch, source_pos]; and, for teacher forcing, the mark 1 and the target
-    [batch, target_pos];
-    targets [batch, target_pos]: the target and the mark 2, which ends it;
-    mask [batch, target_pos]: True for both;
-    latents, each [batch] int64: `source_length` and `target_length`, tokens; `row`: the number of
-    the line in the file.
+    A batch has (token ids int64, padded with 0 to the greatest length of the split)
+    inputs: the source [batch, source_pos]; and, for teacher forcing, the begin token 1 and the
+    target [batch, target_pos];
+    targets [batch, target_pos]: the target and the end token 2;
+    mask [batch, target_pos]: True for the target and the end token;
+    latents, each [batch] int64: `source_length` and `target_length`, numbers of tokens; `row`: the
+    number of the line in the file.
 
-    The files are read when a split is first asked for.
+    The files are read on first use.
 
-    Raises, when they are first read:
-        FileNotFoundError: they are not there; says what to fetch and where to put it.
-        ValueError: they are stored in another way, or all examples of a split are too long.
+    Raises, on first use:
+        FileNotFoundError: the files are missing; says what to fetch and where to put it.
+        ValueError: the files have another format, or all examples of a split are too long.
+
+    Example:
+        `Sequences(SequencesConfig(path="~/iwslt15", source="en", target="vi")).size("train")`
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")
 
     def __init__(self, config: SequencesConfig) -> None:
-        super().__init__(key=Key(_Order(config.seed)))
+        super().__init__(key=Key(SeedConfig(config.seed)))
         self.config = config
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of ids, of either side: at most that of the config."""
-        return _N_MARKS + self._tokenizer.get_vocab_size()
+        """Number of token ids of source and target, at most that of the config."""
+        return _N_SPECIAL + self._tokenizer.get_vocab_size()
 
     def n_left_out(self, split: str) -> int:
-        """Return how many examples of a split are too long.
+        """Return the number of examples of a split that are too long.
 
         Raises:
             ValueError: `split` is unknown.
@@ -119,56 +120,40 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         return len(self._texts(split)[0]) - self.size(split)
 
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
-        """Return what tokens up to the first mark 2 say.
+        """Return the text of the tokens before the first end token.
 
         Args:
-            ids: below `vocabulary_size`; padding and the mark 1 are passed over.
+            ids: below `vocabulary_size`; padding and begin tokens are skipped.
         """
-        plain = ids.tolist()
-        end = plain.index(_EOS) if _EOS in plain else len(plain)
-        return self._tokenizer.decode([one - _N_MARKS for one in plain[:end] if one > _EOS])
+        tokens = ids.tolist()
+        end = tokens.index(_EOS) if _EOS in tokens else len(tokens)
+        return self._tokenizer.decode(
+            [token - _N_SPECIAL for token in tokens[:end] if token > _EOS]
+        )
 
-    def score(
-        self, output: Int[Tensor, "batch pos"], batch: Batch[tuple[Tensor, Tensor]]
-    ) -> dict[str, Tensor]:
-        """Return how right the answers are.
-
-        Args:
-            output: [batch, pos], ids from the first token on, whether decoded greedily or the
-                argmax of teacher-forced logits. It may be shorter or longer than the targets; what
-                follows the place of their end is not read.
-            batch: the batch that they answer.
-
-        Returns:
-            `correct` [batch]: 1 where all tokens and the end are right, else 0: either kind of
-            output gives the same;
-            `token_correct` [batch]: the share of these that is right, in which the kinds differ.
-
-        Raises:
-            ValueError: `output` has another shape, or holds no whole numbers.
-        """
-        return score_sequence(output, batch)
+    score = staticmethod(score_sequence)
 
     @cached_property
     def _files(self) -> dict[str, tuple[Path, ...]]:
-        """The file of each split, or those of its two sides."""
+        """The file of each split, or its source and its target file."""
         config = self.config
         folder = Path(config.path).expanduser()
         if folder.is_dir():
-            if found := split_files(folder, ".jsonl", _FILES):
-                return {split: (file,) for split, file in found.items()}
+            if files := split_files(folder, ".jsonl", _FILES):
+                return {split: (file,) for split, file in files.items()}
             sides = [
-                split_files(folder, f".{one}", _FILES) for one in (config.source, config.target)
+                split_files(folder, f".{suffix}", _FILES)
+                for suffix in (config.source, config.target)
             ]
             if sides[0] and sides[1]:
                 return {split: (sides[0][split], sides[1][split]) for split in self.SPLITS}
         raise FileNotFoundError(
-            f"path={config.path!r}: there are neither .jsonl files nor some that end with "
-            f".{config.source} and .{config.target}. For translation, fetch for example IWSLT'15 "
+            f"path must be a folder with .jsonl files or files that end with .{config.source} and "
+            f".{config.target}, got {config.path!r}. For translation, fetch for example IWSLT'15 "
             "from https://nlp.stanford.edu/projects/nmt (train, tst2012 and tst2013, each .en and "
             ".vi), for AlgoLisp metaset3.train.jsonl, .dev.jsonl and .test.jsonl from "
             "https://github.com/nearai/program_synthesis, unpacked; and put there "
-            f"{names_wanted('.jsonl (or two)', _FILES)}"
+            f"{describe_files('.jsonl (or two)', _FILES)}"
         )
 
     def _texts(self, split: str) -> tuple[list[str], list[str]]:
@@ -178,30 +163,32 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
     @cached_property
     def _read(self) -> dict[str, tuple[list[str], list[str]]]:
         names = (self.config.source, self.config.target)
-        found = {}
+        texts = {}
         for split, files in self._files.items():
             if len(files) == 1:
-                rows = [_fields(place, row, names) for place, row in read_json_lines(files[0])]
-                found[split] = ([row[0] for row in rows], [row[1] for row in rows])
+                rows = [
+                    _fields(location, row, names) for location, row in read_json_lines(files[0])
+                ]
+                texts[split] = ([row[0] for row in rows], [row[1] for row in rows])
                 continue
             source, target = ([line for _, line in read_lines(file)] for file in files)
             if len(source) != len(target):
                 raise ValueError(
-                    f"{files[0]} has {len(source)} lines, {files[1]} has {len(target)}: allowed "
-                    "are as many"
+                    f"{files[0]} and {files[1]} must have equally many lines, got {len(source)} "
+                    f"and {len(target)}"
                 )
-            found[split] = (source, target)
-        return found
+            texts[split] = (source, target)
+        return texts
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
         text = "\n".join(line for side in self._texts("train") for line in side)
-        return learn_byte_pairs(text.encode(), self.config.vocabulary_size - _N_MARKS)
+        return learn_byte_pairs(text.encode(), self.config.vocabulary_size - _N_SPECIAL)
 
     def _make(self, split: str) -> ExampleSet[tuple[Tensor, Tensor]]:
         sides = [
             [
-                [one + _N_MARKS for one in encoding.ids]
+                [token + _N_SPECIAL for token in encoding.ids]
                 for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             ]
             for texts in self._texts(split)
@@ -210,8 +197,8 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         rows = np.flatnonzero((lengths < self.config.max_length).all(0))
         if not len(rows):
             raise ValueError(
-                f"max_length={self.config.max_length!r}: allowed is a number that leaves some of "
-                f"{split}, of which no example is shorter than {lengths.max(0).min() + 1}"
+                f"max_length must be at least {lengths.max(0).min() + 1}, the length of the "
+                f"shortest example of {split}, got {self.config.max_length!r}"
             )
         if split != "train":
             rows = self._key.generator(f"/order/{split}").permutation(rows)
@@ -236,15 +223,12 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         return [np.arange(len(train))]
 
 
-@dataclass(frozen=True)
-class _Order:
-    seed: int
-
-
-def _fields(place: str, row: dict[str, Any], names: tuple[str, str]) -> list[str]:
+def _fields(location: str, row: dict[str, Any], names: tuple[str, str]) -> list[str]:
     for name in names:
         if name not in row:
-            raise ValueError(f"{place} has the fields {', '.join(row)}: {name!r} lacks")
+            raise ValueError(
+                f"{location} must have the field {name!r}, got the fields {', '.join(row)}"
+            )
     return [
         " ".join(_words(row[name])) if isinstance(row[name], list) else str(row[name])
         for name in names
@@ -252,16 +236,16 @@ def _fields(place: str, row: dict[str, Any], names: tuple[str, str]) -> list[str
 
 
 def _words(nested: list[Any]) -> Iterator[str]:
-    """Return the words of nested lists, the lists within in parentheses."""
-    for one in nested:
-        if isinstance(one, list):
-            yield from ("(", *_words(one), ")")
+    """Yield the words of nested lists, with parentheses around inner lists."""
+    for item in nested:
+        if isinstance(item, list):
+            yield from ("(", *_words(item), ")")
         else:
-            yield str(one)
+            yield str(item)
 
 
 def _padded(rows: list[list[int]], width: int) -> Int[Tensor, "n width"]:
-    made = torch.full((len(rows), width), _PAD, dtype=torch.int32)
-    for row, tokens in zip(made.numpy(), rows, strict=True):
+    padded = torch.full((len(rows), width), _PAD, dtype=torch.int32)
+    for row, tokens in zip(padded.numpy(), rows, strict=True):
         row[: len(tokens)] = tokens
-    return made
+    return padded

@@ -1,4 +1,4 @@
-"""Texts as numbers of words."""
+"""Word-level vocabularies: splitting, learning and encoding."""
 
 import re
 from collections import Counter
@@ -9,39 +9,39 @@ import numpy as np
 from jaxtyping import Int
 
 PAD, UNKNOWN = 0, 1
-MARKS = ("<pad>", "<unknown>")
+SPECIAL_TOKENS = ("<pad>", "<unknown>")
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, and each punctuation mark as one."""
+    """Return the words of a text in lower case; each punctuation mark is a word."""
     return _WORD.findall(text.lower())
 
 
 def learn_words(texts: Iterable[str], *, min_count: int, size: int) -> tuple[str, ...]:
-    """Return a vocabulary: `MARKS`, then words from the most frequent on.
+    """Return a vocabulary: `SPECIAL_TOKENS`, then words by descending frequency.
 
     Args:
-        texts: where they are from.
-        min_count: how often a word occurs at least.
-        size: how many there are at most, `MARKS` among them.
+        texts: the training texts.
+        min_count: the least frequency of a word.
+        size: the greatest size of the vocabulary, with `SPECIAL_TOKENS`.
     """
     counts = Counter(chain.from_iterable(map(words_of, texts)))
-    known = (word for word, count in counts.items() if count >= min_count)
-    ordered = sorted(known, key=lambda word: (-counts[word], word))
-    return (*MARKS, *ordered)[:size]
+    frequent = (word for word, count in counts.items() if count >= min_count)
+    ordered = sorted(frequent, key=lambda word: (-counts[word], word))
+    return (*SPECIAL_TOKENS, *ordered)[:size]
 
 
 def encode_words(
     texts: Sequence[str], ids: dict[str, int], max_length: int
 ) -> Int[np.ndarray, "text pos"]:
-    """Return the ids of each text's first words, padded; a text without words is an unknown one."""
+    """Return the ids of each text's first words, padded; an empty text is one unknown word."""
     rows = [
         [ids.get(word, UNKNOWN) for word in words_of(text)[:max_length]] or [UNKNOWN]
         for text in texts
     ]
     lengths = np.array([len(row) for row in rows])
-    made = np.full((len(rows), lengths.max()), PAD, np.int32)
-    made[np.arange(made.shape[1]) < lengths[:, None]] = list(chain.from_iterable(rows))
-    return made
+    padded = np.full((len(rows), lengths.max()), PAD, np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = list(chain.from_iterable(rows))
+    return padded

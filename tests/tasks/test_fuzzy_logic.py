@@ -182,7 +182,9 @@ def test_score():
         np.testing.assert_allclose(scores["squared_error"], [0, 0.01], atol=1e-6)
         spread = np.var(batch.latents["values"][1].double().numpy())
         np.testing.assert_allclose(scores["r2"], [1, 1 - 0.01 / spread], atol=1e-4)
-    with pytest.raises(ValueError, match=r"output of shape \(2, 2\): allowed are \(2,\) and"):
+    with pytest.raises(
+        ValueError, match=r"output must have shape \(2,\) or \(2, 1\), got \(2, 2\)"
+    ):
         task.score(torch.zeros(2, 2), batch)
 
 
@@ -202,13 +204,19 @@ def test_r2_of_the_mean_is_zero_on_average():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_variables": 2}, r"n_variables=2: allowed is a whole number from 3 to 8"),
-        ({"n_terms": 5}, r"n_terms=5: allowed is a whole number from 1 to 4"),
-        ({"n_variables": 7, "n_terms": 6}, r"n_terms=6 with n_variables=7: allowed are at most"),
-        ({"n_examples": 1}, r"n_examples=1: allowed"),
-        ({"held_out": 0.01}, r"held_out=0.01: .* at least one of the 66 combinations"),
-        ({"held_out": 1}, r"held_out=1: allowed is a number between 0 and 1"),
-        ({"seed": 0.5}, r"seed=0.5"),
+        ({"n_variables": 2}, r"n_variables must be an integer from 3 to 8, got 2"),
+        ({"n_terms": 5}, r"n_terms must be an integer from 1 to 4, got 5"),
+        (
+            {"n_variables": 7, "n_terms": 6},
+            r"n_terms must make at most .*, got 6 with n_variables=7",
+        ),
+        ({"n_examples": 1}, r"n_examples must be .*, got 1"),
+        (
+            {"held_out": 0.01},
+            r"held_out must .* got 0.01, which holds out 0 of the 66 combinations",
+        ),
+        ({"held_out": 1}, r"held_out must leave .* got 1, which holds out 66 of the 66"),
+        ({"seed": 0.5}, r"seed must be .*, got 0.5"),
     ],
 )
 def test_a_bad_config_says_what_is_allowed(arguments, message):
@@ -217,5 +225,5 @@ def test_a_bad_config_says_what_is_allowed(arguments, message):
 
 
 def test_an_unknown_split_is_an_error():
-    with pytest.raises(ValueError, match=r"split='valid': allowed are train, id, test, ood"):
+    with pytest.raises(ValueError, match=r"split must be one of train, id, test, ood, got 'valid'"):
         task_of().batch("valid", 0, 1)

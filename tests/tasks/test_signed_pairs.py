@@ -180,22 +180,25 @@ def test_score():
     logits = torch.nn.functional.one_hot(batch.targets, 2).double()
     assert (task.score(logits, batch)["correct"] == 1).all()
     assert (task.score(-logits, batch)["correct"] == 0).all()
-    with pytest.raises(ValueError, match=r"logits of shape \(40, 2\): allowed is \(40, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"logits must have shape \(40, 1, 2\), got \(40, 2\)"):
         task.score(logits[:, 0], batch)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_keys": 2}, r"n_keys=2: allowed is a whole number from 3 to 1000"),
-        ({"n_a": 1}, r"n_a=1: allowed is a whole number from 2 to 7"),
-        ({"n_keys": 40, "n_a": 6}, r"n_a=6 with n_keys=40: allowed are at most 1000000 sets"),
-        ({"n_b": 1}, r"n_b=1"),
-        ({"n_values": 0}, r"n_values=0"),
-        ({"margin": 5}, r"margin=5: allowed is a whole number from 1 to 4"),
-        ({"held_out": 0.001}, r"held_out=0.001: .* at least two of the 448 sets"),
-        ({"held_out": 1.0}, r"held_out=1.0"),
-        ({"seed": 2**32}, r"seed=4294967296"),
+        ({"n_keys": 2}, r"n_keys must be an integer from 3 to 1000, got 2"),
+        ({"n_a": 1}, r"n_a must be an integer from 2 to 7, got 1"),
+        (
+            {"n_keys": 40, "n_a": 6},
+            r"n_a must make at most 1000000 sets of tokens, got 6 with n_keys=40",
+        ),
+        ({"n_b": 1}, r"n_b must be .*, got 1"),
+        ({"n_values": 0}, r"n_values must be .*, got 0"),
+        ({"margin": 5}, r"margin must be an integer from 1 to 4, got 5"),
+        ({"held_out": 0.001}, r"held_out must .* got 0.001, which holds out 0 of the 448 sets"),
+        ({"held_out": 1.0}, r"held_out must leave .*, got 1.0"),
+        ({"seed": 2**32}, r"seed must be .*, got 4294967296"),
     ],
 )
 def test_a_bad_config_says_what_is_allowed(arguments, message):
@@ -205,6 +208,6 @@ def test_a_bad_config_says_what_is_allowed(arguments, message):
 
 def test_an_unknown_split_is_an_error():
     with pytest.raises(
-        ValueError, match=r"split='oob': allowed are train, id, ood; nearest: 'ood'"
+        ValueError, match=r"split must be one of train, id, ood, got 'oob'; nearest: 'ood'"
     ):
         task_of().batch("oob", 0, 1)

@@ -168,24 +168,24 @@ def test_too_many_distinct_expressions_are_an_error(monkeypatch):
     config = ArithmeticConfig(
         train_depth=2, valid_depths=(3, 3), ood_depths=(4, 4), n_id=3_000, nested=0
     )
-    with pytest.raises(ValueError, match="id/depth 2: 3000 expressions are wanted, but only"):
+    with pytest.raises(ValueError, match=r"expressions of id/depth 2 must be at most .* got 3000"):
         Arithmetic(config).size("id")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_train": 5}, "n_train=5: allowed is a whole number from 6"),
-        ({"n_id": 0}, "n_id=0: allowed"),
-        ({"n_ood": 1.5}, "n_ood=1.5: allowed"),
-        ({"train_depth": 1}, "train_depth=1: allowed"),
-        ({"valid_depths": (5, 6)}, r"valid_depths=\(5, 6\): allowed .* 6 <= first"),
-        ({"ood_depths": (7,)}, r"ood_depths=\(7,\): allowed is a pair"),
-        ({"nested": 1.5}, "nested=1.5: allowed is a number from 0 to 1"),
-        ({"nested": float("nan")}, "nested=nan: allowed"),
-        ({"side": "left"}, "side='left': allowed are balanced, right"),
-        ({"max_length": 32}, "max_length=32: allowed is a whole number from 33 to 120"),
-        ({"seed": -1}, "seed=-1: allowed"),
+        ({"n_train": 5}, "n_train must be an integer from 6 to .*, got 5"),
+        ({"n_id": 0}, "n_id must be .*, got 0"),
+        ({"n_ood": 1.5}, "n_ood must be .*, got 1.5"),
+        ({"train_depth": 1}, "train_depth must be .*, got 1"),
+        ({"valid_depths": (5, 6)}, r"valid_depths must be .* 6 <= first .*, got \(5, 6\)"),
+        ({"ood_depths": (7,)}, r"ood_depths must be a pair .*, got \(7,\)"),
+        ({"nested": 1.5}, "nested must be a number from 0 to 1, got 1.5"),
+        ({"nested": float("nan")}, "nested must be .*, got nan"),
+        ({"side": "left"}, "side must be one of balanced, right, got 'left'"),
+        ({"max_length": 32}, "max_length must be an integer from 33 to 120, got 32"),
+        ({"seed": -1}, "seed must be .*, got -1"),
     ],
 )
 def test_a_bad_config_says_what_is_allowed(arguments, message):

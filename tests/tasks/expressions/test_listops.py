@@ -297,14 +297,14 @@ def test_without_a_place_to_write_it_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_train": 4}, "n_train=4: allowed is a whole number from 5"),
-        ({"n_valid": 0}, "n_valid=0: allowed"),
-        ({"train_depth": 0}, "train_depth=0: allowed"),
-        ({"valid_depths": [6, 6]}, r"valid_depths=\[6, 6\]: allowed is a pair"),
-        ({"ood_depths": (6, 8)}, r"ood_depths=\(6, 8\): allowed .* 7 <= first"),
-        ({"nested": -0.1}, "nested=-0.1: allowed"),
-        ({"max_length": 24}, "max_length=24: allowed is a whole number from 25 to 120"),
-        ({"seed": 2**32}, "seed=4294967296: allowed"),
+        ({"n_train": 4}, "n_train must be an integer from 5 to .*, got 4"),
+        ({"n_valid": 0}, "n_valid must be .*, got 0"),
+        ({"train_depth": 0}, "train_depth must be .*, got 0"),
+        ({"valid_depths": [6, 6]}, r"valid_depths must be a pair .*, got \[6, 6\]"),
+        ({"ood_depths": (6, 8)}, r"ood_depths must be .* 7 <= first .*, got \(6, 8\)"),
+        ({"nested": -0.1}, "nested must be .*, got -0.1"),
+        ({"max_length": 24}, "max_length must be an integer from 25 to 120, got 24"),
+        ({"seed": 2**32}, "seed must be .*, got 4294967296"),
     ],
 )
 def test_a_bad_config_says_what_is_allowed(arguments, message):

@@ -169,17 +169,17 @@ def test_golden_instances_are_possible(name, split):
 
 def test_bad_inputs():
     task = Raven(RavenConfig(n_features=2))
-    with pytest.raises(ValueError, match="allowed are train"):
+    with pytest.raises(ValueError, match="must be one of train"):
         IdealObserver(task, "test")
     observer = IdealObserver(task, "id")
     inputs = task.batch("id", 0, 4).inputs
-    with pytest.raises(ValueError, match=r"shape \(4, 17, 8\): allowed is \(batch, 18, 8\)"):
+    with pytest.raises(ValueError, match=r"must have shape \(batch, 18, 8\), got \(4, 17, 8\)"):
         observer.observe(inputs[:, 1:])
     with pytest.raises(ValueError, match="one-hot"):
         observer.observe(inputs * 0.5)
     with pytest.raises(ValueError, match="one-hot"):
         observer.observe(inputs.roll(2, 1))
-    with pytest.raises(ValueError, match="n_instances=1"):
+    with pytest.raises(ValueError, match="n_instances must be at least 2, got 1"):
         observer.ceiling(1)
 
 
