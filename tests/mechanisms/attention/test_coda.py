@@ -18,7 +18,9 @@ CONTRACT_EXAMPLES = {
     "centred by matrix": CodaAttentionConfig(
         n_heads=4, d_head=4, composition=QuasiAttentionConfig(gate_centring="matrix")
     ),
-    "rotary": CodaAttentionConfig(n_heads=4, d_head=4, rotary=True),
+    "rotary": CodaAttentionConfig(
+        n_heads=4, d_head=4, composition=QuasiAttentionConfig(gate_centring="row"), rotary=True
+    ),
 }
 FUNCTIONS = {
     "tanh": math.tanh,
