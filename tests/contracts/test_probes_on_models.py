@@ -26,7 +26,12 @@ def transformer(**changes):
         }
         | changes
     )
-    return mechanisms.Transformer(config, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    model = mechanisms.Transformer(config, generator=generator)
+    # Biases start at 0, where the queries of empty tokens are 0.
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    return model
 
 
 def with_attention(config):
