@@ -33,12 +33,12 @@ class DistanceAttentionConfig:
 
     @property
     def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
+        """True: distances between queries and keys are used."""
         return True
 
     @property
     def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
+        """False: the output at a query does not depend on the others."""
         return False
 
 

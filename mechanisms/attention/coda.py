@@ -64,12 +64,12 @@ class CodaAttentionConfig:
 
     @property
     def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
+        """Whether query-key distances are used, as by rotary positions."""
         return self.rotary
 
     @property
     def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
+        """Whether E or N is centred over all queries."""
         return self.composition.centres_matrix
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:

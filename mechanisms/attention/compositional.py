@@ -104,12 +104,12 @@ class CompositionalAttentionConfig:
 
     @property
     def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
+        """False: query-key distances are not used."""
         return False
 
     @property
     def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
+        """False: the output at a query does not depend on the others."""
         return False
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:

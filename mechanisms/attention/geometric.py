@@ -22,7 +22,7 @@ NORMALIZE_EPSILON = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricAttentionConfig(DistanceAttentionConfig):
-    """Configuration of `GeometricAttention`.
+    """Configuration of `GeometricAttention`: heads, normalisation and dropout.
 
     Args:
         n_heads: number of heads.

@@ -103,12 +103,12 @@ class AttentionConfig:
 
     @property
     def measures_distances(self) -> bool:
-        """See `AttentionProtocol`."""
+        """Whether query-key distances are used, as by rotary positions."""
         return self.rotary
 
     @property
     def needs_all_queries(self) -> bool:
-        """See `AttentionProtocol`."""
+        """False: the output at a query does not depend on the others."""
         return False
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:

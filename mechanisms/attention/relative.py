@@ -24,7 +24,7 @@ from mechanisms.initialization import lecun_normal, zeros
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeAttentionConfig(DistanceAttentionConfig):
-    """Configuration of `RelativeAttention`.
+    """Configuration of `RelativeAttention`: heads, position gate and dropout.
 
     Args:
         n_heads: number of heads.

@@ -19,7 +19,7 @@ Activation = Literal["gelu", "relu"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
-    """Configuration of `FeedForward`.
+    """Configuration of a `FeedForward` layer: width, activation and dropout.
 
     Args:
         d_mlp: width of the hidden layer.

@@ -15,7 +15,7 @@ from mechanisms.initialization import lecun_normal
 
 @dataclass(frozen=True, kw_only=True)
 class HaltingConfig:
-    """Configuration of `Halting`.
+    """Configuration of adaptive computation time with `Halting`.
 
     Args:
         epsilon: a column halts when its halting probabilities sum to more than 1 - epsilon.
@@ -55,7 +55,7 @@ class Halting(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], *, hooks: Halting | None = None
     ) -> Float[Tensor, "batch pos"]:
-        """The halting probabilities."""
+        """The halting probability of each column."""
         points = self if hooks is None else hooks
         return points.hook_probability(torch.sigmoid(linear(x, self.w, self.b)).squeeze(-1))
 

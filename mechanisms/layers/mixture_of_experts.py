@@ -17,7 +17,7 @@ from mechanisms.validation import check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExpertsConfig:
-    """Configuration of `MixtureOfExperts`.
+    """Configuration of `MixtureOfExperts`: number and width of the experts.
 
     Args:
         n_experts: number of experts.

@@ -22,7 +22,7 @@ from mechanisms.validation import check_dropout, check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposableAttentionConfig:
-    """Configuration of a `DecomposableAttention`.
+    """Configuration of a `DecomposableAttention`: sizes and alignment.
 
     Args:
         d_input: number of token ids.

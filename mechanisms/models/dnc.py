@@ -28,7 +28,7 @@ LINK_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class DncConfig:
-    """Configuration of a `Dnc`.
+    """Configuration of a `Dnc`: sizes of controller and memory.
 
     Args:
         d_input: number of token ids.

@@ -23,7 +23,7 @@ from mechanisms.validation import check_dropout, check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Configuration of an `EncoderDecoder`.
+    """Configuration of an `EncoderDecoder`: sizes, components and special ids.
 
     Args:
         d_input: number of source token ids.

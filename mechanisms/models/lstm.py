@@ -20,7 +20,7 @@ from mechanisms.validation import check_dropout, check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class LstmConfig:
-    """Configuration of an `Lstm`.
+    """Configuration of an `Lstm`: sizes, direction and dropout.
 
     Args:
         d_input: number of token ids.

@@ -36,7 +36,7 @@ LAYER_NORM_EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralDataRouterConfig:
-    """Configuration of a `NeuralDataRouter`.
+    """Configuration of a `NeuralDataRouter`: sizes, components and read-out.
 
     Args:
         d_input: number of token ids, without BOS and EOS.

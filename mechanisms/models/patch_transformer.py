@@ -26,7 +26,7 @@ PatchPositions = Literal["learned", "sinusoidal"]
 
 @dataclass(frozen=True, kw_only=True)
 class PatchTransformerConfig:
-    """Configuration of a `PatchTransformer`.
+    """Configuration of a `PatchTransformer`: image and model sizes, components.
 
     Args:
         image_size: height and width of the images, in pixels.

@@ -25,7 +25,7 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class RelationClassifierConfig:
-    """Configuration of a `RelationClassifier`.
+    """Configuration of a `RelationClassifier`: sizes, components and windows.
 
     Args:
         d_output: number of classes.

@@ -18,7 +18,7 @@ from mechanisms.validation import check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalNetworkConfig:
-    """Configuration of a `RetrievalNetwork`.
+    """Configuration of a `RetrievalNetwork`: sizes and attention.
 
     Args:
         d_input: number of features of an object.

@@ -35,18 +35,18 @@ class BlockConfig(Protocol):
 
     @property
     def attention(self) -> AttentionProtocol:
-        """For example `AttentionConfig`."""
+        """Config of the attention, for example `AttentionConfig`."""
         ...
 
     @property
     def feed_forward(self) -> ComponentConfig:
-        """For example `FeedForwardConfig`."""
+        """Config of the feed-forward layer, for example `FeedForwardConfig`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Configuration of a `Transformer`.
+    """Configuration of a `Transformer`: sizes, components and positions.
 
     Args:
         d_input: width of the input vectors, or number of token ids.

@@ -69,7 +69,7 @@ class PoolConfig(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MlpPoolConfig:
-    """Configuration of an `MlpPool`.
+    """Configuration of an `MlpPool`: width and depth of its modules.
 
     Args:
         d_mlp: width of the hidden layers of each module.
@@ -188,7 +188,7 @@ class OperationPoolConfig:
     def build(
         self, n_modules: int, d_operands: int, *, generator: torch.Generator | None = None
     ) -> ModulePool:
-        """The pool of operations.
+        """The pool of the named operations.
 
         Raises:
             ValueError: n_modules is not the number of names, or d_operands is not 2.

@@ -25,7 +25,7 @@ FunctionalBottleneck = Literal["oracle", "attention", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModularNetworkConfig:
-    """Configuration of a `ModularNetwork`.
+    """Configuration of a `ModularNetwork`: sizes, router, pool and selection.
 
     Args:
         n_variables: number of variables of an input; the first feature of each is its value.

@@ -249,7 +249,7 @@ class ConcatenationRouter(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderRouterConfig:
-    """Configuration of `EncoderRouter`.
+    """Configuration of `EncoderRouter`: sizes of the encoder, and matching.
 
     Args:
         matching: how the summary token is matched with modules.
