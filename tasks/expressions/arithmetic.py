@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from tasks.common import require_choice
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe
-from tasks.expressions.trees import CHUNK, N_DIGITS, Notation, collect, grow, held_out
+from tasks.expressions.trees import CHUNK, N_DIGITS, Notation
 from tasks.finite import ExampleSet
 
 _PLUS, _TIMES, _OPEN, _CLOSE = range(N_DIGITS, N_DIGITS + 4)
@@ -68,7 +68,9 @@ class Arithmetic(NestedTask):
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:
-        super().__init__(config, separator="")
+        # The greatest possible length: a digit, and four more tokens for each operation.
+        width = _NOTATION.min_length(_NOTATION.max_operations(config.max_length))
+        super().__init__(config, separator="", side=config.side, width=width)
         self.config = config
 
     @property
@@ -82,30 +84,13 @@ class Arithmetic(NestedTask):
     def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
         return describe_arithmetic(tokens)
 
-    def _draw(self, split: str, depth: int, count: int) -> Int[np.ndarray, "count pos"]:
-        config = self.config
-        # The greatest possible length: a digit, and four more tokens for each operation.
-        width = _NOTATION.min_length(_NOTATION.max_operations(config.max_length))
-        if depth == 0:
-            tokens = np.full((count, width), -1, np.int8)
-            tokens[:, 0] = np.arange(count) % N_DIGITS
-            return tokens
+    def _heights(self, depth: int, generator: np.random.Generator) -> Int[np.ndarray, " tree"]:
+        return np.full(CHUNK, depth)
 
-        def draw(generator: np.random.Generator) -> Int[np.ndarray, "n pos"]:
-            tokens = grow(
-                np.full(CHUNK, depth),
-                generator,
-                notation=_NOTATION,
-                nested=config.nested,
-                side=config.side,
-                max_length=width,
-            )
-            if split in ("train", "id") and depth >= config.ID_FROM:
-                tokens = tokens[held_out(tokens, self._key) == (split == "id")]
-            return tokens
-
-        path = f"/{split}/depth {depth}"
-        return collect(count, draw, key=self._key, path=path, distinct=split != "train")
+    def _of_depth(
+        self, tokens: Int[np.ndarray, "n pos"], depth: int
+    ) -> Int[np.ndarray, "kept pos"]:
+        return tokens  # the depth is the nesting depth
 
 
 def describe_arithmetic(tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from tasks.cache import DEFAULT_CACHE, load_arrays, save_arrays
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe, read
-from tasks.expressions.trees import CHUNK, N_DIGITS, Notation, collect, grow, held_out
+from tasks.expressions.trees import CHUNK, N_DIGITS, Notation
 from tasks.finite import ExampleSet
 
 LISTOPS_OPERATORS = ("SM", "MIN", "MAX", "MED")
@@ -97,7 +97,7 @@ class ListOps(NestedTask):
     """
 
     def __init__(self, config: ListOpsConfig, *, cache: Path | None = DEFAULT_CACHE) -> None:
-        super().__init__(config, separator=" ")
+        super().__init__(config, separator=" ", side="balanced", width=config.max_length)
         self.config = config
         self._cache = cache
 
@@ -119,25 +119,14 @@ class ListOps(NestedTask):
     def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
         return describe_listops(tokens)
 
-    def _draw(self, split: str, depth: int, count: int) -> Int[np.ndarray, "count pos"]:
-        config = self.config
+    def _heights(self, depth: int, generator: np.random.Generator) -> Int[np.ndarray, " tree"]:
+        return generator.integers(depth, depth + _EXTRA_HEIGHT + 1, CHUNK)
 
-        def draw(generator: np.random.Generator) -> Int[np.ndarray, "n pos"]:
-            tokens = grow(
-                generator.integers(depth, depth + _EXTRA_HEIGHT + 1, CHUNK),
-                generator,
-                notation=_NOTATION,
-                nested=config.nested,
-                side="balanced",
-                max_length=config.max_length,
-            )
-            if split in ("train", "id"):
-                tokens = tokens[held_out(tokens, self._key) == (split == "id")]
-            reading = read(tokens, _NOTATION, operate)
-            return tokens[reading.dependency_depth[:, 0] == depth]
-
-        path = f"/{split}/depth {depth}"
-        return collect(count, draw, key=self._key, path=path, distinct=split != "train")
+    def _of_depth(
+        self, tokens: Int[np.ndarray, "n pos"], depth: int
+    ) -> Int[np.ndarray, "kept pos"]:
+        reading = read(tokens, _NOTATION, operate)
+        return tokens[reading.dependency_depth[:, 0] == depth]
 
 
 def describe_listops(tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:

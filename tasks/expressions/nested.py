@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 from jaxtyping import Int
 
 from tasks.common import Key, require_int, require_number, require_range
 from tasks.expressions.base import ExpressionTask
-from tasks.expressions.trees import N_DIGITS, Notation
+from tasks.expressions.trees import N_DIGITS, Notation, collect, grow, held_out
 from tasks.finite import ExampleSet, allot, balanced_order
 
 _MAX_DEPTH = 12
@@ -75,14 +75,36 @@ class NestedConfig:
 class NestedTask(ExpressionTask):
     """A task of nested expressions over digits."""
 
-    def __init__(self, config: NestedConfig, *, separator: str) -> None:
-        """Args: the settings, and the separator of tokens in a text."""
+    def __init__(
+        self,
+        config: NestedConfig,
+        *,
+        separator: str,
+        side: Literal["balanced", "right"],
+        width: int,
+    ) -> None:
+        """Set up the task without making any examples.
+
+        Args:
+            config: the settings.
+            separator: the separator of tokens in a text.
+            side: the argument that makes an operation deep, see `grow`.
+            width: the width of the sequences, at least the greatest length of an expression.
+        """
         super().__init__(key=Key(config), separator=separator)
-        self._counts = config.counts
+        self._settings = config
+        self._side: Literal["balanced", "right"] = side
+        self._width = width
 
     @abstractmethod
-    def _draw(self, split: str, depth: int, count: int) -> Int[np.ndarray, "count pos"]:
-        """Return random sequences of a depth."""
+    def _heights(self, depth: int, generator: np.random.Generator) -> Int[np.ndarray, " tree"]:
+        """Return the nesting depths of a chunk of trees, among them trees of a depth."""
+
+    @abstractmethod
+    def _of_depth(
+        self, tokens: Int[np.ndarray, "n pos"], depth: int
+    ) -> Int[np.ndarray, "kept pos"]:
+        """Return the sequences that have a depth."""
 
     @abstractmethod
     def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
@@ -95,13 +117,37 @@ class NestedTask(ExpressionTask):
         return tuple(str(digit) for digit in range(N_DIGITS))
 
     def _generate(self, split: str) -> ExampleSet:
-        counts = self._counts(split)
+        counts = self._settings.counts(split)
         tokens = np.concatenate([self._draw(split, depth, n) for depth, n in counts.items()])
         if split != "train":
             depth = np.repeat(list(counts), list(counts.values()))
             generator = self._key.generator(f"/order/{split}")
             tokens = tokens[balanced_order(depth, generator)]
         return self._describe(tokens)
+
+    @final
+    def _draw(self, split: str, depth: int, count: int) -> Int[np.ndarray, "count pos"]:
+        config = self._settings
+        if depth == 0:
+            tokens = np.full((count, self._width), -1, np.int8)
+            tokens[:, 0] = np.arange(count) % N_DIGITS
+            return tokens
+
+        def draw(generator: np.random.Generator) -> Int[np.ndarray, "n pos"]:
+            tokens = grow(
+                self._heights(depth, generator),
+                generator,
+                notation=config.NOTATION,
+                nested=config.nested,
+                side=self._side,
+                max_length=self._width,
+            )
+            if split in ("train", "id") and depth >= config.ID_FROM:
+                tokens = tokens[held_out(tokens, self._key) == (split == "id")]
+            return self._of_depth(tokens, depth)
+
+        path = f"/{split}/depth {depth}"
+        return collect(count, draw, key=self._key, path=path, distinct=split != "train")
 
     @final
     def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
