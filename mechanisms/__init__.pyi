@@ -1,5 +1,6 @@
 """Exports of the package and the modules that define them: the only list of exports."""
 
+from .attention.base import Attention as Attention
 from .attention.coda import CodaAttention as CodaAttention
 from .attention.coda import CodaAttentionConfig as CodaAttentionConfig
 from .attention.compositional import CompositionalAttention as CompositionalAttention

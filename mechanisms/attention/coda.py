@@ -98,10 +98,10 @@ class CodaAttention(Attention[CodaAttentionConfig]):
 
     Without hooks between q, k, v and z, only the distances are kept for the gradient.
 
-    Parameters as in `MultiHeadAttention`; with `shared=False` also `W_Q_apart`, `W_K_apart`
+    Parameters as in `MultiHeadAttention`; with `shared=False` also `W_Q_distance`, `W_K_distance`
     [head, d_model, d_head] and their `b_`: queries and keys of N.
 
-    Hook points: `hook_q`, `hook_k` (`hook_q_apart`, `hook_k_apart`) [batch, pos, head, d_head];
+    Hook points: `hook_q`, `hook_k`, with `shared=False` also `hook_q_distance`, `hook_k_distance`,
     with `rotary` also `hook_rot_q`, `hook_rot_k` [batch, pos, head, d_head]; `hook_v`, `hook_z`
     [batch, pos, head, d_value]; [batch, head, query_pos, key_pos]:
     `hook_attn_scores` (E with its bias), `hook_affinity` (E, centred), `hook_dissimilarity` (N,
@@ -132,9 +132,9 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         if config.rotary:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         if not config.shared:
-            self.W_Q_apart, self.W_K_apart = weight(d_head), weight(d_head)
-            self.b_Q_apart, self.b_K_apart = zeros(n_heads, d_head), zeros(n_heads, d_head)
-            self.hook_q_apart, self.hook_k_apart = HookPoint(), HookPoint()
+            self.W_Q_distance, self.W_K_distance = weight(d_head), weight(d_head)
+            self.b_Q_distance, self.b_K_distance = zeros(n_heads, d_head), zeros(n_heads, d_head)
+            self.hook_q_distance, self.hook_k_distance = HookPoint(), HookPoint()
         self.hook_attn_scores = HookPoint()
         self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
         self.hook_gate, self.hook_pattern, self.hook_z = HookPoint(), HookPoint(), HookPoint()
@@ -148,9 +148,12 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         query_weights, query_biases = [self.W_Q], [self.b_Q]
         key_weights, key_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
         if not config.shared:
-            query_weights, query_biases = [self.W_Q, self.W_Q_apart], [self.b_Q, self.b_Q_apart]
-            key_weights.append(self.W_K_apart)
-            key_biases.append(self.b_K_apart)
+            query_weights, query_biases = (
+                [self.W_Q, self.W_Q_distance],
+                [self.b_Q, self.b_Q_distance],
+            )
+            key_weights.append(self.W_K_distance)
+            key_biases.append(self.b_K_distance)
         projected = project_queries_and_keys(
             x_query, x_key, query_weights, key_weights, query_biases, key_biases
         )
@@ -158,7 +161,10 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         q, k, v = points.hook_q(queries[0]), points.hook_k(keys[0]), points.hook_v(keys[1])
         distance_q, distance_k = q, k
         if not config.shared:
-            distance_q, distance_k = points.hook_q_apart(queries[1]), points.hook_k_apart(keys[2])
+            distance_q, distance_k = (
+                points.hook_q_distance(queries[1]),
+                points.hook_k_distance(keys[2]),
+            )
         if config.rotary:
             q = points.hook_rot_q(rotate(q, first=n_key - n_query))
             k = points.hook_rot_k(rotate(k))

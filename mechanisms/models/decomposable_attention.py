@@ -114,7 +114,7 @@ class DecomposableAttention(HookedRootModule):
     the pattern of both sides; with softmax b' has its own `hook_pattern_b`, from b to a. With an
     `attention` its hook points replace these: `align_a.*` from a to b and `align_b.*` from b to a.
 
-    Parameters: `W_E` [d_input, d_model]; `attend`, `attend_apart` (F_N, with `shared=False`),
+    Parameters: `W_E` [d_input, d_model]; `attend`, `attend_distance` (F_N, with `shared=False`),
     `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`; with an
     `attention` those of `align`, and no `attend`.
 
@@ -141,7 +141,7 @@ class DecomposableAttention(HookedRootModule):
         else:
             self.attend = layers(d_model)
             if not config.shared:
-                self.attend_apart = layers(d_model)
+                self.attend_distance = layers(d_model)
             self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
             if config.composition is None:
                 self.hook_pattern_b = HookPoint()
@@ -209,7 +209,7 @@ class DecomposableAttention(HookedRootModule):
             pattern_b = self.hook_pattern_b(_softmax(scores.mT, valid.mT))
             return pattern[:, 0], pattern_b[:, 0]
         if not self.config.shared:
-            features_a, features_b = self.attend_apart(x_a), self.attend_apart(x_b)
+            features_a, features_b = self.attend_distance(x_a), self.attend_distance(x_b)
         affinity = self.hook_attn_scores(composition.alpha * affinity)
         affinity = self.hook_affinity(composition.centred_affinity(affinity, valid))
         distances = l1_distances(features_a[:, None], features_b[:, None])

@@ -48,7 +48,7 @@ class ModulePool(Protocol):
         """The result of each module; with module size 1, all modules have the same operands."""
         ...
 
-    def one(
+    def selected(
         self,
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],
@@ -147,7 +147,7 @@ class MlpPool(nn.Module):
             x = relu(x)
         return einsum(x, self.W_out, "... module mlp, module mlp -> ... module") + self.b_out
 
-    def one(
+    def selected(
         self,
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],
@@ -224,7 +224,7 @@ class OperationPool(nn.Module):
             dim=-1,
         )
 
-    def one(
+    def selected(
         self,
         operands: Float[Tensor, "batch one_or_module operand"],
         index: Int[Tensor, " batch"],

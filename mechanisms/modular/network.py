@@ -199,7 +199,7 @@ class ModularNetwork(HookedRootModule):
             # Straight-through gradients need the results of all modules.
             one_module = self.config.selection == "hard" and not torch.is_grad_enabled()
             if one_module and not observed(points.hook_module_choice, points.hook_module_out):
-                result = self.pool.one(operands, choice.argmax(-1))
+                result = self.pool.selected(operands, choice.argmax(-1))
             else:
                 result = (choice * points.hook_module_out(self.pool(operands))).sum(-1)
             result = points.hook_result(result)

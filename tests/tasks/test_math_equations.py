@@ -41,16 +41,16 @@ SYMBOLS = {
 
 def solve(tokens):
     """Evaluate reverse Polish notation with a stack; return every intermediate result."""
-    stack, found = [], []
+    stack, actual = [], []
     for token in tokens:
         if token in SYMBOLS:
             second, first = stack.pop(), stack.pop()
             stack.append(SYMBOLS[token](first, second))
-            found.append(stack[-1])
+            actual.append(stack[-1])
         else:
             stack.append(float(token))
-    assert stack == found[-1:]
-    return found
+    assert stack == actual[-1:]
+    return actual
 
 
 def tokens_of(variables, symbols):
@@ -63,7 +63,7 @@ def tokens_of(variables, symbols):
     return tokens
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
@@ -74,8 +74,8 @@ def points_of(batch):
 def test_the_papers_example():
     assert solve([".1", ".04", "x+y", ".1", "x*y"]) == pytest.approx([0.14, 0.014])
     names = [[MATH_OPERATIONS.index("add"), MATH_OPERATIONS.index("multiply")]]
-    found = results(np.array(names), np.array([[0.1, 0.04]]))
-    assert found[0].tolist() == pytest.approx([0.14, 0.014])
+    actual = results(np.array(names), np.array([[0.1, 0.04]]))
+    assert actual[0].tolist() == pytest.approx([0.14, 0.014])
 
 
 def test_each_operation_by_hand():
@@ -98,9 +98,9 @@ def test_each_operation_by_hand():
     }
     assert tuple(expected) == MATH_OPERATIONS
     for (name, value), operation in zip(expected.items(), SYMBOLS.values(), strict=True):
-        found = apply_operation(name, np.array([0.5]), np.array([-0.25]))
-        assert found.tolist() == pytest.approx([value], abs=1e-6)
-        assert found.tolist() == pytest.approx([operation(0.5, -0.25)])
+        actual = apply_operation(name, np.array([0.5]), np.array([-0.25]))
+        assert actual.tolist() == pytest.approx([value], abs=1e-6)
+        assert actual.tolist() == pytest.approx([operation(0.5, -0.25)])
     with pytest.raises(ValueError, match=r"name must be one of add, .*, got 'ad'; nearest: 'add'"):
         apply_operation("ad", np.zeros(1), np.zeros(1))
 
@@ -121,9 +121,9 @@ def test_answers_are_those_of_the_tokens(split, changes):
     batch = task.batch(split, 0, 300)
     for i, variables in enumerate(batch.inputs):
         tokens = tokens_of(variables, symbols)
-        found = solve(tokens)
+        actual = solve(tokens)
         result = batch.latents["result"][i].tolist()
-        assert result == pytest.approx(found, rel=1e-6, abs=1e-6)
+        assert result == pytest.approx(actual, rel=1e-6, abs=1e-6)
         assert batch.targets[i].tolist() == result[-1:]
         chosen = [token for token in tokens if token in SYMBOLS]
         operator = [symbols.index(symbol) for symbol in chosen]
@@ -171,11 +171,11 @@ def test_two_operators_hold_out_a_permutation_matrix(n_operators):
     first, second = np.divmod(task.held_out, n_operators)
     assert sorted(first) == sorted(second) == list(range(n_operators))
     everything = set(range(n_operators**2))
-    found = {split: set(whole(task, split).latents["task"].tolist()) for split in task.splits}
-    assert found["ood"] == set(task.held_out)
-    assert found["train"] == found["id"] == everything - found["ood"]
+    actual = {split: set(full_batch(task, split).latents["task"].tolist()) for split in task.splits}
+    assert actual["ood"] == set(task.held_out)
+    assert actual["train"] == actual["id"] == everything - actual["ood"]
     for position in range(2):
-        known = Counter(task.combinations[sorted(found["train"]), position].tolist())
+        known = Counter(task.combinations[sorted(actual["train"]), position].tolist())
         assert known == dict.fromkeys(range(n_operators), n_operators - 1)
 
 
@@ -185,25 +185,25 @@ def test_tasks_are_called_by_their_operators():
     assert task.task_names[:2] == (f"{first}, {first}", f"{first}, {second}")
     batch = task.batch("id", 0, 20)
     for number, operator in zip(batch.latents["task"], batch.latents["operator"], strict=True):
-        assert task.task_names[number].split(", ") == [task.operations[one] for one in operator]
+        assert task.task_names[number].split(", ") == [task.operations[index] for index in operator]
 
 
 def test_longer_chains_hold_out_one_of_each_choice_of_the_others():
     task = MathEquations(MathEquationsConfig(n_operators=4, length=3, seed=1))
-    held_out = [tuple(one) for one in task.combinations[task.held_out]]
+    held_out = [tuple(combination) for combination in task.combinations[task.held_out]]
     assert len(held_out) == 16
     for position in range(3):
-        others = {one[:position] + one[position + 1 :] for one in held_out}
+        others = {combination[:position] + combination[position + 1 :] for combination in held_out}
         assert len(others) == 16
 
 
 def test_every_permutation_matrix_is_held_out_by_some_seed():
-    found = Counter(
+    actual = Counter(
         tuple(MathEquations(MathEquationsConfig(n_operators=3, seed=seed)).held_out)
         for seed in range(300)
     )
-    assert len(found) == 6
-    chi_squared = sum((n - 50) ** 2 / 50 for n in found.values())
+    assert len(actual) == 6
+    chi_squared = sum((n - 50) ** 2 / 50 for n in actual.values())
     assert chi_squared < 5 + 5 * 10**0.5
 
 
@@ -212,17 +212,19 @@ def test_which_held_out_tasks_have_answers_that_train_has(seed):
     # Of the first five operations only the square of x1 forgets what came before it.
     task = MathEquations(MathEquationsConfig(seed=seed))
     points = np.random.default_rng(0).uniform(-1, 1, (40, 2))
-    answers = [results(np.tile(one, (40, 1)), points)[:, -1] for one in task.combinations]
+    answers = [
+        results(np.tile(combination, (40, 1)), points)[:, -1] for combination in task.combinations
+    ]
     known = np.delete(answers, task.held_out, axis=0)
-    same = [np.isclose(known, answers[one]).all(1).any() for one in task.held_out]
-    last = [task.operations[one] for one in task.combinations[task.held_out, -1]]
+    same = [np.isclose(known, answers[task_id]).all(1).any() for task_id in task.held_out]
+    last = [task.operations[operator] for operator in task.combinations[task.held_out, -1]]
     assert [name for name, is_same in zip(last, same, strict=True) if is_same] == ["square_second"]
 
 
 def test_sizes_are_the_papers():
     for n_operators in PAPER:
         task = MathEquations(MathEquationsConfig(n_operators=n_operators))
-        sizes = [len(whole(task, split)) for split in task.splits]
+        sizes = [len(full_batch(task, split)) for split in task.splits]
         assert sizes == [2_500 * n_operators, 100 * n_operators, 1_000 * n_operators]
     odd = MathEquations(MathEquationsConfig(n_operators=3, n_points=101, n_id=21, n_ood=3))
     assert [odd.size(split) for split in odd.splits] == [151, 31, 4]
@@ -236,7 +238,7 @@ def test_sizes_are_the_papers():
 def test_points_are_shared_out_evenly(changes):
     task = MathEquations(MathEquationsConfig(**changes))
     for split in task.splits:
-        number = whole(task, split).latents["task"]
+        number = full_batch(task, split).latents["task"]
         tasks = len(task.held_out)
         if split != "ood":
             tasks = len(task.combinations) - tasks
@@ -251,7 +253,9 @@ def test_points_are_shared_out_evenly(changes):
 def test_the_smallest_splits_have_a_point_for_every_task():
     least = {"n_operators": 4, "length": 3, "n_points": 24, "n_id": 24, "n_ood": 8}
     task = MathEquations(MathEquationsConfig(**least))
-    numbers = {split: sorted(whole(task, split).latents["task"].tolist()) for split in task.splits}
+    numbers = {
+        split: sorted(full_batch(task, split).latents["task"].tolist()) for split in task.splits
+    }
     assert numbers["train"] == numbers["id"] == sorted({*range(64)} - {*task.held_out})
     assert numbers["ood"] == task.held_out.tolist()
     for name, number in {"n_points": 24, "n_id": 24, "n_ood": 8}.items():
@@ -263,7 +267,7 @@ def test_the_smallest_splits_have_a_point_for_every_task():
 
 def test_points_are_uniform_and_none_occurs_twice():
     task = MathEquations(MathEquationsConfig(n_operators=15))
-    points = [pair for split in task.splits for pair in points_of(whole(task, split))]
+    points = [pair for split in task.splits for pair in points_of(full_batch(task, split))]
     assert len(set(points)) == len(points) == 54_000
     values = np.array(points)
     assert values.min() >= -1
@@ -296,17 +300,19 @@ def test_evaluation_comes_in_one_order_and_starts_again(split):
 
 def test_batches_do_not_depend_on_what_was_asked_for_before():
     config = MathEquationsConfig(operators="drawn", **FEW)
-    one, other = MathEquations(config), MathEquations(config)
-    for split in one.splits:
-        one.batch(split, 0, 8)
-    for split in reversed(one.splits):
-        first, second = one.batch(split, 5, 8), other.batch(split, 5, 8)
+    first_task, second_task = MathEquations(config), MathEquations(config)
+    for split in first_task.splits:
+        first_task.batch(split, 0, 8)
+    for split in reversed(first_task.splits):
+        first, second = first_task.batch(split, 5, 8), second_task.batch(split, 5, 8)
         assert torch.equal(first.inputs, second.inputs)
         assert torch.equal(first.targets, second.targets)
-    far = one.batch("train", 2**40, 2**10)
-    assert torch.equal(far.inputs, other.batch("train", 2**40, 2**10).inputs)
+    far = first_task.batch("train", 2**40, 2**10)
+    assert torch.equal(far.inputs, second_task.batch("train", 2**40, 2**10).inputs)
     changed = MathEquations(MathEquationsConfig(**FEW, operators="drawn", seed=1))
-    assert not set(points_of(whole(one, "train"))) & set(points_of(whole(changed, "train")))
+    assert not set(points_of(full_batch(first_task, "train"))) & set(
+        points_of(full_batch(changed, "train"))
+    )
 
 
 def test_drawn_operators():
@@ -334,10 +340,10 @@ def test_score_and_baseline():
     with pytest.raises(ValueError, match=r"output must have shape \(3, 1\), got \(3,\)"):
         task.score(torch.zeros(3), batch)
 
-    known = whole(task, "train").targets
+    known = full_batch(task, "train").targets
     assert task.baseline("train") == pytest.approx(known.var(unbiased=False).item())
     for split in ("id", "ood"):
-        tested = whole(task, split)
+        tested = full_batch(task, split)
         answers = known.mean().expand(len(tested), 1)
         expected = task.score(answers, tested)["squared_error"].mean().item()
         assert task.baseline(split) == pytest.approx(expected)
@@ -351,7 +357,7 @@ def test_a_pool_of_true_operations_gives_the_answers():
     batch = task.batch("ood", 0, 100)
     x, y = batch.inputs[:, 0, 0], batch.inputs[:, 1, 0]
     for position in range(2):
-        x = pool.one(torch.stack([x, y], -1)[:, None], batch.latents["operator"][:, position])
+        x = pool.selected(torch.stack([x, y], -1)[:, None], batch.latents["operator"][:, position])
         y = batch.inputs[:, 0, 0]
         assert torch.allclose(x, batch.latents["result"][:, position], atol=1e-5)
 

@@ -83,7 +83,7 @@ def literal(attention, x, mask, bias):
         weight, bias = getattr(attention, f"W_{name}")[h], getattr(attention, f"b_{name}")[h]
         return (weight.T @ token + bias).tolist()
 
-    suffix = "" if config.shared else "_apart"
+    suffix = "" if config.shared else "_distance"
     for b in range(batch):
         for h in range(config.n_heads):
             q, k, v, x_, y_ = (
@@ -223,7 +223,7 @@ def test_tokens_are_added_subtracted_or_deleted():
                 parameter[0].copy_(torch.eye(2))
             elif name in ("W_Q", "W_K"):
                 parameter[0].copy_(10 * torch.eye(2))
-            elif name == "W_K_apart":
+            elif name == "W_K_distance":
                 # The second feature of a key is its distance from every query.
                 parameter[0, 1, 1] = 100
     query = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)

@@ -81,7 +81,7 @@ def literal(model, a, b):
 def literal_alignment(model, x_a, x_b):
     c, n = model.config, model.config.d_model
     a, b = x_a, x_b
-    F_E, F_N = model.attend, model.attend if c.shared else model.attend_apart
+    F_E, F_N = model.attend, model.attend if c.shared else model.attend_distance
     E, N = ([[0.0] * len(b) for _ in a] for _ in range(2))
     for i in range(len(a)):
         for j in range(len(b)):

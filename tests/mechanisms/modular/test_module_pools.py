@@ -32,7 +32,7 @@ def test_stacked_modules_are_separate_networks(depth, shape):
     assert torch.allclose(pool(operands), expected, atol=1e-5)
     if len(shape) == 3:
         index = torch.tensor([0, 3, 3, 1, 2, 0])
-        results = pool.one(operands, index)
+        results = pool.selected(operands, index)
         assert torch.allclose(results, expected[torch.arange(6), index], atol=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_operations_are_those_of_the_paper():
     pool = OperationPoolConfig(names=tuple(OPERATIONS)).build(15, 2)
     operands = torch.tensor([[[x, y]]])
     assert torch.allclose(pool(operands), torch.tensor([expected]), atol=1e-6)
-    assert pool.one(operands, torch.tensor([9])).item() == pytest.approx(expected[9])
+    assert pool.selected(operands, torch.tensor([9])).item() == pytest.approx(expected[9])
 
 
 def test_invalid_settings_are_refused():
