@@ -1,41 +1,29 @@
 """Probes: labelled arrays in, labelled arrays out.
 
-`capture` streams activations (reduced inside the hook) beside the ground truth of a task;
-`decode`, `decode_continuous` and `decode_each` ask what is linearly readable from them, `project`
-shows them in the plane (`draw_projection`), and `interchange` asks whether the model uses them
-(`draw_interchange`). `latent_code`, `interchange_codes` and, under several conditions,
-`interchange_pairs` do so for attention's latent code.
+- Capturing: `capture` streams activations, reduced inside the hook, with a task's ground truth.
+  `examine_places` applies a score to the attention modules of several models.
+- Decoding: `decode`, `decode_continuous` and `decode_each` fit linear probes with controls;
+  `project` (`draw_projection`) projects codes to two components.
+- Interventions: `interchange` (`draw_interchange`) patches activations from other examples;
+  `latent_code`, `interchange_codes` and `interchange_pairs` (several conditions) are for the
+  latent code of attention.
+- Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
+  control), `score_control_flow` (against the true dataflow), `cut` (an intervention) and
+  `draw_control_flow`; `examine_control_flow` runs them all.
+- Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`
+  and `adapt_paths` (the best paths through the modules). `measure_specialization` and
+  `measure_paths` run a model; `draw_specialization` and `ordered_activation` are for plots.
+- Compositional attention: `score_pairing` (searches and retrievals), `force_pairing` (an
+  intervention) and, without a known pairing, `summarise_value_scores`. `measure_pairing` and
+  `measure_value_scores` run a model; `draw_pairing` and `draw_value_scores` plot.
+- Signed attention: `score_signedness` (added, subtracted and deleted tokens) and
+  `score_saturation`; `measure_signedness` and `measure_saturation` run models.
+- Language models: `loss_by_context`; `measure_loss_by_context` runs a model.
+- Statistics: `bootstrap`, `bootstrap_ratio` and `over_seeds` compute intervals,
+  `interval_variables` stores them; `paired_test`, `pairs_needed` and `holm` test differences;
+  `mean_by_labels` averages by label; `measure_costs` counts parameters, operations and blocks.
 
-`capture_control_flow` keeps what columns do at every step, `extract_control_flow` makes graphs of
-it (`match_control_flow` those of a control) and `draw_control_flow` pictures of these;
-`score_control_flow` compares them with the true dataflow, and `cut` asks whether they are what
-computes. `examine_control_flow` does all of it.
-
-`score_specialization` asks whether each module of a router serves one operation; `search_paths`
-and `score_paths` ask which path through the modules would have been best, and `adapt_paths` whether
-a few labelled examples find it. `measure_specialization` and `measure_paths` are the same of a
-model in groups of examples; `draw_specialization` and `ordered_activation` make pictures.
-
-`score_pairing` asks which retrieval serves which search (`measure_pairing` of a model,
-`draw_pairing` shows it), and `force_pairing` whether the right pairing would have mended the
-answer; `summarise_value_scores`, where nobody knows the pairing, whether each search keeps to a
-retrieval and whether groups of examples differ in theirs (`measure_value_scores` of a model,
-`draw_value_scores` shows it).
-
-`loss_by_context` asks what a model of a text gains from the tokens that it has seen
-(`measure_loss_by_context` of a model).
-
-`score_signedness` asks which tokens attention adds, subtracts or deletes, `score_saturation` how
-much of what decides it lies where a function is flat; `measure_signedness` and
-`measure_saturation` are the same of models at all places where they attend (`examine_places`).
-
-`mean_by_labels` averages a score over what has the same ground truth.
-
-`bootstrap_ratio`, `bootstrap` and `over_seeds` compute the intervals of all of these and of
-studies, `interval_variables` stores them. `paired_test`, `pairs_needed` and `holm` test differences
-between models; `measure_costs` counts parameters, operations and blocks.
-
-Names are imported on first use (PEP 562), so that `import probes` costs nothing.
+Names are imported on first use (PEP 562), so that `import probes` is fast.
 """
 
 import lazy_loader

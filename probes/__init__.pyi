@@ -1,4 +1,4 @@
-"""What the package exports, each with the module that it is in: the one list of them."""
+"""Public names of the package and the modules that define them."""
 
 from .capturing.attention_places import AttentionPlace as AttentionPlace
 from .capturing.attention_places import capture_places as capture_places

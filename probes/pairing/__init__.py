@@ -1,1 +1,1 @@
-"""Which retrieval serves which search, in compositional attention."""
+"""Pairing of searches and retrievals in compositional attention: scores, interventions, plots."""

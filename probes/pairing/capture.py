@@ -1,4 +1,4 @@
-"""Capture what pairing is seen in from a model of compositional attention, and score it."""
+"""Capture value scores and patterns of compositional attention, and score their pairing."""
 
 from collections.abc import Iterable, Mapping
 from typing import cast
@@ -26,27 +26,28 @@ def measure_pairing(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Score which retrieval serves which search of a model, in groups of examples.
+    """Score which retrieval serves which search of a model, by group of examples.
 
-    Runs the model over the batches and passes what it captures on to `score_pairing`.
+    Runs the model over the batches and passes the captured activations to `score_pairing`.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents` by group, such as the split.
-        attention: the layer, which has the hooks `hook_value_scores` [example, pos, search,
-            retrieval] and, for `winner`, `hook_pattern` [example, search, query_pos, key_pos].
-        truth: the latent [example, pos, true search] with the true retrieval, -1 for none.
-        winner: the latent of that shape with the position that each true search should find; None:
-            searches are assigned by their choices alone.
-        resamples: of the bootstrap.
-        seed: of shuffling and bootstrap.
+        attention: name of the attention module, which has the hooks `hook_value_scores` [example,
+            pos, search, retrieval] and, for `winner`, `hook_pattern` [example, search, query_pos,
+            key_pos].
+        truth: name of the latent [example, pos, true search] with the true retrieval, -1 for none.
+        winner: name of the latent of that shape with the position that each true search should
+            find; None: searches are assigned by their choices alone.
+        resamples: number of bootstrap resamples.
+        seed: seed of shuffling and bootstrap.
 
     Returns:
-        What `score_pairing` returns, in the groups' order.
+        The results of `score_pairing`, with groups in order.
 
     Raises:
-        KeyError: a hook or a latent that there is none of.
-        TypeError, ValueError: see `capture` and `score_pairing`; no groups.
+        KeyError: an unknown hook or latent.
+        TypeError, ValueError: as in `capture` and `score_pairing`; or there are no groups.
 
     Example:
         `measure_pairing(model, {"id": [task.batch("id", 0, 500)]})`
@@ -60,22 +61,28 @@ def measure_pairing(
     hooks = ["hook_value_scores"] if winner is None else list(_DIMS)
     quantities = {name: Quantity(f"{attention}.{name}", dims=_DIMS[name]) for name in hooks}
     dims = dict.fromkeys(names, ("example", "pos", "true_search"))
-    parts = {}
-    for group, some in batches.items():
-        captured = capture(model, some, quantities, latent_dims=dims)
+    captured_groups = {}
+    for group, group_batches in batches.items():
+        captured = capture(model, group_batches, quantities, latent_dims=dims)
         if missing := [name for name in names if name not in captured]:
-            known = sorted(map(str, set(captured) - set(quantities)))
-            raise KeyError(f"no latent {', '.join(missing)}; batches have {', '.join(known)}")
-        parts[group] = captured[[*hooks, *names]]
-    joined = xr.concat(list(parts.values()), "example", combine_attrs="drop_conflicts")
+            latents = sorted(map(str, set(captured) - set(quantities)))
+            raise KeyError(
+                f"truth and winner must be among the latents {', '.join(latents)}, got "
+                f"{', '.join(missing)}"
+            )
+        captured_groups[group] = captured[[*hooks, *names]]
+    joined = xr.concat(list(captured_groups.values()), "example", combine_attrs="drop_conflicts")
     data = cast(xr.Dataset, joined)
-    of_group = np.repeat(list(parts), [one.sizes["example"] for one in parts.values()])
+    group_labels = np.repeat(
+        list(captured_groups),
+        [group_data.sizes["example"] for group_data in captured_groups.values()],
+    )
     return score_pairing(
         data["hook_value_scores"],
         data[truth],
         winner=None if winner is None else data[winner],
         pattern=None if winner is None else data["hook_pattern"],
-        groups=xr.DataArray(of_group, dims="example"),
+        groups=xr.DataArray(group_labels, dims="example"),
         resamples=resamples,
         seed=seed,
     )

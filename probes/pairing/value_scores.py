@@ -1,4 +1,4 @@
-"""Which retrievals do searches choose? Value scores by group, whatever the true pairing is."""
+"""Value scores by group of examples, without reference to a true pairing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,24 +22,25 @@ def measure_value_scores(
     *,
     attention: str = "blocks.*.attn",
 ) -> xr.Dataset:
-    """Measure which retrievals the searches of a model choose in groups of examples.
+    """Measure which retrievals the searches of a model choose, by group of examples.
 
-    Runs the model over the batches and passes what it captures on to `summarise_value_scores`.
+    Runs the model over the batches and passes the value scores to `summarise_value_scores`.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents`.
-        groups: from a batch to which of its examples are in which group, the same names for all.
-        attention: the layers, as a glob, which have the hook `hook_value_scores` [example, pos,
-            search, retrieval].
+        groups: maps a batch to masks of its examples by group, with the same names for all batches.
+        attention: glob of the attention modules, which have the hook `hook_value_scores` [example,
+            pos, search, retrieval].
 
     Returns:
-        What `summarise_value_scores` returns, also by `layer` and `token`: `all`, the mean over
+        The results of `summarise_value_scores`, also by `layer` and `token`: `all`, the mean over
         positions, and `last`, the last position, where some models answer.
 
     Raises:
-        KeyError: a hook that there is none of.
-        TypeError, ValueError: see `capture` and `summarise_value_scores`; no batches.
+        KeyError: an unknown hook.
+        TypeError, ValueError: as in `capture` and `summarise_value_scores`; or there are no
+            batches.
 
     Example:
         `measure_value_scores(model, batches, lambda batch: {"even": batch.latents["n"] % 2 == 0})`
@@ -48,7 +49,7 @@ def measure_value_scores(
         Mittal et al. 2021, "Compositional Attention", figures 14 and 15.
     """
     if not batches:
-        raise ValueError("batches must hold at least one, got none")
+        raise ValueError("batches must hold at least one batch, got none")
     quantity = Quantity(
         f"{attention}.hook_value_scores",
         dims=("example", "token", "search", "retrieval"),
@@ -58,41 +59,43 @@ def measure_value_scores(
     scores = capture(model, batches, {"scores": quantity})["scores"]
     members = [groups(batch) for batch in batches]
     names = list(members[0])
-    member = torch.cat([torch.stack([one[name] for name in names]) for one in members], 1)
-    of_group = xr.DataArray(
+    member = torch.cat(
+        [torch.stack([batch_members[name] for name in names]) for batch_members in members], 1
+    )
+    group_members = xr.DataArray(
         member.cpu().numpy(), dims=("group", "example"), coords={"group": names}
     )
-    return summarise_value_scores(scores.assign_coords(token=["all", "last"]), of_group)
+    return summarise_value_scores(scores.assign_coords(token=["all", "last"]), group_members)
 
 
 def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> xr.Dataset:
-    """Compute mean value scores of groups of examples, how tight they are, and how far apart.
+    """Compute mean value scores of groups of examples, their tightness, and their distances.
 
-    Mittal et al. 2021, "Compositional Attention", Figures 14 and 15: where nobody knows the true
-    pairing (with one, see `score_pairing`), it is asked whether each search keeps to a retrieval
-    of its own, and whether different questions use different ones. The untrained model is the
-    control: its value scores are neither even nor equal in all groups either.
+    Mittal et al. 2021, "Compositional Attention", Figures 14 and 15: without a known true pairing
+    (otherwise see `score_pairing`), this shows whether each search keeps to one retrieval, and
+    whether different questions use different ones. The control is an untrained model, whose value
+    scores are neither uniform nor equal in all groups.
 
     Args:
-        value_scores: [example, search, retrieval] and any further dims (`layer`, `token`), in any
-            order: probabilities over `retrieval`.
-        groups: [group, example] bool, with the groups' names as labels: which examples are in
-            each; an example can be in several. A group without examples has NaN everywhere.
+        value_scores: probabilities over `retrieval` [example, search, retrieval], with any further
+            dims (`layer`, `token`), in any order.
+        groups: [group, example] bool, with group names as labels: the examples of each group, which
+            may overlap. A group without examples is NaN everywhere.
 
     Returns:
-        The further dims stand for ...
+        Further dims are written as ...
 
         - `value_scores` [group, ..., search, retrieval]: means over the examples of a group, in
           0..1.
-        - `tightness` [group, ...]: the greatest of these means of a search, in the mean over
-          searches: 1 where each search has one retrieval in all examples, 1/R where they are even.
-        - `distance` [group, other_group, ...]: the total variation distance between the means of
-          two groups, in the mean over searches: 0 where they are the same, 1 where no search
-          shares a retrieval between them.
+        - `tightness` [group, ...]: largest of these means of a search, averaged over searches: 1
+          if each search has one retrieval in all examples, 1/R if scores are uniform.
+        - `distance` [group, other_group, ...]: total variation distance between the means of two
+          groups, averaged over searches: 0 if they are the same, 1 if no search shares a retrieval
+          between them.
 
     Raises:
-        TypeError: `groups` that are not bool.
-        ValueError: dims or sizes that do not fit, value scores that are no probabilities.
+        TypeError: `groups` are not bool.
+        ValueError: dims or sizes do not match, or value scores are no probabilities.
 
     Example:
         >>> scores = xarray.DataArray([[[1.0, 0.0]], [[0.0, 1.0]]], dims=("example", "search",
@@ -109,14 +112,14 @@ def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> 
         means = xr.dot(member, value_scores, dim="example") / member.sum("example")
     numbers = {dim: np.arange(means.sizes[dim]) for dim in ("search", "retrieval")}
     means = means.assign_coords(numbers).transpose("group", ..., "search", "retrieval")
-    apart = abs(means - means.rename(group="other_group")).sum("retrieval", skipna=False) / 2
+    distance = abs(means - means.rename(group="other_group")).sum("retrieval", skipna=False) / 2
     return xr.Dataset(
         {
             "value_scores": means.assign_attrs(long_name="mean value score"),
             "tightness": means.max("retrieval")
             .mean("search")
             .assign_attrs(long_name="mean greatest share of a search"),
-            "distance": apart.mean("search")
+            "distance": distance.mean("search")
             .transpose("group", "other_group", ...)
             .assign_attrs(long_name="total variation distance between groups"),
         }
@@ -124,10 +127,10 @@ def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> 
 
 
 def _check(value_scores: xr.DataArray, groups: xr.DataArray) -> None:
-    needed = ("example", "search", "retrieval")
-    if not set(needed) <= set(value_scores.dims) or 0 in value_scores.shape:
+    dims = ("example", "search", "retrieval")
+    if not set(dims) <= set(value_scores.dims) or 0 in value_scores.shape:
         raise ValueError(
-            f"value_scores must have the dims {needed}, none of them empty, "
+            f"value_scores must have the dims {dims}, none of them empty, "
             f"got {dict(value_scores.sizes)}"
         )
     sums = value_scores.sum("retrieval")
@@ -144,6 +147,6 @@ def _check(value_scores: xr.DataArray, groups: xr.DataArray) -> None:
             f"got {dict(groups.sizes)}"
         )
     if "group" not in groups.coords:
-        raise ValueError("groups must have their names as labels of 'group', got none")
+        raise ValueError("groups must have the names of groups as labels of 'group', got none")
     if groups.dtype != bool:
-        raise TypeError(f"groups must hold booleans, got {groups.dtype}")
+        raise TypeError(f"groups must hold bool, got {groups.dtype}")

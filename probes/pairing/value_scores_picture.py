@@ -1,4 +1,4 @@
-"""Pictures of value scores: which search chooses which retrieval."""
+"""Plots of value scores: which search chooses which retrieval."""
 
 from typing import Any
 
@@ -20,23 +20,22 @@ def draw_value_scores(
     """Draw value scores as matrices of searches and retrievals, with their numbers.
 
     Args:
-        axes: [row, column] of matplotlib's, as `subplots(..., squeeze=False)` has them.
-        value_scores: [rows, columns, search, retrieval], in any order, 0..1; those of
-            `summarise_value_scores`, say. NaN stays white.
-        rows: the dim with a row of panels for each label: a number is written beside the dim's
-            name, a text as it is.
-        columns: the dim with a column of panels for each label.
-        highest: the value of the brightest colour, above 0; None: the greatest there is.
+        axes: matplotlib axes [row, column], as of `subplots(..., squeeze=False)`.
+        value_scores: [rows, columns, search, retrieval], in any order, in 0..1, such as those of
+            `summarise_value_scores`. NaN stays white.
+        rows: dim of the rows of panels; numeric labels are written after its name.
+        columns: dim of the columns of panels.
+        highest: value of the brightest colour, above 0; None: the maximum.
 
     Returns:
-        An image, of which a colour bar for all panels can be made.
+        An image, for a colour bar of all panels.
 
     Raises:
-        ValueError: dims or sizes that do not fit, or `highest` is not above 0.
+        ValueError: dims or sizes do not match, or `highest` is not above 0.
 
     Example:
         >>> figure, axes = matplotlib.pyplot.subplots(2, 3, squeeze=False)
-        >>> image = draw_value_scores(axes, found["value_scores"])
+        >>> image = draw_value_scores(axes, result["value_scores"])
         >>> bar = figure.colorbar(image, ax=axes, label="mean value score")
     """
     dims = (rows, columns, "search", "retrieval")
@@ -48,13 +47,13 @@ def draw_value_scores(
     top = float(np.nanmax(shares)) if highest is None else highest
     if not top > 0:
         raise ValueError(f"highest must be above 0, got {top}")
-    for place, axis in np.ndenumerate(axes):
-        _draw_matrix(axis, shares[place], top)
+    for index, axis in np.ndenumerate(axes):
+        _draw_matrix(axis, shares[index], top)
     for axis, label in zip(axes[0], value_scores[columns].to_numpy(), strict=True):
         axis.set_title(label, fontsize=8)
     for axis, label in zip(axes[:, 0], value_scores[rows].to_numpy(), strict=True):
-        named = label if isinstance(label, str) else f"{rows} {label}"
-        axis.set_ylabel(f"{named}\nsearch", fontsize=7)
+        row_label = label if isinstance(label, str) else f"{rows} {label}"
+        axis.set_ylabel(f"{row_label}\nsearch", fontsize=7)
     for axis in axes[-1]:
         axis.set_xlabel("retrieval", fontsize=8)
     return axes[0, 0].images[0]

@@ -1,1 +1,1 @@
-"""Are tokens added, subtracted or deleted? The signs of attention weights."""
+"""Signs and saturation of attention weights: which tokens are added, subtracted or deleted."""

@@ -1,4 +1,4 @@
-"""Capture what models attend to, and score its signs and its saturation, place by place."""
+"""Capture the attention of models, and score its signs and its saturation."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from probes.signedness.saturation import score_saturation
 from probes.signedness.scores import relative_weights, score_signedness
 
 Examples = Mapping[str, tuple[Sequence[Batch], Mapping[str, AttentionPlace]]]
-"""By split: the batches, and the places where models attend in them."""
+"""By split: the batches, and the attention modules with their valid pairs."""
 
 
 def measure_signedness(
     models: Mapping[str, HookedModel], examples: Examples, *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
-    """Score how signed attention is at several places of models, and if its signs are the planted.
+    """Score how signed the attention of models is, and whether its signs match planted ones.
 
-    Runs the models over the examples and passes what they attend with on to `score_signedness`.
+    Runs the models over the examples and passes their attention patterns to `score_signedness`.
 
     Args:
         models: by name, such as `{"trained": model, "untrained": other}`.
-        examples: by split: batches, and the places, with their signs if these are known.
-        resamples: of the bootstrap.
-        seed: of shuffling and bootstrap.
+        examples: by split: batches, and the attention modules, with true signs if known.
+        resamples: number of bootstrap resamples.
+        seed: seed of shuffling and bootstrap.
 
     Returns:
-        [model, split, place, scale, layer, head, ...] of what `score_signedness` gives, where
-        `scale` is "weights" as they are, and "relative" to the largest ones of their head, see
-        `relative_weights`. NaN for a layer or head that a place lacks.
+        The results of `score_signedness` [model, split, place, scale, layer, head, ...], where
+        `scale` is "weights" (unchanged) or "relative" (to the largest of the head, see
+        `relative_weights`). NaN for a layer or head that a module lacks.
 
     Raises:
-        KeyError: a place without `hook_pattern`; the message lists the nearest.
-        ValueError: no model, split or place, or examples that do not fit.
+        KeyError: a module has no `hook_pattern`; the message lists the nearest names.
+        ValueError: there is no model, split or module, or examples do not match.
 
     Example:
         >>> places = {"self": AttentionPlace("blocks.*.attn.", valid, sign)}
@@ -49,9 +49,11 @@ def measure_signedness(
 
     def score(data: xr.Dataset) -> xr.Dataset:
         relative = relative_weights(data["pattern"], valid=data["valid"])
-        both = xr.Dataset({"weights": data["pattern"], "relative": relative}).to_dataarray("scale")
-        known = {"valid": data["valid"], "sign": data.get("sign")}
-        return score_signedness(both, **known, resamples=resamples, seed=seed)
+        patterns = xr.Dataset({"weights": data["pattern"], "relative": relative}).to_dataarray(
+            "scale"
+        )
+        pairs = {"valid": data["valid"], "sign": data.get("sign")}
+        return score_signedness(patterns, **pairs, resamples=resamples, seed=seed)
 
     return examine_places(models, examples, ["pattern"], score)
 
@@ -64,24 +66,25 @@ def measure_saturation(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Score how much of what attention is made of lies where functions are flat, place by place.
+    """Score how saturated the quantities of attention modules are.
 
-    Runs the models over the examples and passes what hooks show on to `score_saturation`.
+    Runs the models over the examples and passes the hooked activations to `score_saturation`.
 
     Args:
         models, examples: as in `measure_signedness`.
-        limits: by quantity, a hook of each place without `hook_`: beyond minus and plus which size
-            it is saturated, such as `{"affinity": 2.0, "dissimilarity": 3.0}`.
-        resamples, seed: of the bootstrap.
+        limits: by quantity (a hook of each module, without `hook_`), the size from which it is
+            saturated at both signs, such as `{"affinity": 2.0, "dissimilarity": 3.0}`.
+        resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
 
     Returns:
         `saturated` [model, split, place, quantity, layer, head, side], with `_low` and `_high`: see
-        `score_saturation`. NaN for a layer or head that a place lacks.
+        `score_saturation`. NaN for a layer or head that a module lacks.
 
     Raises:
-        KeyError: a place without a hook; the message lists the nearest.
-        ValueError: no model, split or place, limits that are not above 0, or examples that do not
-            fit.
+        KeyError: a module lacks a hook; the message lists the nearest names.
+        ValueError: there is no model, split or module, a limit is not above 0, or examples do not
+            match.
 
     Example:
         `measure_saturation({"trained": model}, {"id": ([batch], places)}, {"affinity": 2.0})`
@@ -89,11 +92,11 @@ def measure_saturation(
     Source:
         Tay et al. 2019, "Compositional De-Attention Networks", section 5.
     """
-    top = xr.DataArray(list(limits.values()), coords={"quantity": list(limits)})
+    limit = xr.DataArray(list(limits.values()), coords={"quantity": list(limits)})
 
     def score(data: xr.Dataset) -> xr.Dataset:
         values = data[list(limits)].to_dataarray("quantity")
-        where: dict[str, Any] = {"low": -top, "high": top, "valid": data["valid"]}
-        return score_saturation(values, **where, resamples=resamples, seed=seed).drop_dims("bin")
+        options: dict[str, Any] = {"low": -limit, "high": limit, "valid": data["valid"]}
+        return score_saturation(values, **options, resamples=resamples, seed=seed).drop_dims("bin")
 
     return examine_places(models, examples, list(limits), score)

@@ -1,4 +1,4 @@
-"""Pictures of signed attention: a matrix with its numbers, and how weights are distributed."""
+"""Plots of signed attention: matrices with numbers, and distributions of weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.patches import StepPatch
 _LEAST_SHARE = 1e-5
 _MOST_KEYS_BESIDE = 9
 _MOST_NAMED = 30  # rows or columns of a matrix
-_LONGEST_LEVEL = 12  # letters of names below columns that are not turned
+_LONGEST_LEVEL = 12  # letters of column labels that are not rotated
 
 
 def draw_numbers(
@@ -26,22 +26,22 @@ def draw_numbers(
     style: str | Callable[[float], str] = "{:.2f}",
     colours: str | None = None,
 ) -> AxesImage:
-    """Draw a matrix as colours, with the number in every cell that has one.
+    """Draw a matrix as colours, with its numbers.
 
     Args:
-        axis: that is drawn into.
-        matrix: [y, x], of any dims, the first one downward; their coordinates name the rows and
-            columns, if there is room, and may repeat. NaN where a cell stays empty.
-        limits: the values of the first and the last colour; None: colours from red to blue, white
-            at 0, up to the largest size.
-        style: how numbers are written; what gives "" for a number leaves it out.
-        colours: matplotlib's name of a colour map, where there are limits; None: viridis.
+        axis: matplotlib axes to draw on.
+        matrix: [y, x], any two dims, the first one downwards; their coordinates label rows and
+            columns if there is room, and may repeat. NaN for empty cells.
+        limits: values of the first and the last colour; None: red to blue, white at 0, up to the
+            largest absolute value.
+        style: format of the numbers; a function that returns "" omits a number.
+        colours: name of a matplotlib colour map, used with limits; None: viridis.
 
     Returns:
-        The colours, for a colour bar.
+        The image, for a colour bar.
 
     Raises:
-        ValueError: not two dims, or no number at all.
+        ValueError: the matrix does not have two dims, or has no number.
 
     Example:
         `draw_numbers(plt.figure().gca(), pattern.isel(example=0, head=0))`, the matrix of Tay et
@@ -57,15 +57,15 @@ def draw_numbers(
     image = axis.imshow(values, vmin=low, vmax=high, cmap=colours, aspect="auto")
     for dim, put_ticks in zip(matrix.dims, (axis.set_yticks, axis.set_xticks), strict=True):
         labels = [str(label) for label in matrix[dim].to_numpy()]
-        turned = 90 if dim == matrix.dims[1] and max(map(len, labels)) > _LONGEST_LEVEL else 0
+        rotation = 90 if dim == matrix.dims[1] and max(map(len, labels)) > _LONGEST_LEVEL else 0
         if len(labels) <= _MOST_NAMED:
-            put_ticks(range(len(labels)), labels, fontsize=8, rotation=turned)
+            put_ticks(range(len(labels)), labels, fontsize=8, rotation=rotation)
     for row, column in np.argwhere(np.isfinite(values)):
         red, green, blue, _ = image.to_rgba(values[row, column])
         colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
         if text := write(float(values[row, column])):
-            look: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
-            axis.text(column, row, text, **look)
+            text_style: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
+            axis.text(column, row, text, **text_style)
     return image
 
 
@@ -74,15 +74,15 @@ def draw_matrices(matrices: xr.Dataset, *, title: str = "") -> Figure:
 
     Args:
         matrices: variables [query_pos, key_pos], such as `hook_affinity` (E), `hook_gate` and
-            `hook_pattern` (M); the title of each is its `long_name`, or else its name. Their
-            coordinates name queries and keys. What is NaN in all of them, padding, is left out.
-        title: of the figure.
+            `hook_pattern` (M), titled by `long_name` or name. Their coordinates label queries and
+            keys. Rows and columns that are NaN in all of them (padding) are left out.
+        title: title of the figure.
 
     Returns:
-        The figure, a panel for each variable in their order.
+        The figure, one panel per variable, in order.
 
     Raises:
-        ValueError: other dims, no variable, or no number.
+        ValueError: dims do not match, or there is no variable or no number.
 
     Example:
         `draw_matrices(strongest_head(captured, captured["pattern"]))`, Figure 2 of Tay et al. 2019
@@ -107,20 +107,20 @@ def draw_matrices(matrices: xr.Dataset, *, title: str = "") -> Figure:
 def draw_distribution(
     axis: Axes, scores: xr.Dataset, *, xlabel: str = "attention weight"
 ) -> list[StepPatch]:
-    """Draw the share of pairs in each bin: filled steps, and those of controls as black lines.
+    """Draw the share of pairs in each bin as filled steps, and controls as black lines.
 
     Args:
-        axis: that is drawn into, in the next one of its colours; shares are logarithmic.
-        scores: of `score_signedness` or `score_saturation`; of them `distribution` [bin], or
-            [model, bin] with any further dim, whose first label is filled and whose others are
+        axis: matplotlib axes to draw on, in their next colour; shares are logarithmic.
+        scores: result of `score_signedness` or `score_saturation`, with `distribution` [bin], or
+            [model, bin] with any dim before `bin`: its first label is filled, the others are
             controls.
-        xlabel: what the bins are of.
+        xlabel: label of the x axis.
 
     Returns:
-        The steps, one for each label.
+        The steps, one per label.
 
     Raises:
-        ValueError: other dims, or fewer than two bins.
+        ValueError: dims do not match, or there are fewer than two bins.
 
     Example:
         `draw_distribution(plt.figure().gca(), score_signedness(pattern))`
@@ -128,11 +128,11 @@ def draw_distribution(
     shares = scores["distribution"]
     if shares.dims[-1:] != ("bin",) or shares.ndim > 2 or shares.sizes["bin"] < 2:
         raise ValueError(
-            "distribution must have the dim bin, of two bins at least, and one dim before it at "
-            f"most, got {dict(shares.sizes)}"
+            "distribution must have the dim bin, with at least two bins, and at most one dim "
+            f"before it, got {dict(shares.sizes)}"
         )
-    middles = shares["bin"].to_numpy()
-    edges = np.append(middles, 2 * middles[-1] - middles[-2]) - (middles[1] - middles[0]) / 2
+    centres = shares["bin"].to_numpy()
+    edges = np.append(centres, 2 * centres[-1] - centres[-2]) - (centres[1] - centres[0]) / 2
     (first,) = axis.plot([], [])
     filled: dict[str, Any] = {"fill": True, "color": first.get_color(), "alpha": 0.8}
     outlined: dict[str, Any] = {"color": "black"}

@@ -1,1 +1,1 @@
-"""Does a module serve one operation? Specialization and collapse."""
+"""Specialization of modules in operations: capture, scores and plots."""

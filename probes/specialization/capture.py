@@ -1,4 +1,4 @@
-"""Capture which modules a router chooses, and score its specialization and its paths by group."""
+"""Capture the module choices of a router, and score its specialization and its paths by group."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class Labelled(Protocol):
 
     @property
     def inputs(self) -> Tensor:
-        """What the model is called with: [example, ...]."""
+        """Inputs of the model [example, ...]."""
         ...
 
     @property
     def targets(self) -> Tensor:
-        """The right answers: [example, ...]."""
+        """Correct answers [example, ...]."""
         ...
 
     @property
@@ -48,26 +48,26 @@ def measure_specialization(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Score whether each module of a model serves one operation, in groups of examples.
+    """Score how the modules of a model specialize in operations, by group of examples.
 
-    Runs the model over the batches and passes what it captures on to `score_specialization`.
+    Runs the model over the batches and passes the captured choices to `score_specialization`.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents` by group, such as the split.
-        operation: the latent [example, layer] with what each layer should perform, or [example],
-            the same in all layers; -1 for none.
-        operations: their names, or how many there are.
-        hook: a glob of activations [example, module], one for each layer.
-        resamples: of the bootstrap.
-        seed: of shuffling and bootstrap.
+        operation: name of the latent with the operation that each layer should perform [example,
+            layer], or [example], the same for all layers; -1 for none.
+        operations: names of the operations, or their number.
+        hook: glob of activations [example, module], one per layer.
+        resamples: number of bootstrap resamples.
+        seed: seed of shuffling and bootstrap.
 
     Returns:
-        What `score_specialization` returns, with a dim `group` first.
+        The results of `score_specialization`, with `group` as first dim.
 
     Raises:
-        KeyError: a hook or a latent that there is none of.
-        TypeError, ValueError: see `capture` and `score_specialization`; no groups.
+        KeyError: an unknown hook or latent.
+        TypeError, ValueError: as in `capture` and `score_specialization`; or there are no groups.
 
     Example:
         `measure_specialization(model, {"id": [batch]}, operation="operator", operations=5)`
@@ -76,21 +76,21 @@ def measure_specialization(
         Ostapenko et al. 2022, "Attention for Compositional Modularity".
     """
     scores = {}
-    for group, some in batches.items():
-        captured = _choices(model, some, hook)
+    for group, group_batches in batches.items():
+        captured = _choices(model, group_batches, hook)
         if operation not in captured:
-            known = sorted(map(str, set(captured) - {"choice"}))
-            raise KeyError(f"no latent {operation!r}; batches have {', '.join(known)}")
-        wanted = captured[operation]
+            latents = sorted(map(str, set(captured) - {"choice"}))
+            raise KeyError(f"operation must be one of {', '.join(latents)}, got {operation!r}")
+        labels = captured[operation]
         scores[group] = score_specialization(
             captured["choice"],
-            # What further dims of a latent are called is not known to `capture`.
-            wanted.rename(dict(zip(wanted.dims[1:], ["layer"], strict=False))),
+            # `capture` does not know the names of further dims of a latent.
+            labels.rename(dict(zip(labels.dims[1:], ["layer"], strict=False))),
             operations=operations,
             resamples=resamples,
             seed=seed,
         )
-    return _joined(scores)
+    return _join_groups(scores)
 
 
 def measure_paths(
@@ -107,35 +107,36 @@ def measure_paths(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Score the best paths through a model's modules in groups of examples, beside the router's.
+    """Score the best paths through the modules of a model and the router's, by group of examples.
 
-    Runs the model to see what its router chooses; see `score_paths`, and `adapt_paths` for the
-    group in which the best path is sought with a few labelled examples of each task.
+    Runs the model to capture the choices of its router; see `score_paths`, and `adapt_paths` for
+    the group in which paths are adapted by a few labelled examples of each task.
 
     Args:
-        model: a `PathModel` that is an eager HookedRootModule too.
+        model: a `PathModel` that is also an eager HookedRootModule.
         untrained: the control, see `score_paths`.
-        batches: by group, such as the split, all its examples.
-        adapted: the group, of tasks that are new, in which `adapt_paths` chooses paths.
-        task: the latent [example] with each example's task.
-        examples: labelled ones of each task of `adapted`, ascending, at most half of those there.
-        hook: a glob of activations [example, module], one for each layer; the greatest is chosen.
+        batches: all examples by group, such as the split.
+        adapted: the group, of new tasks, in which `adapt_paths` chooses paths.
+        task: name of the latent with the task of each example [example].
+        examples: numbers of labelled examples per task of `adapted`, ascending, at most half of
+            its examples.
+        hook: glob of activations [example, module], one per layer; the largest is chosen.
         batch_size: examples per forward pass of the router.
-        memory_limit: of the search, in bytes.
-        resamples: of the bootstrap.
-        seed: of halves, draws and bootstrap.
+        memory_limit: memory limit of the search, in bytes.
+        resamples: number of bootstrap resamples.
+        seed: seed of halves, draws and bootstrap.
 
     Returns:
         - `loss` [group, control, path], `regret` [group, control, layer], with `_low` and `_high`:
           see `score_paths`.
-        - of the group `adapted` alone: `task_loss` [control, path, task], and `adapted`,
-          `gap_closed` [examples], `routed`, `oracle`: see `adapt_paths`.
+        - for the group `adapted`: `task_loss` [control, path, task], and `adapted`, `gap_closed`
+          [examples], `routed`, `oracle`: see `adapt_paths`.
 
         Coordinate `layer`: strings.
 
     Raises:
-        KeyError: `adapted` is no group; a hook or a latent that there is none of.
-        TypeError, ValueError: see `score_paths` and `adapt_paths`.
+        KeyError: `adapted` is no group, or a hook or latent is unknown.
+        TypeError, ValueError: as in `score_paths` and `adapt_paths`.
 
     Example:
         `measure_paths(model, untrained, {"id": batch, "ood": other}, adapted="ood")`
@@ -145,42 +146,46 @@ def measure_paths(
     """
     if adapted not in batches:
         raise KeyError(f"adapted must be one of {', '.join(batches)}, got {adapted!r}")
-    scores, of_adapted = {}, xr.Dataset()
+    scores, adapted_scores = {}, xr.Dataset()
     network = cast(PathModel, model)
     for group, batch in batches.items():
-        chosen = _choices(model, _parts(batch, batch_size), hook)["choice"].argmax("module")
+        chosen = _choices(model, _without_latents(batch, batch_size), hook)["choice"].argmax(
+            "module"
+        )
         routed = torch.from_numpy(chosen.transpose("example", "layer").to_numpy())
-        given: dict[str, Any] = {"routed": routed, "task": batch.latents[task]}
-        given |= {"memory_limit": memory_limit, "resamples": resamples, "seed": seed}
-        scored = score_paths(network, batch.inputs, batch.targets, untrained=untrained, **given)
+        options: dict[str, Any] = {"routed": routed, "task": batch.latents[task]}
+        options |= {"memory_limit": memory_limit, "resamples": resamples, "seed": seed}
+        scored = score_paths(network, batch.inputs, batch.targets, untrained=untrained, **options)
         scores[group] = scored.drop_dims("task")
         if group == adapted:
-            few = adapt_paths(network, batch.inputs, batch.targets, examples=examples, **given)
-            both = [scored[["task_loss"]], few.drop_dims("repeat")]
-            of_adapted = xr.merge(both, combine_attrs="drop_conflicts")
-    joined = _joined(scores).assign_coords(layer=lambda data: data["layer"].astype(str))
-    return xr.merge([joined, of_adapted], combine_attrs="drop_conflicts")
+            adaptation = adapt_paths(
+                network, batch.inputs, batch.targets, examples=examples, **options
+            )
+            parts = [scored[["task_loss"]], adaptation.drop_dims("repeat")]
+            adapted_scores = xr.merge(parts, combine_attrs="drop_conflicts")
+    joined = _join_groups(scores).assign_coords(layer=lambda data: data["layer"].astype(str))
+    return xr.merge([joined, adapted_scores], combine_attrs="drop_conflicts")
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Some examples of a batch, without their latents."""
+class _Examples:
+    """Examples of a batch, without their latents."""
 
     inputs: Tensor
     latents: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def _parts(batch: Labelled, size: int) -> Iterator[_Part]:
-    return (_Part(batch.inputs[some]) for some in slices(len(batch.inputs), size))
+def _without_latents(batch: Labelled, size: int) -> Iterator[_Examples]:
+    return (_Examples(batch.inputs[rows]) for rows in slices(len(batch.inputs), size))
 
 
 def _choices(model: HookedModel, batches: Iterable[Batch], hook: str) -> xr.Dataset:
-    """`choice` [example, layer, module], and the latents."""
+    """Capture `choice` [example, layer, module] and the latents."""
     quantity = Quantity(hook, dims=("example", "module"), long_name="chosen module")
     return capture(model, batches, {"choice": quantity})
 
 
-def _joined(scores: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def _join_groups(scores: Mapping[str, xr.Dataset]) -> xr.Dataset:
     if not scores:
         raise ValueError("batches must name at least one group, got an empty mapping")
     groups = xr.Variable("group", list(scores))

@@ -1,4 +1,4 @@
-"""How well routing follows operations: entropies, information and assignment, resampled."""
+"""Entropies, mutual information and assignment of routings and operations, with intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Routings:
     """The routings of one layer that have an operation.
 
     Attributes:
-        use: the routing, rows sum to 1, and beside it the one-hot choice.
+        use: the routing, whose rows sum to 1, and the one-hot choice.
         operation: index of the operation.
         example: index of the example.
     """
@@ -39,32 +39,32 @@ class Routings:
     example: Int[Tensor, " token"]
 
     def shuffled(self, generator: torch.Generator) -> "Routings":
-        """The same routings with the operations dealt out anew."""
+        """Permute the operations among the routings."""
         order = torch.randperm(len(self.operation), generator=generator)
         return Routings(self.use, self.operation[order], self.example)
 
     def summed(self) -> list[tuple[int, Int[Tensor, " part"], Float[Tensor, "part cell"]]]:
-        """By operation: the examples that have it, and their summed routing and choices."""
-        found = []
+        """Sum routings and choices by operation and example."""
+        sums_by_operation = []
         for operation in self.operation.unique().tolist():
-            mine = self.operation == operation
-            examples, place = self.example[mine].unique(return_inverse=True)
+            selected = self.operation == operation
+            examples, index = self.example[selected].unique(return_inverse=True)
             sums = self.use.new_zeros(len(examples), self.use[0].numel())
-            found.append(
-                (operation, examples, sums.index_add_(0, place, self.use[mine].flatten(1)))
+            sums_by_operation.append(
+                (operation, examples, sums.index_add_(0, index, self.use[selected].flatten(1)))
             )
-        return found
+        return sums_by_operation
 
 
 @dataclass(frozen=True)
 class LayerTables:
-    """One layer's tables of the sample, and what is held fixed in its resamples.
+    """Tables of one layer for the sample, and quantities that are fixed in its resamples.
 
     Attributes:
         routed: summed routing.
-        chosen: how often a module is chosen.
+        chosen: number of choices of each module.
         assignment: index of the module assigned to the operation, -1 for none.
-        chance: the mutual information expected by chance.
+        chance: mutual information expected by chance.
     """
 
     routed: Float[Tensor, "operation module"]
@@ -76,33 +76,33 @@ class LayerTables:
 def score_layers(
     layers: Sequence[Routings], *, examples: int, operations: int, resamples: int, seed: int
 ) -> tuple[list[LayerTables], Interval]:
-    """The tables of each layer, then of all together, and their SCORES [layer, score].
+    """Compute the tables and SCORES [layer, score] of each layer, then of all layers together.
 
-    With basic bootstrap intervals over examples, widened to hold the score.
+    Intervals are basic bootstrap intervals over examples, widened to contain the score.
     """
     modules = layers[0].use.shape[2]
     summed = [layer.summed() for layer in layers]
 
     def tables(weights: Float[Tensor, "draw example"]) -> list[Float[Tensor, "two draw ..."]]:
-        """Sums of the routing and of the choices by operation, then those of all layers."""
+        """Sum routing and choices by operation for each layer, then for all layers together."""
         by_example = weights.T.contiguous()
-        every = []
+        of_layers = []
         for parts in summed:
             table = by_example.new_zeros(operations, 2 * modules, len(weights))
-            for operation, mine, sums in parts:
-                torch.mm(sums.T, by_example[mine], out=table[operation])
-            every.append(table.view(operations, 2, modules, -1).permute(1, 3, 0, 2))
-        return [*every, torch.stack(every).sum(dim=0)]
+            for operation, examples_of_operation, sums in parts:
+                torch.mm(sums.T, by_example[examples_of_operation], out=table[operation])
+            of_layers.append(table.view(operations, 2, modules, -1).permute(1, 3, 0, 2))
+        return [*of_layers, torch.stack(of_layers).sum(dim=0)]
 
     sample = tables(torch.ones(1, examples, dtype=torch.double))
-    known = [_describe(routed[0], chosen[0].round().long()) for routed, chosen in sample]
+    described = [_describe(routed[0], chosen[0].round().long()) for routed, chosen in sample]
 
-    def scores(found: list[Tensor], samples: int) -> Float[np.ndarray, "draw layer score"]:
-        # Chance adds information once in drawing the sample, and as much again in each resample.
+    def scores(layer_tables: list[Tensor], samples: int) -> Float[np.ndarray, "draw layer score"]:
+        # Chance adds information once in the sample, and as much again in each resample.
         return torch.stack(
             [
                 _score(*table, chance=samples * layer.chance, assignment=layer.assignment)
-                for table, layer in zip(found, known, strict=True)
+                for table, layer in zip(layer_tables, described, strict=True)
             ],
             dim=1,
         ).numpy()
@@ -116,7 +116,7 @@ def score_layers(
         seed=seed,
     )
     low, high = (end.clip(_LOWEST, _HIGHEST) for end in (low, high))
-    return known, Interval(estimate, np.minimum(estimate, low), np.maximum(estimate, high))
+    return described, Interval(estimate, np.minimum(estimate, low), np.maximum(estimate, high))
 
 
 def _describe(
@@ -132,35 +132,35 @@ def _score(
     chance: float,
     assignment: Int[Tensor, " operation"],
 ) -> Float[Tensor, "draw score"]:
-    """SCORES of each draw, given the mutual information expected by chance."""
+    """Compute SCORES of each draw, given the mutual information expected by chance."""
     undefined = torch.tensor(torch.nan, dtype=routed.dtype)
     modules = routed.shape[2]
     total = routed.sum(dim=2, keepdim=True)
-    seen = (total > 0).to(routed.dtype).sum(dim=1)[:, 0]
-    # 0 / 0 is NaN: no score where nothing is seen.
+    n_seen = (total > 0).to(routed.dtype).sum(dim=1)[:, 0]
+    # 0 / 0 is NaN: no score where no operation occurs.
     activation = torch.where(total > 0, routed / total, 0.0)
-    apart = _entropy(activation).sum(dim=1) / seen
-    together = _entropy(activation.sum(dim=1) / seen[:, None])
-    most = np.log(modules) if modules > 1 else torch.nan
-    attainable = torch.where(seen > 1, seen.clamp(max=modules).log(), undefined)
+    entropy_within = _entropy(activation).sum(dim=1) / n_seen
+    entropy_overall = _entropy(activation.sum(dim=1) / n_seen[:, None])
+    highest = np.log(modules) if modules > 1 else torch.nan
+    attainable = torch.where(n_seen > 1, n_seen.clamp(max=modules).log(), undefined)
 
     joint = chosen / chosen.sum(dim=(1, 2), keepdim=True)
     of_operation, of_module = _entropy(joint.sum(dim=2)), _entropy(joint.sum(dim=1))
     information = (of_operation + of_module - _entropy(joint.flatten(1))).clamp(min=0)
-    informed = (seen > 1) & (modules > 1)
-    mean = torch.where(informed, (of_operation + of_module) / 2, undefined)
-    # Nothing is above chance where chance explains all: each operation and module occurs once.
-    above = torch.where(mean - chance > 1e-12, mean - chance, undefined)
+    defined = (n_seen > 1) & (modules > 1)
+    mean = torch.where(defined, (of_operation + of_module) / 2, undefined)
+    # Undefined where chance explains all: each operation and module occurs once.
+    gain = torch.where(mean - chance > 1e-12, mean - chance, undefined)
 
-    right = joint.gather(2, assignment.clamp(min=0).expand(len(joint), -1)[..., None])[..., 0]
+    assigned = joint.gather(2, assignment.clamp(min=0).expand(len(joint), -1)[..., None])[..., 0]
     return torch.stack(
         [
-            1 - apart / most,
-            together / most,
-            together / attainable,
+            1 - entropy_within / highest,
+            entropy_overall / highest,
+            entropy_overall / attainable,
             information / mean,
-            (information - chance) / above,
-            (right * (assignment >= 0)).sum(dim=1),
+            (information - chance) / gain,
+            (assigned * (assignment >= 0)).sum(dim=1),
         ],
         dim=1,
     )
@@ -171,19 +171,19 @@ def _entropy(probabilities: Float[Tensor, "*rest outcome"]) -> Float[Tensor, "*r
 
 
 def _expected_information(counts: Int[Tensor, "operation module"]) -> float:
-    """Mutual information expected of these margins by chance (Vinh et al. 2010), in nats."""
-    # Imported here: scikit-learn takes a second, and a wrong argument should not wait for it.
+    """Compute the mutual information expected by chance (Vinh et al. 2010), in nats."""
+    # Imported here because scikit-learn takes a second to import.
     from scipy.sparse import csr_matrix
     from sklearn.metrics.cluster import expected_mutual_information
 
-    used = counts[counts.sum(dim=1) > 0][:, counts.sum(dim=0) > 0].numpy()
-    if not used.size:
+    nonempty = counts[counts.sum(dim=1) > 0][:, counts.sum(dim=0) > 0].numpy()
+    if not nonempty.size:
         return 0.0
-    return float(expected_mutual_information(csr_matrix(used), int(used.sum())))
+    return float(expected_mutual_information(csr_matrix(nonempty), int(nonempty.sum())))
 
 
 def _assign(counts: Int[Tensor, "operation module"]) -> Int[Tensor, " operation"]:
-    """The one-to-one assignment with the most choices, -1 where it has none."""
+    """Find the one-to-one assignment with the most choices, -1 where it has none."""
     from scipy.optimize import linear_sum_assignment
 
     assignment = torch.full((len(counts),), -1)

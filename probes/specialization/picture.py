@@ -1,4 +1,4 @@
-"""Pictures of specialization: against collapse, and which module takes which operation."""
+"""Plots of specialization against collapse, and activation matrices of operations and modules."""
 
 from __future__ import annotations
 
@@ -21,61 +21,71 @@ def draw_specialization(
     *,
     colours: Sequence[str] | None = None,
 ) -> None:
-    """Draw specialization against collapse: a panel for each layer, a point for each network.
+    """Draw specialization against collapse: one panel per layer, one point per network.
 
-    Filled are the scores, hollow the control "shuffled", with operations dealt out anew. No network
-    is right of the dashed line: with M modules and |S| operations that occur, collapse is at most
-    log |S| / log M + 1 - specialization (Ostapenko et al. 2022, see `score_specialization`). The
-    star on it is a module for each operation.
+    Filled points are the scores, hollow points the control "shuffled". No network is to the right
+    of the dashed line: with M modules and |S| operations that occur, collapse is at most log |S| /
+    log M + 1 - specialization (Ostapenko et al. 2022, see `score_specialization`). The star on the
+    line is one module for each operation.
 
     Args:
-        axes: one for each layer.
-        scores: by the label of its points, what `score_specialization` gave: [control, layer], and
-            further dims where several networks have the same label. The same layers in all. What is
-            not finite is not drawn.
-        colours: one for each label; matplotlib's by default.
+        axes: one per layer.
+        scores: results of `score_specialization` by label: [control, layer], with further dims for
+            several networks of the same label. All have the same layers. Values that are not finite
+            are not drawn.
+        colours: one per label; matplotlib's by default.
 
     Raises:
-        ValueError: numbers of axes or colours that do not fit.
+        ValueError: numbers of axes or colours do not match.
 
     Example:
         `draw_specialization(plt.subplots(1, 3)[1], {"encoder": scores})`, of two layers and
         "pooled"
     """
     colours = [f"C{number}" for number in range(len(scores))] if colours is None else colours
-    layers = [name for one in scores.values() for name in one["layer"].to_numpy().tolist()]
+    layers = [
+        name
+        for label_scores in scores.values()
+        for name in label_scores["layer"].to_numpy().tolist()
+    ]
     layers = list(dict.fromkeys(layers))
     if len(axes) != len(layers) or len(colours) != len(scores):
         raise ValueError(
-            f"axes and colours must be as many as layers and labels, {len(layers)} and "
+            f"axes and colours must match the numbers of layers and labels, {len(layers)} and "
             f"{len(scores)}, got {len(axes)} and {len(colours)}"
         )
     for axis, layer in zip(axes, layers, strict=True):
-        here = {label: one.sel(layer=layer) for label, one in scores.items()}
-        for bound in sorted({bound for one in here.values() for bound in _attainable(one)}):
+        layer_scores = {
+            label: label_scores.sel(layer=layer) for label, label_scores in scores.items()
+        }
+        for bound in sorted(
+            {bound for label_scores in layer_scores.values() for bound in _attainable(label_scores)}
+        ):
             y = np.array([0.0, bound, 1.0])
             axis.plot(np.minimum(1, bound + 1 - y), y, **_LINE)
             axis.plot(bound, 1.0, **_STAR, label="a module for\neach operation")
-        for number, (label, one) in enumerate(here.items()):
-            if one["specialization"].notnull().any():
-                _draw_points(axis, one, label, colours[number], MARKERS[number % len(MARKERS)])
+        for number, (label, label_scores) in enumerate(layer_scores.items()):
+            if label_scores["specialization"].notnull().any():
+                _draw_points(
+                    axis, label_scores, label, colours[number], MARKERS[number % len(MARKERS)]
+                )
         axis.set(xlim=(-0.03, 1.06), ylim=(-0.04, 1.06), xlabel="collapse (1: none)")
         axis.set_title("all layers" if layer == "pooled" else f"layer {layer}", fontsize=9)
     axes[0].set_ylabel("specialization", fontsize=8)
 
 
 def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
-    """Put the modules of activation matrices in the order of the operations assigned to them.
+    """Sort the modules of activation matrices by the operations assigned to them.
 
-    The others follow, the most used ones first. In that order one module for each operation gives a
-    diagonal, whatever the modules' numbers; each layer, and each network, has an order of its own.
+    Modules without an operation follow, the most used first. One module for each operation then
+    gives a diagonal. Each layer and each network has a separate order.
 
     Args:
         scores: `assignment` [..., operation], `utilisation` [..., module] and `activation`
-            [..., operation, module], as `score_specialization` gives them, with any further dims.
+            [..., operation, module] of `score_specialization`, with any further dims.
 
     Returns:
-        The activation, 0..1; `module` counts places in the order.
+        The activation, in 0..1; `module` is the position in the order.
 
     Raises:
         KeyError: a variable is missing.
@@ -83,9 +93,9 @@ def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
     Example:
         `ordered_activation(score_specialization(...)).sel(layer="pooled")`
     """
-    mine = scores["assignment"] == scores["module"]
+    is_assigned = scores["assignment"] == scores["module"]
     last = scores.sizes["operation"] + 1 - scores["utilisation"]
-    rank = mine.argmax("operation").where(mine.any("operation"), last)
+    rank = is_assigned.argmax("operation").where(is_assigned.any("operation"), last)
     order = rank.copy(data=np.argsort(rank.to_numpy(), axis=rank.get_axis_num("module")))
     shares, order = xr.broadcast(scores["activation"], order)
     axis = shares.get_axis_num("module")
@@ -93,16 +103,16 @@ def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
     return shares.copy(data=np.take_along_axis(shares.to_numpy(), order, axis))
 
 
-def _draw_points(axis: Axes, one: xr.Dataset, label: str, colour: str, marker: str) -> None:
+def _draw_points(axis: Axes, scores: xr.Dataset, label: str, colour: str, marker: str) -> None:
     for control, filling in (("observed", colour), ("shuffled", "none")):
-        x, y = (one[name].sel(control=control) for name in ("collapse", "specialization"))
-        look: dict[str, Any] = {"color": colour, "marker": marker, "mfc": filling, "ls": ""}
-        shown = label if control == "observed" else None
-        axis.plot(x.to_numpy().ravel(), y.to_numpy().ravel(), label=shown, **look)
+        x, y = (scores[name].sel(control=control) for name in ("collapse", "specialization"))
+        style: dict[str, Any] = {"color": colour, "marker": marker, "mfc": filling, "ls": ""}
+        legend_label = label if control == "observed" else None
+        axis.plot(x.to_numpy().ravel(), y.to_numpy().ravel(), label=legend_label, **style)
 
 
 def _attainable(scores: xr.Dataset) -> list[float]:
-    """The collapse of networks with a module for each operation: log |S| / log M, at most 1."""
+    """Compute the collapse of one module for each operation: log |S| / log M, at most 1."""
     operations, modules = xr.broadcast(
         (scores["seen"] > 0).sum("operation"), scores["utilisation"].notnull().sum("module")
     )

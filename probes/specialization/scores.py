@@ -1,4 +1,4 @@
-"""Does each module serve one operation? Specialization, collapse, and their like, with controls."""
+"""Scores of how modules specialize in operations: specialization, collapse and controls."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,63 +38,66 @@ def score_specialization(
     that occur, and H the entropy:
 
     - `specialization` = 1 - mean over S of H(A_i) / log M, and `collapse` = H(mean over S of A_i)
-      / log M. With these names of the paper 1 is good for both, in 0..1. Specialization alone says
-      little: it is 1 when all goes to one module, whose collapse is 0.
-    - `collapse_attainable`: the same entropy over log min(|S|, M). The paper's ideal of collapse 1
-      cannot be reached where |S| < M, since collapse <= log |S| / log M + 1 - specialization: one
-      module for each operation gives 0.47 for 5 of 30, and 1 here; above 1 operations spread over
-      more modules than there are operations. The paper's figure 9b (0.92 and 0.98 with |S| = 10)
-      breaks that bound at M = 30, and so does not follow from its formula.
+      / log M, both in 0..1. In the paper's terms 1 is good for both. Specialization alone says
+      little: it is 1 if all examples go to one module, but then collapse is 0.
+    - `collapse_attainable`: the same entropy / log min(|S|, M). The paper's ideal, collapse 1, is
+      out of reach for |S| < M, since collapse <= log |S| / log M + 1 - specialization: one module
+      for each operation gives 0.47 for 5 of 30, and 1 here; more than 1 means more modules than
+      operations. The paper's figure 9b (0.92 and 0.98 with |S| = 10) violates that bound at M =
+      30, and so does not follow from its formula.
     - `normalised_mutual_information` (over the mean of both entropies) and
-      `adjusted_mutual_information` (Vinh et al. 2010: 0 expected by chance, 1 at most) between the
-      operation and the chosen module: the most probable, the first of equals.
-    - `assignment_accuracy`: the share routed to the module that the best one-to-one assignment of
-      operations to modules (Kuhn 1955) gives the operation, in 0..1. Found and scored on the same
-      examples, so that it is above 1 / M also by chance.
+      `adjusted_mutual_information` (Vinh et al. 2010: 0 expected by chance, at most 1) between the
+      operation and the chosen module, the most probable one (the first in case of a tie).
+    - `assignment_accuracy`: share routed to the operation's module by the best one-to-one
+      assignment of operations to modules (Kuhn 1955), in 0..1. Fitted and scored on the same
+      examples, so that it is above 1 / M by chance.
 
-    The control "shuffled" has the operations of a layer dealt out anew among its examples: what
-    the scores are if routing heeds no operation. Where it is as high as "observed", specialization
-    comes from collapse, or from too few examples of each operation.
+    The control "shuffled" permutes the operations of a layer among its examples, which gives the
+    scores of a routing that ignores the operation. Where it is as high as "observed",
+    specialization is due to collapse, or to few examples per operation.
 
     Args:
         routing: [example, layer, module], in any order: probabilities, each row sums to 1 (within
-            0.01); or integers, such as one-hot choices, 0/1 for the top k, or counts. Rows
-            are divided by their sums. Further dims (`pos`) hold further routings of an example.
-            Of a mixture of experts: `blocks.*.mlp.hook_expert_weights`, captured with dims
+            0.01); or integers, such as one-hot choices, 0/1 for the top k, or counts. Rows are
+            divided by their sums. Further dims (`pos`) hold several routings per example. For a
+            mixture of experts: `blocks.*.mlp.hook_expert_weights`, captured with dims
             ("example", "pos", "module").
-        operation: [example, layer] int, in 0..operations - 1, or -1 where none is performed
-            (padding), which is left out. With the further dims of `routing`; dims that are
-            missing are broadcast (one label for all layers).
-        operations: their names, or how many there are.
-        dead_share: a module is dead where it is chosen in at most this share, in [0, 1).
-        resamples: of the bootstrap.
-        seed: of shuffling and bootstrap.
+        operation: [example, layer] int, in 0..operations - 1, or -1 for none (padding), which is
+            left out. May have the further dims of `routing`; missing dims are broadcast (one label
+            for all layers).
+        operations: names of the operations, or their number.
+        dead_share: a module is dead if its share of choices is at most this, in [0, 1).
+        resamples: number of bootstrap resamples.
+        seed: seed of shuffling and bootstrap.
 
     Returns:
         Coordinates `control` ("observed", "shuffled"), `layer` (strings; last "pooled", all layers
-        together, which has a meaning where they share their modules), `operation`, `module`.
+        together, which is meaningful if they share their modules), `operation`, `module`.
 
         - each score above, with `_low` and `_high` [control, layer]: its 95% interval over
-          examples, by the basic bootstrap. Entropies of few examples are too small, and those of
-          their resamples are so once more, which percentiles would count twice; where that bias
-          is larger than the spread, the interval is widened to hold the score. With few examples
-          of an operation (some 100) it holds the truth in 70 to 90% only. The assignment is held
-          fixed. NaN where a score is not defined: with one module; with one operation, for
-          `collapse_attainable` and mutual information; where none occurs. The adjusted one's
-          bounds are also NaN where chance gives half of what could be had.
+          examples, by the basic bootstrap. Entropies of few examples are biased downwards, and in
+          resamples twice so, which percentile intervals would not correct; where that bias exceeds
+          the spread, the interval is widened to contain the score. With few examples of an
+          operation (about 100) its coverage is only 70 to 90%. The assignment is held fixed. NaN
+          where a score is undefined: with one module; with one operation, for
+          `collapse_attainable` and mutual information; without any operation. The bounds of the
+          adjusted one are also NaN where chance accounts for half of the maximum.
         - `activation` [layer, operation, module]: A, in 0..1; NaN where the operation does not
-          occur. `seen` [layer, operation]: how often it does. `unseen` [layer]: how many do not,
-          and so are not in S.
-        - `assignment` [layer, operation]: index of the assigned module, or -1 for none that it is
-          ever routed to.
-        - `utilisation` [layer, module]: the share in which the module is chosen. `dead` [layer]:
-          how many modules are.
+          occur. `seen` [layer, operation]: number of its occurrences. `unseen` [layer]: number of
+          operations that do not occur, and so are not in S.
+        - `assignment` [layer, operation]: index of the assigned module; -1 if the operation is
+          never routed to it.
+        - `utilisation` [layer, module]: share of choices of the module. `dead` [layer]: number of
+          dead modules.
         - `defined` [layer]: 1 where specialization and collapse are defined, else 0.
 
     Raises:
-        TypeError: operations that are not integers.
-        ValueError: dims or sizes that do not fit, routing that is neither probabilities nor whole
-            numbers, operations or numbers out of range.
+        TypeError: operations are not integers.
+        ValueError: dims or sizes do not match, routing is neither probabilities nor integers, or
+            an operation or a number is out of range.
+
+    Example:
+        `score_specialization(data["choice"], data["operation"], operations=5)["specialization"]`
     """
     names = _operation_names(operations)
     if not 0 <= dead_share < 1:
@@ -131,22 +134,22 @@ def score_specialization(
     result["layer"].attrs["long_name"] = "layer, or all layers together"
     result["operation"].attrs["long_name"] = "operation that should be performed"
     result["module"].attrs["long_name"] = "module"
-    both = np.stack([observed, shuffled], axis=1)  # [end, control, layer, score]
-    for number, (name, about) in enumerate(SCORES.items()):
-        interval = Interval(*both[..., number])
-        result.update(interval_variables(name, interval, ("control", "layer"), long_name=about))
+    by_control = np.stack([observed, shuffled], axis=1)  # [end, control, layer, score]
+    for number, (name, long_name) in enumerate(SCORES.items()):
+        interval = Interval(*by_control[..., number])
+        result.update(interval_variables(name, interval, ("control", "layer"), long_name=long_name))
     return result.assign(_describe(tables, dead_share))
 
 
 def _describe(observed: list[LayerTables], dead_share: float) -> Mapping[str, xr.Variable]:
-    """What is routed where, without controls."""
+    """Describe the observed routing: activation, assignment and utilisation."""
     routed = np.stack([layer.routed.numpy() for layer in observed])
     chosen = np.stack([layer.chosen.numpy() for layer in observed])
-    seen = chosen.sum(axis=2)
-    total = seen.sum(axis=1, keepdims=True)
-    # 0 / 0 is NaN: nothing to say where nothing is seen.
+    occurrences = chosen.sum(axis=2)
+    total = occurrences.sum(axis=1, keepdims=True)
+    # 0 / 0 is NaN where no operation occurs.
     with np.errstate(invalid="ignore"):
-        activation = routed / seen[..., None]
+        activation = routed / occurrences[..., None]
         utilisation = chosen.sum(axis=1) / total
     defined = (total[:, 0] > 0) & (chosen.shape[2] > 1)
     variables = {
@@ -155,8 +158,8 @@ def _describe(observed: list[LayerTables], dead_share: float) -> Mapping[str, xr
             activation,
             "mean routing of the operation",
         ),
-        "seen": (("layer", "operation"), seen, "how often the operation occurs"),
-        "unseen": (("layer",), (seen == 0).sum(axis=1), "operations that do not occur"),
+        "seen": (("layer", "operation"), occurrences, "how often the operation occurs"),
+        "unseen": (("layer",), (occurrences == 0).sum(axis=1), "operations that do not occur"),
         "assignment": (
             ("layer", "operation"),
             np.stack([layer.assignment.numpy() for layer in observed]),
@@ -171,8 +174,8 @@ def _describe(observed: list[LayerTables], dead_share: float) -> Mapping[str, xr
         ),
     }
     return {
-        name: xr.Variable(dims, values, {"long_name": about})
-        for name, (dims, values, about) in variables.items()
+        name: xr.Variable(dims, values, {"long_name": long_name})
+        for name, (dims, values, long_name) in variables.items()
     }
 
 
@@ -182,18 +185,18 @@ def _operation_names(operations: Sequence[str] | int) -> Sequence[str] | Int[np.
             raise ValueError(f"operations must be at least 1, got {operations}")
         return np.arange(operations)
     if isinstance(operations, str) or not operations or len(set(operations)) < len(operations):
-        raise ValueError(f"operations must be different names, at least one, got {operations!r}")
+        raise ValueError(f"operations must be one or more distinct names, got {operations!r}")
     return list(operations)
 
 
 def _read(routing: xr.DataArray, operation: xr.DataArray, operations: int) -> list[Routings]:
-    """The layers, without what has no operation."""
+    """Read the routings of each layer that have an operation."""
     if not set(_DIMS) <= set(routing.dims) or 0 in routing.shape:
         raise ValueError(
             f"routing must have the dims {_DIMS}, none of them empty, got {dict(routing.sizes)}"
         )
-    further = [dim for dim in routing.dims if dim not in _DIMS]
-    dims = ["layer", "example", *further]
+    extra_dims = [dim for dim in routing.dims if dim not in _DIMS]
+    dims = ["layer", "example", *extra_dims]
     if "example" not in operation.dims or not set(operation.dims) <= set(dims):
         raise ValueError(
             f"operation must have the dim 'example', and others only of {dims}, "
@@ -205,9 +208,9 @@ def _read(routing: xr.DataArray, operation: xr.DataArray, operations: int) -> li
                 f"operation must have {routing.sizes[dim]} values along {dim!r}, as routing has, "
                 f"got {operation.sizes[dim]}"
             )
-        both = dim in operation.coords and dim in routing.coords
-        if both and not np.array_equal(operation[dim].to_numpy(), routing[dim].to_numpy()):
-            raise ValueError(f"operation must have the coordinate {dim!r} of routing, it has not")
+        has_labels = dim in operation.coords and dim in routing.coords
+        if has_labels and not np.array_equal(operation[dim].to_numpy(), routing[dim].to_numpy()):
+            raise ValueError(f"operation must have the coordinate {dim!r} of routing, got another")
     if operation.dtype.kind not in "iu":
         raise TypeError(f"operation must hold integers, got {operation.dtype}")
     missing = {dim: routing.sizes[dim] for dim in dims if dim not in operation.dims}
@@ -220,37 +223,41 @@ def _read(routing: xr.DataArray, operation: xr.DataArray, operations: int) -> li
         )
     values = routing.transpose(*dims, "module").to_numpy()
     values = values.reshape(*labels.shape, -1).astype(np.float64)
-    kept = labels >= 0
-    probabilities = _normalised(values[kept])
+    has_operation = labels >= 0
+    probabilities = _normalised(values[has_operation])
     choice = one_hot(probabilities.argmax(dim=1), values.shape[2]).double()
     use = torch.stack([probabilities, choice], dim=1)
     examples = routing.sizes["example"]
     example = torch.arange(examples).repeat_interleave(labels.shape[1] // examples)
-    sizes = kept.sum(axis=1).tolist()
+    sizes = has_operation.sum(axis=1).tolist()
     return [
-        Routings(part, torch.from_numpy(label[mine]), example[torch.from_numpy(mine)])
-        for part, label, mine in zip(use.split(sizes), labels, kept, strict=True)
+        Routings(
+            layer_use, torch.from_numpy(layer_labels[selected]), example[torch.from_numpy(selected)]
+        )
+        for layer_use, layer_labels, selected in zip(
+            use.split(sizes), labels, has_operation, strict=True
+        )
     ]
 
 
 def _normalised(
     rows: Float[np.ndarray, "token module"],
 ) -> Float[Tensor, "token module"]:
-    """The rows divided by their sums.
+    """Divide the rows by their sums.
 
     Raises:
-        ValueError: unless all are probabilities, or all integers, of a sum above zero.
+        ValueError: rows are not all probabilities, or all integers with a sum above zero.
     """
     sums = rows.sum(axis=1, keepdims=True)
-    allowed = np.isfinite(rows).all(axis=1) & (rows >= 0).all(axis=1) & (sums[:, 0] > 0)
+    is_valid = np.isfinite(rows).all(axis=1) & (rows >= 0).all(axis=1) & (sums[:, 0] > 0)
     if not (rows == np.round(rows)).all():
-        allowed &= np.abs(sums[:, 0] - 1) <= _TOLERANCE
-    if not allowed.all():
-        first = int((~allowed).argmax())
+        is_valid &= np.abs(sums[:, 0] - 1) <= _TOLERANCE
+    if not is_valid.all():
+        first = int((~is_valid).argmax())
         raise ValueError(
-            "routing must hold, over the dim 'module', probabilities that sum to 1, or whole "
-            "numbers (choices, counts) of at least 0, not all 0; of its rows "
-            f"{int((~allowed).sum())} of {len(rows)} do not: the first holds "
+            "routing must hold, over the dim 'module', probabilities that sum to 1, or integers "
+            f"(choices, counts) of at least 0, not all 0, got {int((~is_valid).sum())} of "
+            f"{len(rows)} rows that do not: the first holds "
             f"{rows[first].min():g}..{rows[first].max():g} and sums to {sums[first, 0]:g}"
         )
     return torch.from_numpy(rows / sums)

@@ -121,7 +121,7 @@ def test_it_is_measured_from_where_on_a_model_knows():
     assert np.allclose(nothing["loss"], np.log(12))
 
 
-def test_what_cannot_be_measured_is_named():
+def test_invalid_batches_are_refused():
     with pytest.raises(ValueError, match="batches must hold at least one batch, got none"):
         measure_loss_by_context(Knows(4), [])
     with pytest.raises(ValueError, match=r"the first two of targets, \(4, 16\), got \(4, 16\)"):

@@ -39,8 +39,8 @@ def test_operations_that_are_done_piece_by_piece_are_counted():
     projections = n * d_model * (4 * searches + retrievals) * width
     attending = searches * n**2 * width * (1 + retrievals)
     folding = n * searches * width**2
-    found = count_operations(Itself(config, d_model), lambda model: model(x), len(x))
-    assert found == 2 * (projections + attending + folding)
+    result = count_operations(Itself(config, d_model), lambda model: model(x), len(x))
+    assert result == 2 * (projections + attending + folding)
 
 
 class Product(torch.nn.Module):
@@ -71,8 +71,8 @@ def test_blocks_are_those_that_names_number():
 def test_costs_are_all_of_these():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4))
     costs = measure_costs(model, lambda model: model(torch.zeros(5, 3)), 5)
-    found = {name: value.item() for name, value in costs.items()}
-    assert found == {"parameters": 16, "operations": 24, "depth": 0}
+    result = {name: value.item() for name, value in costs.items()}
+    assert result == {"parameters": 16, "operations": 24, "depth": 0}
     assert all(value.attrs["long_name"] for value in costs.values())
     with pytest.raises(ValueError, match="n_examples must be at least 1, got 0"):
         count_operations(model, lambda model: None, 0)

@@ -96,7 +96,7 @@ def test_a_column_whose_gates_are_closed_does_not_change(inputs):
     assert np.isfinite(capture_control_flow(model, [empty], answer=largest)["change"]).all()
 
 
-def test_an_unknown_hook_is_named(inputs):
+def test_an_unknown_hook_is_refused(inputs):
     with pytest.raises(KeyError, match=r"blocks\.\*\.hook_gates"):
         capture_control_flow(
             GatedModel(),

@@ -90,10 +90,10 @@ def test_graphs_are_those_of_a_slow_walk(threshold):
     )
     low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
     expected = reference(gates.values, attention.values, valid.values, low, high, 0.3)
-    found = table(graphs)
-    assert found.keys() == expected.keys()
-    assert len(found) > 50
-    np.testing.assert_allclose([found[k] for k in expected], list(expected.values()))
+    result = table(graphs)
+    assert result.keys() == expected.keys()
+    assert len(result) > 50
+    np.testing.assert_allclose([result[k] for k in expected], list(expected.values()))
     assert graphs.attrs["gate_threshold_low"] == low
     assert all(graphs[name].attrs["long_name"] for name in graphs.variables)
 

@@ -48,7 +48,7 @@ def test_agrees_with_scikit_learn():
     assert "untrained" in result["control"].values
 
 
-def test_bad_labels_are_named():
+def test_invalid_labels_are_refused():
     fit, test = planted(0, 40), planted(1, 40)
     with pytest.raises(TypeError, match="must hold numbers"):
         decode_continuous(

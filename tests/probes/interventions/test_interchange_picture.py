@@ -10,7 +10,7 @@ SCOPES = {"row": "its row", "code": "the code"}
 
 
 @pytest.fixture
-def found():
+def result():
     rate = np.array([[0.1, 0.5, 0.9], [0.1, 0.2, 0.4]])
     parts = {"rate": rate, "rate_low": rate - 0.05, "rate_high": rate + 0.02}
     return xr.Dataset(
@@ -19,10 +19,10 @@ def found():
     )
 
 
-def test_bars_are_the_rates_and_the_line_is_the_unpatched_run(found):
+def test_bars_are_the_rates_and_the_line_is_the_unpatched_run(result):
     axes = Figure().subplots()
     axes.set_prop_cycle(color=["green"])
-    draw_interchange(axes, found, scopes=SCOPES)
+    draw_interchange(axes, result, scopes=SCOPES)
     row, code = (one for one in axes.containers if one.get_label() in SCOPES.values())
     assert [bar.get_height() for bar in row] == [0.2, 0.4]
     assert [bar.get_height() for bar in code] == [0.5, 0.9]
@@ -37,14 +37,14 @@ def test_bars_are_the_rates_and_the_line_is_the_unpatched_run(found):
     assert list(handles[0].get_ydata()) == [0.1, 0.1]
 
 
-def test_error_bars_are_the_intervals(found):
+def test_error_bars_are_the_intervals(result):
     axes = Figure().subplots()
-    draw_interchange(axes, found, scopes={"code": "the code"})
+    draw_interchange(axes, result, scopes={"code": "the code"})
     (lines,) = next(one for one in axes.containers if one.get_label() == "the code").errorbar[2]
     ends = [(low, high) for (_, low), (_, high) in lines.get_segments()]
     assert np.allclose(ends, [(0.45, 0.52), (0.85, 0.92)])
 
 
-def test_an_unknown_scope_is_refused(found):
+def test_an_unknown_scope_is_refused(result):
     with pytest.raises(ValueError, match="some of code, row, got pattern"):
-        draw_interchange(Figure().subplots(), found, scopes={"pattern": "all"})
+        draw_interchange(Figure().subplots(), result, scopes={"pattern": "all"})

@@ -91,24 +91,24 @@ class Padded(Reader):
 
 def conditions_of(base, source):
     """Pairs of other codes, and of the same; the first outcome is that of the source's code."""
-    found = {}
+    result = {}
     for name, other in (("other", source), ("same", base)):
         a, b = base.unbind(1), other.unbind(1)
-        found[name] = SimpleNamespace(
+        result[name] = SimpleNamespace(
             base=torch.cat([base, base[:, :1]], 1),
             source=torch.cat([other, other[:, :1]], 1),
             query=torch.full((N,), 3),
             keys=torch.full((N, 1), 1),
             answers={"source's": answer_of(b[0], a[1], a[2]), "base's": answer_of(*a)},
         )
-    return found
+    return result
 
 
 def test_pairs_of_every_condition_are_patched_by_themselves(pairs):
-    found = interchange_pairs(Padded(), conditions_of(*pairs), answer=lambda output: output)
-    assert found["rate"].dims == ("condition", "scope", "site", "outcome")
-    assert "hit" not in found
-    code = found["rate"].sel(scope="code")
+    result = interchange_pairs(Padded(), conditions_of(*pairs), answer=lambda output: output)
+    assert result["rate"].dims == ("condition", "scope", "site", "outcome")
+    assert "hit" not in result
+    code = result["rate"].sel(scope="code")
     for site, exchanged in (("none", 0), ("layer 0", 0), ("layer 1", 1), ("all layers", 1)):
         other = code.sel(condition="other", site=site)
         assert other.to_numpy().tolist() == [exchanged, 1 - exchanged]

@@ -49,18 +49,18 @@ def measured(model, groups=None, **more):
 
 @pytest.mark.parametrize("winner", ["winner", None])
 def test_the_planted_pairing_is_found_in_each_group(winner):
-    found = measured(Planted(), winner=winner)
-    assert found["group"].to_numpy().tolist() == ["id", "ood"]
-    assert (found["search_assignment"] == [1, 0]).all()
-    assert (found["retrieval_assignment"] == [1, 2, 3, 0]).all()
-    assert (found["agreement"].sel(control="observed") == 1).all()
-    assert (found["agreement"].sel(control="shuffled") < 0.6).all()
+    result = measured(Planted(), winner=winner)
+    assert result["group"].to_numpy().tolist() == ["id", "ood"]
+    assert (result["search_assignment"] == [1, 0]).all()
+    assert (result["retrieval_assignment"] == [1, 2, 3, 0]).all()
+    assert (result["agreement"].sel(control="observed") == 1).all()
+    assert (result["agreement"].sel(control="shuffled") < 0.6).all()
 
 
 def test_a_model_that_heeds_no_preference_agrees_by_chance():
-    found = measured(Planted(deaf=True)).sel(search="pooled", control="observed")
-    assert np.allclose(found["agreement"], found["chance"])
-    assert (found["agreement"] < 0.45).all()
+    result = measured(Planted(deaf=True)).sel(search="pooled", control="observed")
+    assert np.allclose(result["agreement"], result["chance"])
+    assert (result["agreement"] < 0.45).all()
 
 
 def test_it_is_what_score_pairing_says_of_the_same_arrays():
@@ -78,12 +78,14 @@ def test_it_is_what_score_pairing_says_of_the_same_arrays():
         resamples=20,
         seed=3,
     )
-    found = measure_pairing(Planted(), {"one": [batch(0)]}, attention="layer", resamples=20, seed=3)
-    xr.testing.assert_identical(found, expected)
+    result = measure_pairing(
+        Planted(), {"one": [batch(0)]}, attention="layer", resamples=20, seed=3
+    )
+    xr.testing.assert_identical(result, expected)
 
 
-def test_what_there_is_none_of_is_named():
-    with pytest.raises(KeyError, match="no latent wanted; batches have preference, winner"):
+def test_unknown_hooks_and_latents_are_refused():
+    with pytest.raises(KeyError, match="among the latents preference, winner, got wanted"):
         measured(Planted(), truth="wanted")
     with pytest.raises(KeyError, match="hook_value_scores"):
         measure_pairing(Planted(), {"id": [batch(0)]})

@@ -171,12 +171,12 @@ def test_what_is_not_known_of_the_familiar_pairing_is_left():
     ("change", "error", "message"),
     [
         (lambda a: a.T, ValueError, "activation must have the dims"),
-        (lambda a: a.isel(search=[0]), KeyError, "activation has no search 1"),
+        (lambda a: a.isel(search=[0]), KeyError, "activation must have the searches 0, 1, lacks 1"),
         (lambda a: a.isel(true_retrieval=[0]), ValueError, "4 true retrievals"),
         (lambda a: a.isel(model_retrieval=[0]), ValueError, "4 model retrievals"),
     ],
 )
-def test_activations_that_do_not_fit_are_told(change, error, message):
+def test_activations_of_another_shape_are_refused(change, error, message):
     found = pairing_of(ByHand("pairing")).sel(fitted="id")
     activation = change(found["activation"].sel(group="id"))
     with pytest.raises(error, match=message):
@@ -300,13 +300,13 @@ def test_hooks_are_gone_after_an_error():
         ({"truth": torch.zeros(2, 3, 1)}, TypeError, r"truth must hold integers"),
         ({"truth": torch.zeros(1, 3, 1).long()}, ValueError, r"truth must have the shape \(2 "),
         ({"truth": torch.full((2, 3, 1), 2)}, ValueError, r"truth must be in -1\.\.1"),
-        ({"truth": torch.full((2, 3, 1), -1)}, ValueError, r"leave nothing to force"),
+        ({"truth": torch.full((2, 3, 1), -1)}, ValueError, r"share a counterpart to force"),
         ({"truth": torch.zeros(2, 4, 1).long()}, ValueError, r"must have the shape \(example, pos"),
-        ({"assignment": assigned([2], [0, 1])}, ValueError, r"at least \(3, 1\) as assignment"),
-        ({"assignment": xr.Dataset()}, KeyError, r"no variable 'search_assignment'"),
+        ({"assignment": assigned([2], [0, 1])}, ValueError, r"at least \(3, 1\) like assignment"),
+        ({"assignment": xr.Dataset()}, KeyError, r"must hold 'search_assignment'"),
         ({"assignment": assigned([0], [0, 1]).expand_dims("fitted")}, ValueError, r"one of 'fitt"),
         ({"error": lambda o, p: o.sum()}, ValueError, r"error must return .* \(2,\), got \(\)"),
-        ({"error": lambda o, p: -torch.ones(2)}, ValueError, r"of at least 0, some are not"),
+        ({"error": lambda o, p: -torch.ones(2)}, ValueError, r"of at least 0, got others"),
     ],
 )
 def test_invalid_input_is_refused(changes, kind, message):

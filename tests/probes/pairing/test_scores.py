@@ -245,7 +245,7 @@ def test_invalid_input_is_refused():
         score_pairing(scores, truth * 1.0)
     with pytest.raises(ValueError, match=r"truth must hold .* got values in -2\.\.0"):
         score_pairing(scores, truth - 2)
-    with pytest.raises(ValueError, match=r"winner and pattern must be given together"):
+    with pytest.raises(ValueError, match=r"winner and pattern must be passed together"):
         score_pairing(scores, truth, winner=also["winner"])
     with pytest.raises(ValueError, match=r"winner must be in 0\.\.4 where there is a truth"):
         score_pairing(scores, truth, winner=also["winner"] + 1, pattern=also["pattern"])
@@ -257,7 +257,7 @@ def test_invalid_input_is_refused():
     with pytest.raises(ValueError, match=r"at least 2 examples .* got 1 of '1'"):
         score_pairing(scores, truth, groups=one)
     half = xr.where(truth["example"] % 2 == 0, truth, -1).transpose(*truth.dims)
-    with pytest.raises(ValueError, match=r"truth must be known in both halves .* not of 'all'"):
+    with pytest.raises(ValueError, match=r"truth must be known in both halves .* got 'all'"):
         score_pairing(scores, half)
     with pytest.raises(ValueError, match=r"resamples must be at least 1, got 0"):
         score_pairing(scores, truth, resamples=0)

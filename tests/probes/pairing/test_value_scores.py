@@ -34,11 +34,11 @@ def noise(seed, shape):
 def test_it_is_what_a_loop_computes():
     scores, rng = noise(0, (30, 2, 3, 4)), np.random.default_rng(1)
     member = rng.random((3, 30)) < 0.5
-    found = summarise_value_scores(*label(scores, member))
+    result = summarise_value_scores(*label(scores, member))
     for group in range(3):
         mine = [scores[n] for n in range(30) if member[group, n]]
         mean = sum(mine) / len(mine)
-        here = found.isel(group=group)
+        here = result.isel(group=group)
         assert np.allclose(here["value_scores"], mean)
         for layer in range(2):
             greatest = [max(mean[layer, search]) for search in range(3)]
@@ -47,34 +47,34 @@ def test_it_is_what_a_loop_computes():
             theirs = [scores[n] for n in range(30) if member[other, n]]
             apart = np.abs(mean - sum(theirs) / len(theirs)).sum((1, 2)) / 2 / 3
             assert np.allclose(here["distance"].isel(other_group=other), apart)
-    assert found["value_scores"].dims == ("group", "layer", "search", "retrieval")
-    assert found["distance"].dims == ("group", "other_group", "layer")
-    assert all(found[name].attrs["long_name"] for name in found)
+    assert result["value_scores"].dims == ("group", "layer", "search", "retrieval")
+    assert result["distance"].dims == ("group", "other_group", "layer")
+    assert all(result[name].attrs["long_name"] for name in result)
 
 
 def test_a_tight_pairing_that_switches_between_groups():
     first = np.arange(40) < 20
     choice = np.where(first[:, None, None], [0, 1], [1, 0])
-    found = summarise_value_scores(*label(np.eye(2)[choice], [first, ~first, first | ~first]))
-    assert found["tightness"].to_numpy().ravel().tolist() == [1, 1, 0.5]
-    assert np.allclose(found["distance"].squeeze(), [[0, 1, 0.5], [1, 0, 0.5], [0.5, 0.5, 0]])
+    result = summarise_value_scores(*label(np.eye(2)[choice], [first, ~first, first | ~first]))
+    assert result["tightness"].to_numpy().ravel().tolist() == [1, 1, 0.5]
+    assert np.allclose(result["distance"].squeeze(), [[0, 1, 0.5], [1, 0, 0.5], [0.5, 0.5, 0]])
 
 
 def test_noise_is_neither_tight_nor_different():
     first = np.arange(4000) < 2000
-    found = summarise_value_scores(*label(noise(2, (4000, 1, 3, 4)), [first, ~first]))
-    assert (abs(found["tightness"] - 0.25) < 0.03).all()
-    assert (found["distance"] < 0.03).all()
+    result = summarise_value_scores(*label(noise(2, (4000, 1, 3, 4)), [first, ~first]))
+    assert (abs(result["tightness"] - 0.25) < 0.03).all()
+    assert (result["distance"] < 0.03).all()
     even = summarise_value_scores(*label(np.full((4000, 1, 3, 4), 0.25), [first, ~first]))
     assert np.allclose(even["tightness"], 0.25)
 
 
 def test_a_group_without_examples_is_nan():
-    found = summarise_value_scores(*label(noise(0, (5, 1, 2, 3)), [[True] * 5, [False] * 5]))
-    assert found.sel(group="g1")["value_scores"].isnull().all()
-    assert found.sel(group="g1")["tightness"].isnull().all()
-    assert found["distance"].sel(group="g0", other_group="g1").isnull().all()
-    assert np.isfinite(found["distance"].sel(group="g0", other_group="g0")).all()
+    result = summarise_value_scores(*label(noise(0, (5, 1, 2, 3)), [[True] * 5, [False] * 5]))
+    assert result.sel(group="g1")["value_scores"].isnull().all()
+    assert result.sel(group="g1")["tightness"].isnull().all()
+    assert result["distance"].sel(group="g0", other_group="g1").isnull().all()
+    assert np.isfinite(result["distance"].sel(group="g0", other_group="g0")).all()
 
 
 def test_invalid_input_is_refused():
@@ -85,9 +85,9 @@ def test_invalid_input_is_refused():
         summarise_value_scores(2 * scores, member)
     with pytest.raises(ValueError, match=r"'example', of size 5, got .*4"):
         summarise_value_scores(scores, member[:, :4])
-    with pytest.raises(ValueError, match=r"names as labels of 'group'"):
+    with pytest.raises(ValueError, match=r"names of groups as labels of 'group'"):
         summarise_value_scores(scores, member.drop_vars("group"))
-    with pytest.raises(TypeError, match=r"groups must hold booleans, got float64"):
+    with pytest.raises(TypeError, match=r"groups must hold bool, got float64"):
         summarise_value_scores(scores, member * 1.0)
 
 
@@ -183,12 +183,12 @@ def signs(batch):
 
 def test_it_is_measured_in_all_layers_over_tokens_and_in_the_last_one():
     batches = [drawn(0, 8), drawn(1, 6)]
-    found = measure_value_scores(Shows(), batches, signs)
+    result = measure_value_scores(Shows(), batches, signs)
     scores = torch.cat([batch.inputs for batch in batches]).double()
     sign = torch.cat([batch.latents["sign"] for batch in batches])
-    assert found["layer"].to_numpy().tolist() == [0, 1]
+    assert result["layer"].to_numpy().tolist() == [0, 1]
     for group, member in (("plus", sign), ("minus", ~sign)):
-        here = found["value_scores"].sel(group=group)
+        here = result["value_scores"].sel(group=group)
         for token, of_token in (("all", scores.mean(1)), ("last", scores[:, -1])):
             mean = of_token[member].mean(0)
             assert np.allclose(here.sel(layer=0, token=token), mean, atol=1e-6)
@@ -206,8 +206,8 @@ def test_groups_that_choose_otherwise_are_apart_and_others_are_not():
     assert (apart.sel(group="plus", other_group="plus") == 0).all()
 
 
-def test_what_cannot_be_measured_is_named():
-    with pytest.raises(ValueError, match="batches must hold at least one, got none"):
+def test_invalid_batches_are_refused():
+    with pytest.raises(ValueError, match="batches must hold at least one batch, got none"):
         measure_value_scores(Shows(), [], signs)
     with pytest.raises(KeyError, match="hook_value_scores"):
         measure_value_scores(Shows(), [drawn(0, 4)], signs, attention="blocks.*.attention")

@@ -29,14 +29,14 @@ class Signed(HookedRootModule):
 
 def examples_of(*splits):
     """Of each split: a batch of signs; the last key of every query is padding."""
-    found = {}
+    result = {}
     for number, split in enumerate(splits):
         generator = torch.Generator().manual_seed(number)
         sign = torch.randint(-1, 2, (N, QUERIES, KEYS), generator=generator)
         valid = (torch.arange(KEYS) < KEYS - 1).expand_as(sign)
         batch = Batch(sign, sign, torch.ones(N, QUERIES, dtype=torch.bool), {})
-        found[split] = [batch], {"here": probes.AttentionPlace("attn.", valid, sign)}
-    return found
+        result[split] = [batch], {"here": probes.AttentionPlace("attn.", valid, sign)}
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +67,15 @@ def test_shares_are_those_of_the_pairs_that_count(signs):
 def test_saturation_is_beyond_the_limits_of_each_quantity():
     examples, limits = examples_of("id"), {"affinity": 2.0, "pattern": 0.5}
     models = {"large": Signed(0.8), "small": Signed(0.01)}
-    found = probes.measure_saturation(models, examples, limits, resamples=20)["saturated"]
+    result = probes.measure_saturation(models, examples, limits, resamples=20)["saturated"]
     place = examples["id"][1]["here"]
-    one = found.sel(split="id", place="here", layer=0, head=0)
+    one = result.sel(split="id", place="here", layer=0, head=0)
     for side, sign in (("low", -1), ("high", 1)):
         share = (place.sign[place.valid] == sign).float().mean().item()
         here = one.sel(side=side)
         assert np.allclose(here.sel(quantity="affinity"), share)
         assert np.allclose(here.sel(quantity="pattern"), [share, 0])
-    assert (found.sel(head=1, quantity="affinity") == 0).all()
+    assert (result.sel(head=1, quantity="affinity") == 0).all()
 
 
 def test_invalid_input_is_refused():

@@ -318,12 +318,12 @@ def test_invalid_input_is_refused():
         score_signedness(pattern, sign=2 * sign)
     with pytest.raises(ValueError, match=r"sign must have only dims of .* got .*'query_pos': 3"):
         score_signedness(pattern, sign=sign[:, :3])
-    with pytest.raises(ValueError, match=r"sign needs valid pairs among the even examples"):
+    with pytest.raises(ValueError, match=r"valid must hold pairs among the even examples"):
         score_signedness(pattern[:1], sign=sign[:1])
-    with pytest.raises(ValueError, match=r"quantile must be above 0 and at most 1, got 0"):
+    with pytest.raises(ValueError, match=r"quantile must be in \(0, 1\], got 0"):
         relative_weights(pattern, quantile=0)
     with pytest.raises(
-        ValueError, match=r"pattern must have the dims .* and a weight that is known"
+        ValueError, match=r"pattern must have the dims .* and a weight that is not NaN"
     ):
         strongest_head(pattern.to_dataset(name="x"), pattern.expand_dims("head") * np.nan)
     with pytest.raises(TypeError, match=r"valid must hold bool, got int64"):

@@ -63,18 +63,18 @@ def specialized(model, groups=None, *, operation="operator", operations=NAMES):
 
 
 def test_a_model_whose_modules_serve_one_operation_each_is_specialized_in_each_group():
-    found = specialized(Routed((1, 2, 3, 0))).sel(control="observed")
-    assert found["group"].to_numpy().tolist() == ["id", "ood"]
-    assert found["layer"].to_numpy().tolist() == ["0", "1", "pooled"]
-    assert np.allclose(found["specialization"], 1)
-    assert np.allclose(found["collapse"], 1)
-    assert (found["assignment"] == [1, 2, 3, 0]).all()
-    assert (found["seen"].sel(layer="0").sum("operation") == [640, 320]).all()
+    result = specialized(Routed((1, 2, 3, 0))).sel(control="observed")
+    assert result["group"].to_numpy().tolist() == ["id", "ood"]
+    assert result["layer"].to_numpy().tolist() == ["0", "1", "pooled"]
+    assert np.allclose(result["specialization"], 1)
+    assert np.allclose(result["collapse"], 1)
+    assert (result["assignment"] == [1, 2, 3, 0]).all()
+    assert (result["seen"].sel(layer="0").sum("operation") == [640, 320]).all()
 
 
 def test_a_model_that_sends_all_to_one_module_has_collapsed():
-    found = specialized(Routed((1, 1, 1, 1))).sel(control="observed")
-    assert np.allclose(found["collapse"], 0)
+    result = specialized(Routed((1, 1, 1, 1))).sel(control="observed")
+    assert np.allclose(result["collapse"], 0)
 
 
 def test_it_is_what_score_specialization_says_of_the_same_arrays():
@@ -83,19 +83,21 @@ def test_it_is_what_score_specialization_says_of_the_same_arrays():
     routing = xr.DataArray(np.eye(4)[sent[operator]], dims=("example", "layer", "module"))
     wanted = xr.DataArray(operator, dims=("example", "layer"))
     expected = score(routing, wanted, operations=NAMES, resamples=20, seed=3)
-    found = specialized(Routed(tuple(sent)), {"id": [one]}).sel(group="id", drop=True)
-    xr.testing.assert_equal(found.transpose(*expected.dims), expected.transpose(*expected.dims))
+    result = specialized(Routed(tuple(sent)), {"id": [one]}).sel(group="id", drop=True)
+    xr.testing.assert_equal(result.transpose(*expected.dims), expected.transpose(*expected.dims))
 
 
 def test_a_label_for_all_layers_is_that_of_the_whole_task():
-    found = specialized(Routed(), operation="task", operations=16).sel(control="observed")
+    result = specialized(Routed(), operation="task", operations=16).sel(control="observed")
     # Each task goes to one module in each layer, which serves four of them.
-    assert np.allclose(found["specialization"].sel(layer=["0", "1"]), 1)
-    assert found["activation"].sizes["operation"] == 16
+    assert np.allclose(result["specialization"].sel(layer=["0", "1"]), 1)
+    assert result["activation"].sizes["operation"] == 16
 
 
-def test_what_there_is_none_of_is_named():
-    with pytest.raises(KeyError, match="no latent 'rule'; batches have number, operator, task"):
+def test_unknown_hooks_and_latents_are_refused():
+    with pytest.raises(
+        KeyError, match="operation must be one of number, operator, task, got 'rule'"
+    ):
         specialized(Routed(), operation="rule")
     with pytest.raises(KeyError, match="hook_choice"):
         measure_specialization(
@@ -135,21 +137,21 @@ def test_each_group_is_what_the_probes_say_of_it():
     groups, sent = {"id": batch(0), "ood": batch(1, 640)}, torch.tensor([1, 0, 2, 2])
     model = Routed(tuple(sent.tolist()))
     # However many examples the router sees at once.
-    found = on_paths(model, groups, batch_size=100)
+    result = on_paths(model, groups, batch_size=100)
     for name, one in groups.items():
         given = {"routed": sent[one.latents["operator"]], "task": one.latents["task"]}
         given |= {"resamples": 20, "seed": 3}
         expected = score_paths(model, one.inputs, one.targets, untrained=untrained(), **given)
-        here = found.sel(group=name)
+        here = result.sel(group=name)
         for variable in ("loss", "loss_low", "regret", "regret_high"):
             np.testing.assert_array_equal(here[variable], expected[variable])
         if name == "ood":
             few = adapt_paths(model, one.inputs, one.targets, examples=(1, 4), **given)
-            np.testing.assert_array_equal(found["task_loss"], expected["task_loss"])
+            np.testing.assert_array_equal(result["task_loss"], expected["task_loss"])
             for variable in ("adapted", "gap_closed", "routed", "oracle"):
-                np.testing.assert_array_equal(found[variable], few[variable])
-    assert found["layer"].to_numpy().tolist() == ["0", "1"]
-    assert found["task"].to_numpy().tolist() == list(range(16))
+                np.testing.assert_array_equal(result[variable], few[variable])
+    assert result["layer"].to_numpy().tolist() == ["0", "1"]
+    assert result["task"].to_numpy().tolist() == list(range(16))
 
 
 def test_the_group_to_adapt_in_must_be_there():

@@ -373,12 +373,12 @@ def test_invalid_input_is_refused():
         score(routing.rename(module="expert"))
     with pytest.raises(ValueError, match=r"none of them empty.*'example': 0"):
         score(routing[:0], operation[:0])
-    with pytest.raises(ValueError, match=r"sum to 1.*600 of 600 do not.*sums to 2"):
+    with pytest.raises(ValueError, match=r"sum to 1.*600 of 600 rows that do not.*sums to 2"):
         score(2 * routing)
     lower = xr.DataArray([-1.0, 1, 1, 0, 0, 0], dims="module")
-    with pytest.raises(ValueError, match=r"1 of 600 do not.*holds -1\.\.1"):
+    with pytest.raises(ValueError, match=r"1 of 600 rows that do not.*holds -1\.\.1"):
         score(routing.where((routing["example"] > 0) | (routing["layer"] > 0), lower))
-    with pytest.raises(ValueError, match=r"2 of 600 do not.*nan"):
+    with pytest.raises(ValueError, match=r"2 of 600 rows that do not.*nan"):
         score(routing.where(routing["example"] > 0))
     with pytest.raises(ValueError, match=r"not all 0.*600 of 600"):
         score(0 * routing)
@@ -396,9 +396,9 @@ def test_invalid_input_is_refused():
         score(operations=3)
     with pytest.raises(ValueError, match="operations must be at least 1, got 0"):
         score(operations=0)
-    with pytest.raises(ValueError, match="different names"):
+    with pytest.raises(ValueError, match="distinct names"):
         score(operations=["add", "add", "sine", "min"])
-    with pytest.raises(ValueError, match="different names, at least one, got 'sine'"):
+    with pytest.raises(ValueError, match="one or more distinct names, got 'sine'"):
         score(operations="sine")
     with pytest.raises(ValueError, match=r"dead_share must be in \[0, 1\), got 1"):
         score(dead_share=1)
