@@ -1,4 +1,4 @@
-"""Batches: parts of them, several in one, and how they are shown."""
+"""Batches: indexing, concatenation and representation."""
 
 import pytest
 import torch

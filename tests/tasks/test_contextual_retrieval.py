@@ -1,4 +1,4 @@
-"""Contextual retrieval against loops in plain Python and against the authors' data."""
+"""Contextual retrieval: compared with plain loops and with the authors' data."""
 
 from itertools import product
 from pathlib import Path
@@ -19,21 +19,21 @@ def task_of(**changes):
 
 
 def solve(objects, n_searches, n_retrievals, coefficients):
-    """Targets, winners and what is retrieved, object by object and search by search."""
-    targets, winners, found = [], [], []
+    """Return targets, winners and retrieved features, by plain loops."""
+    targets, winners, actual = [], [], []
     for i, me in enumerate(objects):
         winners.append([])
-        found.append([])
+        actual.append([])
         for s in range(n_searches):
             others = [j for j in range(len(objects)) if j != i]
             nearest = min(others, key=lambda j: abs(objects[j][s] - me[s]))
             start = n_searches + n_retrievals + s * n_retrievals
-            wanted = [v for v in range(n_retrievals) if me[start + v] == 1]
-            assert len(wanted) == 1
+            preferred = [v for v in range(n_retrievals) if me[start + v] == 1]
+            assert len(preferred) == 1
             winners[i].append(nearest)
-            found[i].append(objects[nearest][n_searches + wanted[0]])
-        targets.append(sum(c * value for c, value in zip(coefficients, found[i], strict=True)))
-    return targets, winners, found
+            actual[i].append(objects[nearest][n_searches + preferred[0]])
+        targets.append(sum(c * value for c, value in zip(coefficients, actual[i], strict=True)))
+    return targets, winners, actual
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -48,15 +48,15 @@ def test_golden_labels_follow_from_the_inputs(name):
     wins = torch.zeros(64, 10, 10).scatter_(2, latents["winner"], 1)
     np.testing.assert_array_equal(wins, GOLDEN[f"{name}.searches"])
     # Objects of one set have different combinations, of the right side where some are held out.
-    found = {tuple(v) for v in latents["preference"].flatten(0, 1).tolist()}
+    actual = {tuple(v) for v in latents["preference"].flatten(0, 1).tolist()}
     assert len({tuple(v) for v in latents["preference"][0].tolist()}) > 1
     if name.startswith("ood"):
         side = name.split(".")[-1]
-        assert found == {tuple(v) for v in GOLDEN[f"ood_2s4r.{side}_combos"].tolist()}
+        assert actual == {tuple(v) for v in GOLDEN[f"ood_2s4r.{side}_combos"].tolist()}
         split = {"train": "train", "test": "ood"}[side]
-        assert found == {tuple(v) for v in task.combinations(split).tolist()}
+        assert actual == {tuple(v) for v in task.combinations(split).tolist()}
     else:
-        assert len(found) == 16
+        assert len(actual) == 16
 
 
 @pytest.mark.parametrize(("searches", "retrievals"), SIZES)
@@ -77,7 +77,7 @@ def test_a_fifth_is_held_out_and_every_preference_is_known(searches, retrievals)
     n_train = 4 * len(every) // 5
     assert train == sorted(even_first[:n_train])
     assert ood == sorted(even_first[n_train:])
-    known = {(s, v) for one in train for s, v in enumerate(one)}
+    known = {(s, v) for combination in train for s, v in enumerate(combination)}
     assert (len(known) == searches * retrievals) == (searches > 1)
 
 
@@ -152,11 +152,11 @@ def test_nothing_but_the_weights_depends_on_the_weights():
 
 
 def test_no_batch_depends_on_what_was_asked_for_before():
-    one, other = task_of(seed=4), task_of(seed=4)
-    for split in one.splits:
-        one.batch(split, 0, 3)
-    late = one.batch("train", 2**40, 5)
-    assert torch.equal(late.inputs, other.batch("train", 2**40, 5).inputs)
+    task, fresh = task_of(seed=4), task_of(seed=4)
+    for split in task.splits:
+        task.batch(split, 0, 3)
+    late = task.batch("train", 2**40, 5)
+    assert torch.equal(late.inputs, fresh.batch("train", 2**40, 5).inputs)
     assert not torch.equal(late.inputs, task_of(seed=5).batch("train", 2**40, 5).inputs)
 
 

@@ -1,4 +1,4 @@
-"""The ESBN tasks against a solver that reads the pictures, and the sampler's promises."""
+"""The ESBN tasks: compared with a solver that reads the images, and properties of the sampler."""
 
 from collections import Counter, defaultdict
 
@@ -22,21 +22,21 @@ WITHOUT_FIRST = {"rmts": 1 / 2, "distribution_of_three": 1 / 2, "identity_rules"
 
 
 def seen(task, batch):
-    """What each image shows, by comparing pixels: lists of characters."""
+    """Return the characters of the images, by comparing pixels."""
     names = {
         picture.numpy().tobytes(): character
         for picture, character in zip(task.pictures, ESBN_CHARACTERS, strict=True)
     }
-    return [[names[one.numpy().tobytes()] for one in images] for images in batch.inputs]
+    return [[names[picture.numpy().tobytes()] for picture in images] for images in batch.inputs]
 
 
 def form(row):
-    """Which of a row are the same: ABA is (0, 1, 0)."""
-    return tuple(row.index(one) for one in row)
+    """Return the pattern of equal items of a row: ABA is (0, 1, 0)."""
+    return tuple(row.index(item) for item in row)
 
 
 def solve(rule, row):
-    """The relation's name and the answers that fit."""
+    """Return the relation's name and the correct answers."""
     if rule == "same_different":
         return ("same", [1]) if row[0] == row[1] else ("different", [0])
     if rule == "rmts":
@@ -45,10 +45,10 @@ def solve(rule, row):
     first, begun, candidates = row[:3], row[3:5], row[5:]
     if rule == "distribution_of_three":
         assert len(set(first)) == 3
-        answers = [i for i, one in enumerate(candidates) if {*begun, one} == {*first}]
+        answers = [i for i, item in enumerate(candidates) if {*begun, item} == {*first}]
         complete = [*begun, candidates[answers[0]]]
-        return "".join("ABC"[first.index(one)] for one in complete), answers
-    answers = [i for i, one in enumerate(candidates) if form([*begun, one]) == form(first)]
+        return "".join("ABC"[first.index(item)] for item in complete), answers
+    answers = [i for i, item in enumerate(candidates) if form([*begun, item]) == form(first)]
     assert not set(begun) & set(first)
     return "".join("ABC"[i] for i in form(first)), answers
 
@@ -72,7 +72,7 @@ def test_answers_are_those_of_the_pictures(rule, m):
             assert answers == batch.targets[i].tolist() == [batch.latents["answer"][i]]
             assert relation == task.relations[batch.latents["relation"][i]]
             assert row == [ESBN_CHARACTERS[j] for j in batch.latents["objects"][i]]
-        shown = {ESBN_CHARACTERS.index(one) for row in rows for one in row}
+        shown = {ESBN_CHARACTERS.index(character) for row in rows for character in row}
         assert shown <= set(task.objects(split).tolist())
         assert len(shown) > 0.8 * len(task.objects(split))
 
@@ -100,7 +100,7 @@ def test_the_first_row_is_needed(rule, best):
     answers = defaultdict(Counter)
     for row, answer in zip(latents["objects"].tolist(), latents["answer"].tolist(), strict=True):
         answers[form(row[n_first:])][answer] += 1
-    right = sum(max(found.values()) for found in answers.values())
+    right = sum(max(actual.values()) for actual in answers.values())
     assert right / (144 * 100) == pytest.approx(best, abs=0.02)
 
 
@@ -110,8 +110,10 @@ def test_candidates_and_places_tell_nothing_alone():
     latents = task.batch("train", 0, 24_000).latents
     objects, answer = latents["objects"], latents["answer"]
     for place in range(9):
-        for one in range(4):
-            counts = objects[answer == one, place].bincount(minlength=100)[task.objects("train")]
+        for answer_id in range(4):
+            counts = objects[answer == answer_id, place].bincount(minlength=100)[
+                task.objects("train")
+            ]
             assert len(counts) == 10
             expected = counts.sum() / 10
             assert ((counts - expected) ** 2 / expected).sum() < 9 + 6 * 18**0.5
@@ -186,7 +188,7 @@ def test_characters_are_in_the_font_and_drawn():
     path = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
     font = matplotlib.ft2font.FT2Font(path)
     assert len(set(ESBN_CHARACTERS)) == 100
-    assert all(font.get_char_index(ord(one)) for one in ESBN_CHARACTERS)
+    assert all(font.get_char_index(ord(character)) for character in ESBN_CHARACTERS)
     pictures = ESBN(ESBNConfig(rule="rmts")).pictures[:, 0]
     square = pictures[ESBN_CHARACTERS.index("□")]
     rows = square.any(1).nonzero().flatten()
@@ -202,7 +204,7 @@ def test_characters_are_in_the_font_and_drawn():
 
 
 def test_a_sheet_of_objects_and_problems(tmp_path):
-    """Save what the objects and some problems look like, for whoever wants to see it."""
+    """Save an image of the objects and of some problems for inspection."""
     pictures = ESBN(ESBNConfig(rule="rmts")).pictures[:, 0]
     rows = [torch.cat([*pictures[i : i + 10]], 1) for i in range(0, 100, 10)]
     for rule in ESBN_RELATIONS:

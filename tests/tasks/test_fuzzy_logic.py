@@ -1,4 +1,4 @@
-"""Fuzzy logic against loops in plain Python and against the authors' data."""
+"""Fuzzy logic: compared with plain loops and with the authors' data."""
 
 from itertools import combinations
 from math import comb
@@ -19,7 +19,7 @@ def task_of(**changes):
 
 
 def value(point, literals):
-    """Zadeh's logic: or is the maximum, and the minimum, not 1 - x."""
+    """Evaluate Zadeh's logic: or is the maximum, and the minimum, not 1 - x."""
     terms = []
     for literal in literals:
         term = 1.0
@@ -30,8 +30,8 @@ def value(point, literals):
 
 
 def numbers(literals):
-    """The terms' numbers: binary digits, the first variable's first."""
-    return tuple(int("".join(str(one) for one in literal), 2) for literal in literals)
+    """Return the terms' numbers: binary digits, the first variable's first."""
+    return tuple(int("".join(str(bit) for bit in literal), 2) for literal in literals)
 
 
 @pytest.mark.parametrize(("n_variables", "n_terms"), SIZES)
@@ -42,12 +42,12 @@ def test_golden_targets_follow_from_inputs_and_terms(n_variables, n_terms, side)
     points, targets, literals = (
         GOLDEN[f"{name}.{side}.{part}"] for part in ("inputs", "targets", "latents")
     )
-    found = task.solve(torch.from_numpy(points), torch.from_numpy(literals))
-    np.testing.assert_array_equal(found, targets[..., 0])
+    actual = task.solve(torch.from_numpy(points), torch.from_numpy(literals))
+    np.testing.assert_array_equal(actual, targets[..., 0])
     # The authors' functions are of the terms that these splits have.
     known = {numbers(row) for row in literals.tolist()}
     seen = range(task.config.n_seen)
-    assert all(all((one in seen) == (side == "train") for one in row) for row in known)
+    assert all(all((term in seen) == (side == "train") for term in row) for row in known)
 
 
 @pytest.mark.parametrize(("n_variables", "n_terms"), SIZES)
@@ -58,10 +58,10 @@ def test_golden_batches_are_laid_out_alike(n_variables, n_terms):
     )
     config = FuzzyLogicConfig(n_variables=n_variables, n_terms=n_terms, n_examples=16)
     task = FuzzyLogic(config)
-    mine = task.batch("train", 0, 16)
-    assert mine.inputs.shape == x.shape
-    assert mine.targets.shape == y.shape
-    assert mine.latents["literals"].shape == literals.shape
+    ours = task.batch("train", 0, 16)
+    assert ours.inputs.shape == x.shape
+    assert ours.targets.shape == y.shape
+    assert ours.latents["literals"].shape == literals.shape
     values = task.solve(x[..., :-1], literals)
     assert torch.equal(x[..., :-1, -1], values[:, :-1])
     assert not x[:, -1, -1].any()
@@ -85,10 +85,10 @@ def test_golden_splits(n_variables, n_terms):
     golden = GOLDEN[f"{name}.terms_idx_out_dist_seed2024"]
     np.testing.assert_array_equal(task.combinations("ood"), golden)
     # What is held out of the same terms is drawn: by another generator than the authors'.
-    theirs = np.concatenate(
-        [GOLDEN[f"{name}.terms_idx_{one}_seed2024"] for one in ("train", "test")]
+    authors_terms = np.concatenate(
+        [GOLDEN[f"{name}.terms_idx_{side}_seed2024"] for side in ("train", "test")]
     )
-    assert sorted(map(tuple, theirs.tolist())) == sorted(sides["train"] + sides["test"])
+    assert sorted(map(tuple, authors_terms.tolist())) == sorted(sides["train"] + sides["test"])
 
 
 @pytest.mark.parametrize("split", FuzzyLogic.SPLITS)
@@ -102,7 +102,7 @@ def test_batches_agree_with_loops(split, changes):
         assert batch.inputs.shape == (30, task.config.n_examples, task.n_features)
         assert batch.mask.shape == batch.targets.shape == (30, 1)
         assert batch.mask.all()
-        latents = {name: one.tolist() for name, one in batch.latents.items()}
+        latents = {name: values.tolist() for name, values in batch.latents.items()}
         for i, sequence in enumerate(batch.inputs.double().tolist()):
             literals = latents["literals"][i]
             values = [value(point, literals) for *point, _ in sequence]
@@ -133,10 +133,10 @@ def test_a_fixed_query_changes_the_query_alone():
 def test_the_query_of_some_examples_of_a_batch_can_be_fixed():
     task = task_of()
     plain, fixed = task.batch("ood", 3, 20), task.fixed_query("ood", 3, 20)
-    some = task.with_fixed_query(plain[5:9])
-    assert torch.equal(some.inputs, fixed.inputs[5:9])
-    assert torch.equal(some.targets, fixed.targets[5:9])
-    assert all(torch.equal(some.latents[name], fixed.latents[name][5:9]) for name in fixed.latents)
+    part = task.with_fixed_query(plain[5:9])
+    assert torch.equal(part.inputs, fixed.inputs[5:9])
+    assert torch.equal(part.targets, fixed.targets[5:9])
+    assert all(torch.equal(part.latents[name], fixed.latents[name][5:9]) for name in fixed.latents)
     # The batch that it was made of is left as it was.
     assert torch.equal(plain.inputs, task.batch("ood", 3, 20).inputs)
 
@@ -159,14 +159,14 @@ def test_the_share_that_is_held_out(held_out, n_test):
     assert len(task.combinations("train")) == 66 - n_test
     # The length of sequences changes nothing, the seed does.
     sides = [
-        task_of(held_out=held_out, **one).combinations("test").tolist()
-        for one in ({"n_examples": 96}, {"seed": 1})
+        task_of(held_out=held_out, **changes).combinations("test").tolist()
+        for changes in ({"n_examples": 96}, {"seed": 1})
     ]
     assert [side == task.combinations("test").tolist() for side in sides] == [True, False]
 
 
 def test_known_terms_are_all_in_train():
-    """With the default sizes, so that what is new in `test` are combinations alone."""
+    """With the default sizes, `test` has new combinations, but no new terms."""
     for seed in range(5):
         for held_out in (0.3, 0.5):
             task = task_of(held_out=held_out, seed=seed)
@@ -189,7 +189,7 @@ def test_score():
 
 
 def test_r2_of_the_mean_is_zero_on_average():
-    """Answering each sequence's mean errs by its variance, on average over the points."""
+    """The squared error of predicting a sequence's mean is its variance on average."""
     task = task_of(n_examples=16)
     batch = task.batch("id", 0, 20_000)
     scores = task.score(batch.latents["values"].mean(1), batch)

@@ -1,4 +1,4 @@
-"""Math equations against a reading of their tokens in plain Python, and the sampler's promises."""
+"""Math equations: compared with a stack machine, and properties of the sampler."""
 
 import math
 from collections import Counter
@@ -40,7 +40,7 @@ SYMBOLS = {
 
 
 def solve(tokens):
-    """Evaluate reverse Polish notation with a stack; return every intermediate result."""
+    """Evaluate reverse Polish notation and return every intermediate result."""
     stack, actual = [], []
     for token in tokens:
         if token in SYMBOLS:
@@ -54,7 +54,7 @@ def solve(tokens):
 
 
 def tokens_of(variables, symbols):
-    """Read an equation from the features alone."""
+    """Decode an equation from its features."""
     numbers = [variable[0].item() for variable in variables]
     chosen = [symbols[v[1 : 1 + len(symbols)].argmax().item()] for v in variables[2:-1]]
     tokens = [numbers[0], numbers[1], chosen[0]]

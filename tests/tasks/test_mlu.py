@@ -1,4 +1,4 @@
-"""MLU against Python's own reading of the lines."""
+"""MLU: compared with Python's parser."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ LINE = re.compile(r"([xy])=(-?\d+),([xy])=(-?\d+),([xy][-+*][xy])")
 
 
 def evaluate(line):
-    """The answer to a line, and its variables: Python's grammar, on the tree of the expression."""
+    """Return the answer to a line and its variables, with Python's parser."""
     first, a, second, b, expression = LINE.fullmatch(line).groups()
     assert {first, second} == {"x", "y"}
     values = {first: int(a), second: int(b)}
@@ -64,19 +64,19 @@ def test_lines_are_read_back_and_answered(split, numbers):
     for i in range(400):
         line = task.text(batch, i)
         result, values = evaluate(line)
-        assert all(task.config.low <= one < task.config.high for one in values.values())
+        assert all(task.config.low <= number < task.config.high for number in values.values())
         answer = str(result)
         n = len(answer)
-        assert [MLU_CHARACTERS[one] for one in source[i, : len(line)]] == list(line)
+        assert [MLU_CHARACTERS[token] for token in source[i, : len(line)]] == list(line)
         assert not source[i, len(line) :].any()
-        assert [MLU_CHARACTERS[one] for one in batch.targets[i, : n + 1]] == [*answer, "<eos>"]
+        assert [MLU_CHARACTERS[token] for token in batch.targets[i, : n + 1]] == [*answer, "<eos>"]
         assert not batch.targets[i, n + 1 :].any()
-        assert [MLU_CHARACTERS[one] for one in given[i, : n + 1]] == ["<bos>", *answer]
+        assert [MLU_CHARACTERS[token] for token in given[i, : n + 1]] == ["<bos>", *answer]
         assert not given[i, n + 1 :].any()
         assert batch.mask[i].tolist() == [True] * (n + 1) + [False] * (given.shape[1] - n - 1)
         assert task.decode(batch.targets[i]) == answer
         assert (names["x"][i], names["y"][i], names["result"][i]) == (
-            *(values[one] for one in "xy"),
+            *(values[variable] for variable in "xy"),
             result,
         )
         operands = "".join("xy"[names[side][i]] for side in ("left", "right"))
@@ -95,18 +95,18 @@ def test_lines_are_read_back_and_answered(split, numbers):
     ],
 )
 def test_widths_are_those_of_the_longest(numbers, widths):
-    """By hand; and with few numbers, some line and some answer fill them."""
+    """Computed by hand; with few numbers, the longest line and answer occur."""
     task = MLU(MLUConfig(**{"ood_share": 0.5, **numbers}))
     batches = [task.batch(split, 0, 20_000) for split in task.splits]
-    assert {(one.inputs[0].shape[1], one.targets.shape[1]) for one in batches} == {widths}
+    assert {(batch.inputs[0].shape[1], batch.targets.shape[1]) for batch in batches} == {widths}
     if "high" in numbers:
-        assert any(one.inputs[0][:, -1].any() for one in batches)
-        assert any(one.mask[:, -1].any() for one in batches)
+        assert any(batch.inputs[0][:, -1].any() for batch in batches)
+        assert any(batch.mask[:, -1].any() for batch in batches)
 
 
 def test_splits_are_disjoint_and_together_all_lines(small):
-    """9 numbers: 45 pairs, of which 4 are held out; 81 (x, y) in 24 forms."""
-    found = {split: set(lines(small, split, 60_000)) for split in small.splits}
+    """9 numbers make 45 pairs, 4 of them held out, and 81 (x, y) in 24 forms."""
+    actual = {split: set(lines(small, split, 60_000)) for split in small.splits}
     every = {
         f"{a}={m},{b}={n},{left}{sign}{right}"
         for a, b in ("xy", "yx")
@@ -117,17 +117,17 @@ def test_splits_are_disjoint_and_together_all_lines(small):
         for right in "xy"
     }
     assert len(every) == 81 * 24
-    assert sum(map(len, found.values())) == len(every)
-    assert set.union(*found.values()) == every
+    assert sum(map(len, actual.values())) == len(every)
+    assert set.union(*actual.values()) == every
 
     def pairs(split):
-        return {frozenset(evaluate(line)[1].values()) for line in found[split]}
+        return {frozenset(evaluate(line)[1].values()) for line in actual[split]}
 
     assert len(pairs("ood")) == small.config.n_ood == 4
     assert pairs("train") == pairs("id")
     assert not pairs("train") & pairs("ood")
     assert len(pairs("train")) == 41
-    assert len(found["train"]) == 23 * len(found["id"])
+    assert len(actual["train"]) == 23 * len(actual["id"])
 
 
 @pytest.mark.parametrize("split", MLU.SPLITS)

@@ -1,4 +1,4 @@
-"""SCAN against an interpreter of its grammar on strings, and the sizes of the published splits."""
+"""SCAN: compared with an interpreter of its grammar and with the published sizes."""
 
 from collections import Counter
 from itertools import product
@@ -23,7 +23,7 @@ HOLDING_OUT = [split for split in PUBLISHED if split != "simple"]
 
 
 def interpret(command):
-    """The meaning of a command, by the published rules; it raises for what is no command."""
+    """Return the actions of a command by the published rules; invalid commands raise."""
     for conjunction in (" and ", " after "):
         if conjunction in command:
             first, second = command.split(conjunction)
@@ -47,7 +47,7 @@ def interpret(command):
 
 
 def grammar():
-    """All commands, derived as C -> S and S | S after S | S; S -> V twice | V thrice | V; ..."""
+    """Derive all commands: C -> S and S | S after S | S; S -> V twice | V thrice | V; ..."""
     directed = [f"{verb}{{}} {side}" for verb in (*VERBS, "turn") for side in ("left", "right")]
     v = [*VERBS] + [
         form.format(manner) for manner in ("", " opposite", " around") for form in directed
@@ -56,12 +56,12 @@ def grammar():
     return s + [f"{a} {link} {b}" for a in s for link in ("and", "after") for b in s]
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 def texts(task, split):
-    words = whole(task, split).inputs[0].tolist()
+    words = full_batch(task, split).inputs[0].tolist()
     return [" ".join(SCAN_WORDS[i] for i in row if i) for row in words]
 
 
@@ -81,7 +81,7 @@ def test_the_papers_examples():
 def test_all_commands_are_those_of_the_grammar_and_mean_what_they_should(simple):
     seen = []
     for split in simple.splits:
-        batch = whole(simple, split)
+        batch = full_batch(simple, split)
         texts_ = texts(simple, split)
         seen += texts_
         for text, answer in zip(texts_, batch.targets.tolist(), strict=True):
@@ -105,10 +105,10 @@ def test_inputs_targets_mask_and_latents(split):
         text = task.text(batch, i)
         actions = interpret(text)
         n = len(actions)
-        assert [SCAN_WORDS[one] for one in commands[i, : len(text.split())]] == text.split()
+        assert [SCAN_WORDS[token] for token in commands[i, : len(text.split())]] == text.split()
         assert not commands[i, len(text.split()) :].any()
         # The model is given what comes before each target; padding does not count.
-        assert [SCAN_ACTIONS[one] for one in given[i, : n + 1]] == ["<bos>", *actions]
+        assert [SCAN_ACTIONS[token] for token in given[i, : n + 1]] == ["<bos>", *actions]
         assert not given[i, n + 1 :].any()
         assert batch.mask[i].tolist() == [True] * (n + 1) + [False] * (width - 1 - n)
         assert task.decode(batch.targets[i]) == " ".join(actions)
@@ -118,12 +118,17 @@ def test_inputs_targets_mask_and_latents(split):
         phrases = text.split(f" {link} ")
         assert len(phrases) == 1 + (link != "none")
         for place in (1, 2):
-            described = {one: names[f"{one}_{place}"][i] for one in ("verb", "direction", "manner")}
+            described = {
+                latent: names[f"{latent}_{place}"][i] for latent in ("verb", "direction", "manner")
+            }
             times = names[f"times_{place}"][i]
             if place > len(phrases):
                 assert {*described.values(), times} == {-1}
                 continue
-            written = [SCAN_LATENTS[one][described[one]] for one in ("verb", "manner", "direction")]
+            written = [
+                SCAN_LATENTS[latent][described[latent]]
+                for latent in ("verb", "manner", "direction")
+            ]
             written += [("once", "twice", "thrice")[times - 1]]
             assert [x for x in written if x not in ("none", "once")] == phrases[place - 1].split()
 
@@ -163,7 +168,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("split", HOLDING_OUT)
 def test_what_is_held_out(split):
     task = Scan(ScanConfig(split=split, seed=3))
-    train, known, held_out = (texts(task, one) for one in ("train", "id", "ood"))
+    train, known, held_out = (texts(task, side) for side in ("train", "id", "ood"))
     assert len(set(known)) == len(known) == 500
     assert len(set(held_out)) == len(held_out)
     assert not set(train) & set(known)
@@ -207,8 +212,8 @@ def test_train_is_a_stream_of_epochs_and_the_rest_comes_in_one_order():
     assert torch.equal(twice.targets, torch.cat([once.targets, once.targets]))
     # Every prefix is balanced over the number of actions.
     share = once.latents["length"].bincount() / 3_920
-    found = once.latents["length"][:500].bincount(minlength=len(share)) / 500
-    assert (share - found).abs().max() < 0.005
+    actual = once.latents["length"][:500].bincount(minlength=len(share)) / 500
+    assert (share - actual).abs().max() < 0.005
 
 
 def test_the_seed_chooses_and_a_larger_id_begins_with_a_smaller_one():
@@ -279,7 +284,7 @@ def test_the_parse_is_unique(simple):
     names = [f"{of}_{i}" for of, i in product(("verb", "direction", "manner", "times"), (1, 2))]
     rows = torch.cat(
         [
-            torch.stack([whole(simple, split).latents[x] for x in [*names, "conjunction"]], 1)
+            torch.stack([full_batch(simple, split).latents[x] for x in [*names, "conjunction"]], 1)
             for split in simple.splits
         ]
     )

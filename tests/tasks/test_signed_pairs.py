@@ -1,4 +1,4 @@
-"""Signed pairs against the rule in plain loops, and against what can be known of A or B alone."""
+"""Signed pairs: compared with plain loops; neither A nor B alone determines the label."""
 
 from itertools import combinations, product
 
@@ -15,12 +15,12 @@ def task_of(**changes):
 
 
 def read(config, a, b):
-    """What ids say: (key, polarity) of A and (key, value) of B, from lists of all tokens."""
+    """Decode ids: (key, polarity) of A, (key, value) of B, and the size of the vocabulary."""
     tokens = [("pad", 0)]
     tokens += [(key, sign) for key in range(config.n_keys) for sign in (1, -1)]
     sizes = [*range(-config.n_values, 0), *range(1, config.n_values + 1)]
     tokens += [(key, size) for key in range(config.n_keys) for size in sizes]
-    return [tokens[one] for one in a], [tokens[one] for one in b], len(tokens)
+    return [tokens[token] for token in a], [tokens[token] for token in b], len(tokens)
 
 
 @pytest.mark.parametrize("split", SignedPairs.SPLITS)
@@ -34,11 +34,11 @@ def read(config, a, b):
     ],
 )
 def test_labels_follow_from_the_tokens(split, changes):
-    """The oracle: look the key up, add or subtract, compare with 0."""
+    """Reference: look the key up, add or subtract, compare with 0."""
     task = task_of(**changes)
     config = task.config
     batch = task.batch(split, 1, 200)
-    latents = {name: one.tolist() for name, one in batch.latents.items()}
+    latents = {name: values.tolist() for name, values in batch.latents.items()}
     n_counting = set()
     for i in range(200):
         a, b, size = read(config, *(part[i].tolist() for part in batch.inputs))
@@ -65,7 +65,7 @@ def test_labels_follow_from_the_tokens(split, changes):
 @pytest.mark.parametrize(("n_keys", "n_a"), [(8, 3), (3, 2), (4, 3)])
 def test_splits_share_out_all_sets_of_tokens(n_keys, n_a):
     task = task_of(n_keys=n_keys, n_a=n_a)
-    train, ood = (set(map(tuple, task.combinations(one).tolist())) for one in ("train", "ood"))
+    train, ood = (set(map(tuple, task.combinations(split).tolist())) for split in ("train", "ood"))
     every = {
         tuple(1 + 2 * key + negative for key, negative in zip(keys, signs, strict=True))
         for keys in combinations(range(n_keys), n_a)
@@ -77,7 +77,7 @@ def test_splits_share_out_all_sets_of_tokens(n_keys, n_a):
     assert task.combinations("id").tolist() == task.combinations("train").tolist()
     # The opposite polarities are always on the same side.
     for side in (train, ood):
-        assert {tuple((one - 1 ^ 1) + 1 for one in tokens) for tokens in side} == side
+        assert {tuple((token - 1 ^ 1) + 1 for token in tokens) for tokens in side} == side
     assert task_of(n_keys=n_keys, n_a=n_a, seed=1).combinations("ood").tolist() != sorted(ood)
 
 
@@ -91,7 +91,7 @@ def bags(tokens, size):
 
 @pytest.mark.parametrize("split", ["id", "ood"])
 def test_neither_side_alone_tells_the_label(split):
-    """Bags of A, of B and of both are at chance; the same model reads the rule's own sum."""
+    """Bags of tokens of A, B and both are at chance; a linear model of the signed values is not."""
     task = task_of()
     train, test = task.batch("train", 0, 8000), task.batch(split, 0, 8000)
     seen = {}
@@ -114,7 +114,7 @@ def test_neither_side_alone_tells_the_label(split):
 
 
 def test_ignoring_and_subtracting_matter():
-    """Reading the tokens without what A says of them leaves much to be desired."""
+    """Accuracy is low if A is not used to ignore or to subtract."""
     batch = task_of().batch("id", 0, 8000)
     sign, value = batch.latents["sign"].sum(1), batch.latents["value"]
     label = batch.targets[:, 0].bool()
@@ -149,14 +149,14 @@ def test_words_tell_the_planted_signs(split):
     task = task_of()
     batch = task.batch(split, 0, 20)
     for example in range(20):
-        asking, asked = task.words(batch, example)
+        a_words, b_words = task.words(batch, example)
         signs = [
-            [int(f"{one[-1]}1") if one[:-1] == other.split()[0] else 0 for other in asked]
-            for one in asking
+            [int(f"{a_word[-1]}1") if a_word[:-1] == b_word.split()[0] else 0 for b_word in b_words]
+            for a_word in a_words
         ]
         assert batch.latents["sign"][example].tolist() == signs
         total = sum(
-            row[j] * int(other.split()[1]) for row in signs for j, other in enumerate(asked)
+            row[j] * int(b_word.split()[1]) for row in signs for j, b_word in enumerate(b_words)
         )
         assert batch.latents["total"][example] == total
 

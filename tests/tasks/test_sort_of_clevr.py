@@ -1,4 +1,4 @@
-"""Sort-of-CLEVR against answers that are worked out from the pictures alone."""
+"""Sort-of-CLEVR: compared with a solver that reads the images."""
 
 import math
 from collections import Counter
@@ -25,31 +25,31 @@ SHADES = {
 }
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 def undrawn(task, split):
-    """The latents of a whole split, without the pictures, which take seconds and gigabytes."""
+    """Return the latents of a split without rendering its images, which takes much memory."""
     return {name: values.long() for name, values in task._examples(split).latents.items()}
 
 
 def objects_of(image):
-    """Find every colour's middle (x, y) and shape among the pixels."""
+    """Find the centre (x, y) and the shape of every colour in the pixels."""
     pixels = (image * 255).round().int().permute(1, 2, 0)
-    found, drawn = {}, 0
+    actual, drawn = {}, 0
     for colour, shade in SHADES.items():
         rows, columns = (pixels == torch.tensor(shade)).all(-1).nonzero().double().T
         drawn += len(rows)
         # A square has 11 x 11 pixels, a circle as wide has about pi / 4 of them: 95.
         shape = {121: "rectangle", 97: "circle"}[len(rows)]
-        found[colour] = (columns.mean().item(), rows.mean().item()), shape
+        actual[colour] = (columns.mean().item(), rows.mean().item()), shape
     assert (pixels == 255).all(-1).sum() == 75 * 75 - drawn
-    return found
+    return actual
 
 
 def question_of(vector):
-    """Read a question: type, subtype and the colours that it names."""
+    """Decode a question: type, subtype and colours."""
     parts = [part.tolist() for part in vector.split([6, 6, 3, 3])]
     assert [sum(part) for part in parts] in ([1, 0, 1, 1], [1, 1, 1, 1])
     question_type = list(SORT_OF_CLEVR_QUESTIONS)[parts[2].index(1)]
@@ -59,14 +59,14 @@ def question_of(vector):
     return question_type, subtype, colours
 
 
-def angle(at, one, other):
-    """The angle at a corner in degrees, by the law of cosines."""
-    a, b, c = math.dist(at, one), math.dist(at, other), math.dist(one, other)
+def angle(corner, first, second):
+    """Return the angle at a corner in degrees, by the law of cosines."""
+    a, b, c = math.dist(corner, first), math.dist(corner, second), math.dist(first, second)
     return math.degrees(math.acos(max(-1, min(1, (a**2 + b**2 - c**2) / (2 * a * b)))))
 
 
 def solve(objects, subtype, colours):
-    """Answer in words; return also the colours of the objects that were found or counted."""
+    """Return the answer and the colours of the objects that it describes or counts."""
     middle, shape = objects[colours[0]]
     others = {name: at for name, (at, _) in objects.items() if name not in colours}
     if subtype == "shape":
@@ -75,8 +75,8 @@ def solve(objects, subtype, colours):
         return ("yes" if middle[subtype == "above"] < 37 else "no"), []
     if subtype in ("closest", "furthest"):
         ordered = sorted(others, key=lambda name: math.dist(others[name], middle))
-        one = ordered[0 if subtype == "closest" else -1]
-        return objects[one][1], [one]
+        other = ordered[0 if subtype == "closest" else -1]
+        return objects[other][1], [other]
     if subtype == "same":
         same = [name for name in objects if objects[name][1] == shape]
         return str(len(same)), same
@@ -109,16 +109,18 @@ def test_answers_are_those_of_the_pictures(split):
     for i in range(200):
         objects = objects_of(images[i])
         question_type, subtype, colours = question_of(questions[i])
-        answer, found = solve(objects, subtype, colours)
+        answer, actual = solve(objects, subtype, colours)
         assert SORT_OF_CLEVR_ANSWERS[batch.targets[i]] == answer, (subtype, colours, objects)
 
         latents = {name: values[i].tolist() for name, values in batch.latents.items()}
         named = list(SORT_OF_CLEVR_QUESTIONS)[latents["question_type"]]
         assert named == question_type
         assert SORT_OF_CLEVR_QUESTIONS[named][latents["subtype"]] == subtype
-        asked = [SORT_OF_CLEVR_COLOURS[one] for one in latents["colours"] if one >= 0]
+        asked = [
+            SORT_OF_CLEVR_COLOURS[colour_id] for colour_id in latents["colours"] if colour_id >= 0
+        ]
         assert asked == colours
-        concerned = [name in (*colours, *found) for name in SORT_OF_CLEVR_COLOURS]
+        concerned = [name in (*colours, *actual) for name in SORT_OF_CLEVR_COLOURS]
         assert latents["objects_concerned"] == concerned
         for colour, at, shape in zip(
             SORT_OF_CLEVR_COLOURS, latents["positions"], latents["shapes"], strict=True
@@ -154,7 +156,7 @@ def test_each_picture_has_ten_different_questions_of_each_type():
     task = SortOfClevr(SortOfClevrConfig(**FEW))
     assert [task.size(split) for split in task.splits] == [1200, 210, 600]
     for split in task.splits:
-        batch = whole(task, split)
+        batch = full_batch(task, split)
         image, question_type = batch.latents["image"], batch.latents["question_type"]
         pairs = Counter(zip(image.tolist(), question_type.tolist(), strict=True))
         assert pairs == {(i, t): 10 for i in range(task.config.size(split)) for t in range(3)}
@@ -187,17 +189,17 @@ def test_objects_are_spread_and_questions_evenly_drawn():
     for question_type, n_questions in enumerate((18, 18, 90)):
         chosen = latents["question_type"] == question_type
         pairs = latents["colours"][chosen]
-        kinds = Counter(
+        questions = Counter(
             map(tuple, torch.cat([latents["subtype"][chosen, None], pairs], 1).tolist())
         )
-        assert len(kinds) == n_questions
+        assert len(questions) == n_questions
         mean = 30_000 / n_questions
-        assert all(abs(count - mean) < 5 * mean**0.5 for count in kinds.values())
+        assert all(abs(count - mean) < 5 * mean**0.5 for count in questions.values())
 
 
 def test_yellow_can_be_left_out_of_ternary_questions():
     every, public = (
-        whole(SortOfClevr(SortOfClevrConfig(**FEW, omit_yellow=omit)), "test")
+        full_batch(SortOfClevr(SortOfClevrConfig(**FEW, omit_yellow=omit)), "test")
         for omit in (False, True)
     )
     yellow = SORT_OF_CLEVR_COLOURS.index("yellow")
@@ -226,13 +228,13 @@ def test_a_smaller_split_is_the_beginning_of_a_larger_one():
 def test_splits_have_pictures_of_their_own():
     task = SortOfClevr(SortOfClevrConfig(**FEW))
     layouts = [
-        {str(positions) for positions in whole(task, split).latents["positions"].tolist()}
+        {str(positions) for positions in full_batch(task, split).latents["positions"].tolist()}
         for split in task.splits
     ]
-    assert [len(one) for one in layouts] == [40, 7, 20]
+    assert [len(of_split) for of_split in layouts] == [40, 7, 20]
     assert len(set.union(*layouts)) == 67
     changed = SortOfClevr(SortOfClevrConfig(**FEW, seed=1))
-    others = {str(p) for p in whole(changed, "train").latents["positions"].tolist()}
+    others = {str(p) for p in full_batch(changed, "train").latents["positions"].tolist()}
     assert not others & set.union(*layouts)
 
 
@@ -252,7 +254,7 @@ def test_chance_is_that_of_the_most_frequent_answers():
     task = SortOfClevr(SortOfClevrConfig(n_train=50, n_valid=20, n_test=1))
 
     def read(split):
-        batch = whole(task, split)
+        batch = full_batch(task, split)
         for vector, target in zip(batch.inputs[1], batch.targets[:, 0].tolist(), strict=True):
             yield *question_of(vector)[:2], target
 
@@ -313,10 +315,14 @@ def test_groups_are_the_types_of_questions_and_their_subtypes():
     task = SortOfClevr(SortOfClevrConfig(n_train=2, n_valid=2, n_test=4))
     batch = task.batch("test", 0, 120)
     groups = task.groups(batch)
-    names = [f"{kind}: {one}" for kind, some in SORT_OF_CLEVR_QUESTIONS.items() for one in some]
+    names = [
+        f"{question_type}: {subtype}"
+        for question_type, subtypes in SORT_OF_CLEVR_QUESTIONS.items()
+        for subtype in subtypes
+    ]
     assert list(groups) == [*SORT_OF_CLEVR_QUESTIONS, *names]
-    kinds, subkinds = batch.latents["question_type"].tolist(), batch.latents["subtype"].tolist()
-    for row, (kind, subkind) in enumerate(zip(kinds, subkinds, strict=True)):
-        name = list(SORT_OF_CLEVR_QUESTIONS)[kind]
-        mine = {name, f"{name}: {SORT_OF_CLEVR_QUESTIONS[name][subkind]}"}
-        assert {group for group, member in groups.items() if member[row]} == mine
+    types, subtypes = batch.latents["question_type"].tolist(), batch.latents["subtype"].tolist()
+    for row, (type_id, subtype_id) in enumerate(zip(types, subtypes, strict=True)):
+        name = list(SORT_OF_CLEVR_QUESTIONS)[type_id]
+        expected = {name, f"{name}: {SORT_OF_CLEVR_QUESTIONS[name][subtype_id]}"}
+        assert {group for group, member in groups.items() if member[row]} == expected

@@ -1,4 +1,4 @@
-"""Triangles against what their pictures show, and the sampler's promises."""
+"""Triangles: compared with a solver that reads the images, and properties of the sampler."""
 
 import math
 
@@ -10,22 +10,26 @@ from tasks.triangles import Triangles, TrianglesConfig
 FEW = {"n_train": 400, "n_valid": 61, "n_test": 60}
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 def clusters_of(picture):
-    """Join points that are at most 6 pixels apart."""
+    """Cluster the points of an image that are at most 6 pixels apart."""
     clusters = []
     for row, column in picture.nonzero().tolist():
-        near = [one for one in clusters if any(math.dist(p, (column, row)) <= 6 for p in one)]
-        clusters = [one for one in clusters if one not in near]
-        clusters.append([(column, row), *(point for one in near for point in one)])
+        near = [
+            cluster
+            for cluster in clusters
+            if any(math.dist(p, (column, row)) <= 6 for p in cluster)
+        ]
+        clusters = [cluster for cluster in clusters if cluster not in near]
+        clusters.append([(column, row), *(point for cluster in near for point in cluster)])
     return clusters
 
 
 def apexes(first, second):
-    """Both corners that make the triangle equilateral, from its height and half its side."""
+    """Return the two third corners of equilateral triangles on a side."""
     (x1, y1), (x2, y2) = first, second
     middle = ((x1 + x2) / 2, (y1 + y2) / 2)
     height = math.sqrt(3) / 2
@@ -36,7 +40,7 @@ def apexes(first, second):
 
 
 def misses(corners):
-    """How far each corner is from completing an equilateral triangle."""
+    """Yield the distance of each corner from completing an equilateral triangle."""
     for third in range(3):
         first, second = (corners[i] for i in range(3) if i != third)
         yield min(math.dist(corners[third], apex) for apex in apexes(first, second))
@@ -78,7 +82,7 @@ def test_the_picture_tells_the_answer(split, changes):
 
 def test_classes_are_apart_and_balanced():
     task = Triangles(TrianglesConfig(n_train=6_000, n_valid=2_001, n_test=2))
-    batch = whole(task, "train")
+    batch = full_batch(task, "train")
     equilateral = batch.latents["equilateral"]
     assert equilateral.sum() == 3_000
     defect, side = batch.latents["defect"], batch.latents["side"]
@@ -91,7 +95,7 @@ def test_classes_are_apart_and_balanced():
     assert (batch.latents["corners"].amin(), batch.latents["corners"].amax()) == (2, 61)
     assert (batch.latents["points"].amin(), batch.latents["points"].amax()) == (0, 63)
 
-    targets = whole(task, "valid").targets[:, 0]
+    targets = full_batch(task, "valid").targets[:, 0]
     for prefix in (1, 2, 7, 100, 2_001):
         assert abs(2 * targets[:prefix].sum() - prefix) <= 1
     assert task.chance == 0.5
@@ -99,14 +103,16 @@ def test_classes_are_apart_and_balanced():
 
 
 def test_the_longest_side_tells_as_much_as_is_said():
-    batch = whole(Triangles(TrianglesConfig(n_train=8_000)), "train")
+    batch = full_batch(Triangles(TrianglesConfig(n_train=8_000)), "train")
     longest, equilateral = batch.latents["side"].amax(1), batch.latents["equilateral"]
-    right = max(((longest < one) == equilateral).float().mean() for one in range(20, 70))
+    right = max(
+        ((longest < threshold) == equilateral).float().mean() for threshold in range(20, 70)
+    )
     assert right == pytest.approx(0.76, abs=0.02)
 
 
 def test_points_lie_anywhere_around_their_corner():
-    batch = whole(Triangles(TrianglesConfig(n_train=5_000, n_valid=2, n_test=2)), "train")
+    batch = full_batch(Triangles(TrianglesConfig(n_train=5_000, n_valid=2, n_test=2)), "train")
     offsets = batch.latents["points"] - batch.latents["corners"][:, :, None]
     counts = torch.zeros(5, 5)
     counts.index_put_(tuple((offsets + 2).view(-1, 2).T), torch.ones(()), accumulate=True)
@@ -122,19 +128,21 @@ def test_no_triangle_occurs_twice():
     seen = [
         frozenset(map(tuple, corners))
         for split in task.splits
-        for corners in whole(task, split).latents["corners"].tolist()
+        for corners in full_batch(task, split).latents["corners"].tolist()
     ]
     assert len(set(seen)) == 12_000
 
 
 def test_test_pictures_do_not_depend_on_the_number_of_others():
-    one, other = (
-        whole(Triangles(TrianglesConfig(n_train=n, n_valid=n, n_test=60)), "test")
+    few, many = (
+        full_batch(Triangles(TrianglesConfig(n_train=n, n_valid=n, n_test=60)), "test")
         for n in (100, 30_000)
     )
-    assert torch.equal(one.inputs, other.inputs)
-    changed = whole(Triangles(TrianglesConfig(n_train=100, n_valid=100, n_test=60, seed=1)), "test")
-    assert not torch.equal(one.inputs, changed.inputs)
+    assert torch.equal(few.inputs, many.inputs)
+    changed = full_batch(
+        Triangles(TrianglesConfig(n_train=100, n_valid=100, n_test=60, seed=1)), "test"
+    )
+    assert not torch.equal(few.inputs, changed.inputs)
 
 
 def test_train_is_a_stream_of_epochs():

@@ -1,11 +1,11 @@
-"""Expressions in plain Python: one at a time, recursive, without the package."""
+"""Recursive reference implementation of expressions, independent of the package."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Node:
-    """A sub-expression: its own positions, the one that stands for it, its parts, its value."""
+    """A sub-expression: its positions, its representing token, its arguments and its value."""
 
     positions: list
     token: int
@@ -29,7 +29,7 @@ class Node:
 
 
 def parse_infix(tokens):
-    """`(3+(4*5))`, one character a token."""
+    """Parse `(3+(4*5))`, a token per character."""
 
     def expression(start):
         if tokens[start] != "(":
@@ -47,7 +47,7 @@ def parse_infix(tokens):
 
 
 def parse_prefix(tokens):
-    """`[MAX 3 4 ]`, a list of tokens."""
+    """Parse `[MAX 3 4 ]`, given as a list of tokens."""
 
     def expression(start):
         if not tokens[start].startswith("["):
@@ -67,7 +67,7 @@ def parse_prefix(tokens):
 
 
 def parse_tables(tokens, tables, *, backward):
-    """`101 d a b` or its mirror image; tables: name -> {symbol: symbol}."""
+    """Parse `101 d a b` or its mirror image; tables: name -> {symbol: symbol}."""
     order = list(enumerate(tokens))
     if backward:
         order.reverse()
@@ -88,7 +88,7 @@ def finish(node):
 
 
 def reduce(operator, values):
-    """The result of an operator and the indices of the arguments that it depends on."""
+    """Return an operator's result and the indices of the arguments that it depends on."""
     if operator == "SM":
         return sum(values) % 10, list(range(len(values)))
     if operator in ("MIN", "MAX"):
@@ -101,7 +101,7 @@ def reduce(operator, values):
 
 
 def sort_by_network(pairs):
-    """A bitonic sort of two halves of four, the second of which has at most one value."""
+    """Sort by a bitonic network of two halves of four, the second with at most one value."""
 
     def compare(i, j):
         if j < len(pairs) and pairs[j][0] < pairs[i][0]:
@@ -116,7 +116,7 @@ def sort_by_network(pairs):
 
 
 def check_latents(batch, example, root):
-    """What a batch says about an expression is what plain Python says about it."""
+    """Assert that the latents of an example agree with its parsed expression."""
     latents = {name: value[example] for name, value in batch.latents.items()}
     nodes = sorted(root.all(), key=lambda node: node.token)
     assert latents["length"] == sum(len(node.positions) for node in nodes)
@@ -142,7 +142,7 @@ def check_latents(batch, example, root):
 
 
 def unpadded(values):
-    """A list without its padding, which may only be at the end."""
+    """Return a list without its padding, which must be at the end."""
     listed = values.tolist()
     while listed and listed[-1] in (-1, [-1, -1]):
         listed.pop()
@@ -151,6 +151,6 @@ def unpadded(values):
 
 
 def distinct(task, split):
-    """The texts of all examples of a split, in their order."""
+    """Return the texts of all examples of a split, in their order."""
     batch = task.batch(split, 0, task.size(split))
     return [task.text(batch, i) for i in range(len(batch))]

@@ -1,4 +1,4 @@
-"""Arithmetic against Python's own, and the sampler's promises."""
+"""Arithmetic: compared with Python's, and properties of the sampler."""
 
 from collections import Counter
 
@@ -25,13 +25,13 @@ def texts(task):
     return {split: distinct(task, split) for split in task.splits}
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 @pytest.mark.parametrize("split", Arithmetic.SPLITS)
 def test_answers_are_those_of_python(task, texts, split):
-    batch = whole(task, split)
+    batch = full_batch(task, split)
     expected = [eval(text) % 10 for text in (task.text(batch, i) for i in range(len(batch)))]
     assert batch.targets[:, 0].tolist() == expected
     assert batch.inputs.shape[1] == 49
@@ -82,7 +82,7 @@ def test_equal_numbers_of_each_depth(task):
         "valid": [6],
         "ood": [7, 8],
     }.items():
-        counts = Counter(whole(task, split).latents["depth"].tolist())
+        counts = Counter(full_batch(task, split).latents["depth"].tolist())
         assert counts == dict.fromkeys(depths, task.size(split) // len(depths))
         assert counts == task.config.counts(split)
     assert task.batch("ood", 0, 40).latents["depth"].bincount().tolist()[7:] == [20, 20]
@@ -102,7 +102,7 @@ def test_train_and_id_are_disjoint_and_evaluation_has_no_repeats(task, texts):
 
 
 def test_the_hash_holds_out_a_tenth_of_the_sequences(task):
-    tokens = whole(task, "ood").inputs.numpy()
+    tokens = full_batch(task, "ood").inputs.numpy()
     shares = []
     for seed in range(20):
         held = held_out(tokens, Key(ArithmeticConfig(seed=seed)))
@@ -111,21 +111,21 @@ def test_the_hash_holds_out_a_tenth_of_the_sequences(task):
 
 
 def sides(task):
-    """For each operation with sides of unequal depth: is the deeper one on the right?"""
-    batch = whole(task, "train")
-    found = []
+    """Return, for each operation with sides of unequal depth, whether the right one is deeper."""
+    batch = full_batch(task, "train")
+    actual = []
     for text in set(texts_of(task, batch)):
         for node in parse_infix(list(text)).all():
             if node.arguments and node.arguments[0].depth != node.arguments[1].depth:
-                found.append(node.arguments[1].depth > node.arguments[0].depth)
-    return found
+                actual.append(node.arguments[1].depth > node.arguments[0].depth)
+    return actual
 
 
 def test_the_deeper_side():
     few = {"n_train": 2_000}
-    found = sides(Arithmetic(ArithmeticConfig(**few)))
-    assert len(found) > 1500
-    assert sum(found) / len(found) == pytest.approx(0.5, abs=5 * 0.5 / len(found) ** 0.5)
+    actual = sides(Arithmetic(ArithmeticConfig(**few)))
+    assert len(actual) > 1500
+    assert sum(actual) / len(actual) == pytest.approx(0.5, abs=5 * 0.5 / len(actual) ** 0.5)
     assert all(sides(Arithmetic(ArithmeticConfig(**few, side="right"))))
 
 
@@ -133,7 +133,7 @@ def test_the_other_side_is_an_operation_as_often_as_it_should():
     # Depth 2 and 3, of which nothing is too long. Of depth 3, the other side's operation has
     # depth 1 or 2 with equal probability.
     task = Arithmetic(ArithmeticConfig(n_train=12_000, train_depth=3, valid_depths=(4, 4)))
-    batch = whole(task, "train")
+    batch = full_batch(task, "train")
     other = {2: Counter(), 3: Counter()}
     for text, depth in zip(texts_of(task, batch), batch.latents["depth"].tolist(), strict=True):
         if depth >= 2:
@@ -141,13 +141,13 @@ def test_the_other_side_is_an_operation_as_often_as_it_should():
             assert max(left, right) == depth - 1
             other[depth][min(left, right)] += 1
     for depth, expected in {2: {0: 0.8, 1: 0.2}, 3: {0: 0.8, 1: 0.1, 2: 0.1}}.items():
-        for one, share in expected.items():
-            found = other[depth][one] / other[depth].total()
-            assert found == pytest.approx(share, abs=5 * (share * (1 - share) / 3_000) ** 0.5)
+        for shallower, share in expected.items():
+            actual = other[depth][shallower] / other[depth].total()
+            assert actual == pytest.approx(share, abs=5 * (share * (1 - share) / 3_000) ** 0.5)
 
 
 def test_symbols_and_digits_are_uniform(task):
-    counts = whole(task, "ood").inputs.flatten()
+    counts = full_batch(task, "ood").inputs.flatten()
     counts = counts[counts >= 0].bincount(minlength=14)
     for part in (counts[:10], counts[10:12]):
         expected = part.sum() / len(part)

@@ -1,4 +1,4 @@
-"""What the expression tasks share: graphs, batches, streams."""
+"""Tests of all expression tasks: graphs, batches, streams."""
 
 import hashlib
 import random
@@ -71,7 +71,7 @@ def test_graphs_are_trees_that_carry_the_answer(task, split):
         assert graph.out_degree(root) == 0
         assert graph.nodes[root]["value"] == batch.targets[i].item()
         for node in graph:
-            above = [graph.nodes[one]["depth"] for one in graph.predecessors(node)]
+            above = [graph.nodes[argument]["depth"] for argument in graph.predecessors(node)]
             assert graph.nodes[node]["depth"] == (1 + max(above) if above else 0)
         used = [(a, b) for a, b, is_used in graph.edges(data="used") if is_used]
         # What is used hangs together, down to the answer.
@@ -194,7 +194,7 @@ def test_far_into_the_stream():
     assert fingerprint(batch) == fingerprint(task.batch("train", 2**40, 2**10))
 
 
-# The pieces
+# Streams and orders
 
 
 @settings(deadline=None, max_examples=40)
@@ -205,9 +205,9 @@ def test_a_stream_lets_groups_take_turns_in_epochs(sizes, batch_size):
     stream = Stream(groups, Key(TableLookupConfig()))
     rows = np.concatenate([stream.rows(index, batch_size) for index in range(60)])
     for number, members in enumerate(groups):
-        mine = rows[number :: len(groups)]
-        for start in range(0, len(mine) - len(members) + 1, len(members)):
-            epoch = mine[start : start + len(members)]
+        group_rows = rows[number :: len(groups)]
+        for start in range(0, len(group_rows) - len(members) + 1, len(members)):
+            epoch = group_rows[start : start + len(members)]
             assert sorted(epoch) == members.tolist()
     # Going back gives the same, whatever is kept.
     assert np.array_equal(stream.rows(0, batch_size), rows[:batch_size])
@@ -223,15 +223,15 @@ def test_epochs_differ_and_are_uniform():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 99))
-def test_every_prefix_is_balanced(kinds, seed):
-    kind = np.array(kinds)
-    order = balanced_order(kind, np.random.default_rng(seed))
-    assert sorted(order) == list(range(len(kind)))
-    for prefix in range(1, len(kind) + 1):
-        for one in set(kinds):
-            expected = prefix * kinds.count(one) / len(kinds)
-            # Each kind is at most half an example off, and all others round as well.
-            assert abs((kind[order[:prefix]] == one).sum() - expected) <= 2
+def test_every_prefix_is_balanced(label_list, seed):
+    labels = np.array(label_list)
+    order = balanced_order(labels, np.random.default_rng(seed))
+    assert sorted(order) == list(range(len(labels)))
+    for prefix in range(1, len(labels) + 1):
+        for label in set(label_list):
+            expected = prefix * label_list.count(label) / len(label_list)
+            # Each labels is at most half an example off, and all others round as well.
+            assert abs((labels[order[:prefix]] == label).sum() - expected) <= 2
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.data())

@@ -1,4 +1,4 @@
-"""The flow of values over the columns of a model, and examples of every depth."""
+"""Dataflow over the columns of a model, and batches with all depths."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from tasks.expressions.table_lookup import look_up
 
 
 def lookup_example(direction):
-    """`101 c a`, or mirrored, beside the shorter `010 b`."""
+    """Return the examples `101 c a`, possibly mirrored, and `010 b`."""
     tables = np.stack([np.random.default_rng(i).permutation(8) for i in range(3)])
     written = [[5, 10, 8, -1], [2, 9, -1, -1]]
     if direction == "backward":
@@ -22,7 +22,7 @@ def lookup_example(direction):
 
 
 def arithmetic_example():
-    """`(3+(4*5))` beside `7`."""
+    """Return the examples `(3+(4*5))` and `7`."""
     plus, times, opening, closing = range(10, 14)
     return describe_arithmetic(
         np.array([[opening, 3, plus, opening, 4, times, 5, closing, closing], [7] + [-1] * 8])
@@ -30,7 +30,7 @@ def arithmetic_example():
 
 
 def listops_example():
-    """`[MIN 7 [SM 1 2 ] 3 ]`, whose minimum is its first 3, beside `[MAX 4 1 ]`."""
+    """Return `[MIN 7 [SM 1 2 ] 3 ]`, whose minimum is its first 3, and `[MAX 4 1 ]`."""
     total, minimum, maximum, _, closing = range(10, 15)
     return describe_listops(
         np.array(
@@ -79,8 +79,8 @@ TRUTHS = {
         [[1, 8], [2], [3, 6], [4], [5], [7], [9]],
     ),
 }
-"""Examples, the mark that is read out; of the first example the edges, levels and groups of
-columns, of which column 0 is the mark before the first token."""
+"""Examples and readout column; edges, levels and groups of columns of the first example, with the
+begin token in column 0."""
 
 
 def truth_of(name):
@@ -95,14 +95,14 @@ def test_the_true_dataflow_is_that_of_expressions_worked_out_by_hand(name):
     edges = truth["edges"].to_numpy()
     assert {tuple(edge) for edge in edges[0].tolist() if edge != [-1, -1]} == expected
     assert truth["level"][0].to_numpy().tolist() == level
-    # What is read out is read last, and from the root.
+    # Tokens and counts out is read last, and from the root.
     (last,) = (edge for edge in expected if edge[1] == level.index(max(level)))
     assert (int(truth["root"][0]), int(truth["readout"][0])) == last
-    found = {}
+    actual = {}
     for column, group in enumerate(truth["group"][0].to_numpy().tolist()):
-        found.setdefault(group, []).append(column)
-    found.pop(-1)
-    assert sorted(found.values()) == groups
+        actual.setdefault(group, []).append(column)
+    actual.pop(-1)
+    assert sorted(actual.values()) == groups
     # Padding of an edge stays padding, and is not used; the edge to what is read out is.
     padding = (edges == -1).any(-1)
     assert padding[1].any()

@@ -1,4 +1,4 @@
-"""ListOps against a recursive reference, the authors' results and the sampler's promises."""
+"""ListOps: compared with a reference and the authors' results, and properties of the sampler."""
 
 import json
 import statistics
@@ -40,23 +40,23 @@ def task():
     return ListOps(ListOpsConfig(**SMALL), cache=None)
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 def describe(*texts):
-    """The latents of some texts, as if they were a batch."""
+    """Return the batch of some texts."""
     tokens = np.full((len(texts), 50), -1)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text.split())] = [VOCABULARY.index(token) for token in text.split()]
     return describe_listops(tokens).take(torch.arange(len(texts)), "cpu")
 
 
-# What expressions mean
+# Semantics
 
 
 def test_golden_operations():
-    """All of the authors' cases: results, depths and dependency depths, ties among them."""
+    """All of the authors' cases, with ties: results, depths and dependency depths."""
     symbols = [10 + LISTOPS_OPERATORS.index(case["op"]) for case in GOLDEN]
     counts = np.array([len(case["values"]) for case in GOLDEN])
     values = np.array([pad(case["values"]) for case in GOLDEN])
@@ -79,7 +79,7 @@ def pad(values):
 
 @pytest.mark.parametrize("deeper", ["dep_depths", "depths"])
 def test_golden_operations_as_whole_expressions(deeper):
-    """Arguments of given values and depths, written out: the tokens lead to the same depths."""
+    """Expressions with the golden values and depths of arguments have the golden results."""
     cases = [
         case
         for case in GOLDEN
@@ -97,7 +97,7 @@ def test_golden_operations_as_whole_expressions(deeper):
 
 
 def written(case, deeper):
-    """Each argument a chain of sums with zero, as deep as it should be."""
+    """Write each argument as a chain of sums with zero of the required depth."""
     arguments = []
     for value, depth in zip(case["values"], case[deeper], strict=True):
         text = str(value)
@@ -149,7 +149,7 @@ def test_pruning_by_hand():
 
 @pytest.mark.parametrize("split", ListOps.SPLITS)
 def test_latents_are_those_of_a_recursive_reading(task, split):
-    batch = whole(task, split)[:200]
+    batch = full_batch(task, split)[:200]
     for i in range(len(batch)):
         root = parse_prefix(task.text(batch, i).split())
         check_latents(batch, i, root)
@@ -172,7 +172,7 @@ def test_the_longest_and_the_widest_expressions_fit():
     assert (batch.latents["node"][1].max() + 1, batch.latents["node_token"].shape[1]) == (41, 41)
 
 
-# What the sampler promises
+# Properties of the sampler
 
 
 def test_equal_numbers_of_each_dependency_depth(task):
@@ -182,13 +182,13 @@ def test_equal_numbers_of_each_dependency_depth(task):
         "valid": [6],
         "ood": [7, 8],
     }.items():
-        batch = whole(task, split)
+        batch = full_batch(task, split)
         counts = Counter(batch.latents["depth"].tolist())
         assert counts == dict.fromkeys(depths, task.size(split) // len(depths))
         assert counts == task.config.counts(split)
         assert (batch.latents["nesting_depth"] >= batch.latents["depth"]).all()
     assert sum(ListOpsConfig().counts("train").values()) == 1_000_000
-    deeper = whole(task, "train").latents
+    deeper = full_batch(task, "train").latents
     assert (deeper["nesting_depth"] > deeper["depth"]).double().mean() > 0.1
 
 
@@ -206,7 +206,7 @@ def test_train_and_id_are_disjoint_and_evaluation_has_no_repeats(task):
 
 def test_operators_digits_and_numbers_of_arguments_are_uniform():
     task = ListOps(ListOpsConfig(**TINY | {"n_train": 4_000}), cache=None)
-    batch = whole(task, "train")
+    batch = full_batch(task, "train")
     flat = batch[:2000]
     flat = flat.inputs[flat.latents["nesting_depth"] == 1]
     assert_uniform(flat[:, 0].bincount()[10:])
@@ -215,7 +215,7 @@ def test_operators_digits_and_numbers_of_arguments_are_uniform():
 
 
 def assert_uniform(counts):
-    """Chi-squared at most five standard deviations above its mean."""
+    """Assert that chi-squared is at most five standard deviations above its mean."""
     expected = counts.sum() / len(counts)
     chi_squared = ((counts - expected) ** 2 / expected).sum().item()
     freedom = len(counts) - 1

@@ -1,4 +1,4 @@
-"""Table lookup against a walk through the tables, the authors' data and its own promises."""
+"""Table lookup: compared with a reference and the authors' data, and properties of the sampler."""
 
 import json
 from collections import Counter
@@ -86,8 +86,8 @@ def test_the_train_split_is_the_papers():
     task = TableLookup(TableLookupConfig())
     assert task.size("train") == GOLDEN["split_sizes"]["train"] == 53_704
     assert task.chance == 1 / 8
-    found = Counter(distinct(task, "train"))
-    by_depth = {d: {t: n for t, n in found.items() if t.count(" ") == d} for d in range(1, 6)}
+    actual = Counter(distinct(task, "train"))
+    by_depth = {d: {t: n for t, n in actual.items() if t.count(" ") == d} for d in range(1, 6)}
     singles = {f"{s} {t}" for s, t in product(task.answers, task.vocabulary[8:])}
     assert set(by_depth[1]) == singles
     assert all(n == (31 if text[-1] in "jk" else 1) for text, n in by_depth[1].items())

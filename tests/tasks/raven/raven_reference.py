@@ -1,4 +1,4 @@
-"""The Raven task in plain Python, slow and literal: what the fast versions are tested against."""
+"""Reference implementation of the Raven task in plain Python, slow and literal."""
 
 from collections import defaultdict
 from fractions import Fraction
@@ -9,7 +9,7 @@ ALL_RULES = tuple(range(8))
 
 
 def rows_of(rule, n_values, first_row=None):
-    """All rows of a rule; for distribute-three after the first row, only those with its values."""
+    """Return all rows of a rule; with first_row, distribute-three has only its values."""
     values = range(n_values)
     if rule in STEP:
         step = STEP[rule]
@@ -22,7 +22,7 @@ def rows_of(rule, n_values, first_row=None):
 
 
 def obeys(rule, grid, n_values):
-    """Whether three complete rows can come from the rule."""
+    """Return whether three complete rows can come from the rule."""
     first = tuple(grid[0])
     return first in rows_of(rule, n_values) and all(
         tuple(row) in rows_of(rule, n_values, first) for row in grid[1:]
@@ -30,7 +30,7 @@ def obeys(rule, grid, n_values):
 
 
 def answer_by_rule(rule, grid, n_values):
-    """The last value under a rule, reading the first row and the last row's pair; or None."""
+    """Return the last value under a rule, from the first row and the last row's pair, or None."""
     a, b, _ = grid[2]
     if rule in STEP:
         return (b + STEP[rule]) % n_values
@@ -44,7 +44,7 @@ def answer_by_rule(rule, grid, n_values):
 
 
 def likelihood(rule, grid, n_values):
-    """Probability that the generator makes this complete grid with the rule."""
+    """Return the probability that the generator makes this complete grid with the rule."""
     if not obeys(rule, grid, n_values):
         return Fraction(0)
     first = len(rows_of(rule, n_values))
@@ -53,7 +53,7 @@ def likelihood(rule, grid, n_values):
 
 
 def posterior(shown, rule_prior, permuted, n_values):
-    """The posterior over the last panel, by enumeration of everything that can have happened.
+    """Return the posterior over the last panel, by enumeration of all possibilities.
 
     Args:
         shown: [3][3][K] values as the columns list them; the last panel is not read.
@@ -90,7 +90,7 @@ def posterior(shown, rule_prior, permuted, n_values):
 
 
 def prior_of(combinations, rule_order):
-    """{rules: probability} for uniform combinations whose rules are ordered as said."""
+    """Return {rules: probability} for uniform combinations and an order of the rules."""
     prior = defaultdict(Fraction)
     for combination in combinations:
         orders = [combination]

@@ -1,4 +1,4 @@
-"""What other rules answer, against plain Python."""
+"""Answers of other rules, compared with the reference implementation."""
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ def batches():
 
 def test_answers_and_conditions_are_those_of_plain_python(batches):
     task, base, source = batches
-    found = raven_pairs(task, base, source, 400)
+    actual = raven_pairs(task, base, source, 400)
     expected = {"other_rule": [], "same_rule": []}
     for pair in range(400):
         feature = pair % 2
         grid = base.latents["values"][pair, :, :, feature].tolist()
-        rules = [one.latents["rule"][pair, feature].item() for one in (base, source)]
+        rules = [batch.latents["rule"][pair, feature].item() for batch in (base, source)]
         own, other = (reference.answer_by_rule(rule, grid, 8) for rule in rules)
         assert own == grid[2][2]
         if rules[0] == rules[1]:
             expected["same_rule"].append((pair, feature, own, own))
         elif other is not None and other != own:
             expected["other_rule"].append((pair, feature, other, own))
-    for condition, pairs in found.items():
+    for condition, pairs in actual.items():
         numbers, features, others, owns = map(torch.tensor, zip(*expected[condition], strict=True))
         assert len(numbers) > 20
         assert torch.equal(pairs.base, base.inputs[numbers])
@@ -52,10 +52,10 @@ def test_queries_and_keys_are_the_tokens_of_the_feature_in_the_last_row(batches)
 
 def test_no_more_pairs_than_asked_for_and_the_first_of_them(batches):
     task, base, source = batches
-    some, more = (raven_pairs(task, base, source, n) for n in (7, 400))
+    few, many = (raven_pairs(task, base, source, n) for n in (7, 400))
     for condition in ("other_rule", "same_rule"):
-        assert len(some[condition].base) == 7
-        assert torch.equal(some[condition].base, more[condition].base[:7])
+        assert len(few[condition].base) == 7
+        assert torch.equal(few[condition].base, many[condition].base[:7])
 
 
 @pytest.mark.parametrize("n_features", [1, 3])

@@ -1,4 +1,4 @@
-"""The ideal observer against enumeration in plain Python, limiting cases and calibration."""
+"""The ideal observer: compared with enumeration; limiting cases and calibration."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,7 @@ GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "sraven_samples.npz")
 
 
 def encode(values):
-    """[batch, 3, 3, K] values -> what a model reads, for F = 8."""
+    """Return the model's inputs of values [batch, 3, 3, K], for F = 8."""
     inputs = torch.nn.functional.one_hot(values.flatten(1), 8).float()
     inputs[:, -values.shape[-1] :] = 0
     return inputs
@@ -29,18 +29,20 @@ def assert_matches_enumeration(task, split, prior_split, n_examples):
     anything = dict.fromkeys(np.ndindex(*[8] * config.n_features), Fraction(1))
     shown = batch.inputs.argmax(-1).view(-1, 3, 3, config.n_features).tolist()
     explained = 0
-    for one in range(n_examples):
+    for i in range(n_examples):
         permuted = task.is_permuted(prior_split)
-        exact = reference.posterior(shown[one], prior, permuted, config.n_values)
-        mine = observation.example == one
-        assert {tuple(c) for c in observation.candidate[mine].tolist()} == set(exact)
+        exact = reference.posterior(shown[i], prior, permuted, config.n_values)
+        is_example = observation.example == i
+        assert {tuple(c) for c in observation.candidate[is_example].tolist()} == set(exact)
         for answer, weight in zip(
-            observation.candidate[mine].tolist(), observation.weight[mine].tolist(), strict=True
+            observation.candidate[is_example].tolist(),
+            observation.weight[is_example].tolist(),
+            strict=True,
         ):
             assert weight == pytest.approx(float(exact[tuple(answer)]), rel=1e-12)
-        assert observation.ambiguous[one] == (len(exact) > 1)
-        unprejudiced = reference.posterior(shown[one], anything, permuted, config.n_values)
-        assert observation.n_answers_by_any_rules[one] == len(unprejudiced)
+        assert observation.ambiguous[i] == (len(exact) > 1)
+        unprejudiced = reference.posterior(shown[i], anything, permuted, config.n_values)
+        assert observation.n_answers_by_any_rules[i] == len(unprejudiced)
         explained += bool(exact)
     return explained
 
@@ -185,15 +187,15 @@ def test_bad_inputs():
 
 def test_ceilings_of_several_splits_are_those_of_each():
     config = RavenConfig(n_features=2)
-    found = raven_ceilings(config, ("id", "ood"), 60)
+    actual = raven_ceilings(config, ("id", "ood"), 60)
     for split in ("id", "ood"):
         alone = IdealObserver(Raven(config), split).ceiling(60)
-        here = found.sel(split=split)
+        here = actual.sel(split=split)
         for name, value in here.data_vars.items():
             assert value.attrs["long_name"]
             assert float(value) == getattr(alone, str(name))
-    assert found.attrs == {"instances": 60}
-    found["accuracy"][:] = 0
+    assert actual.attrs == {"instances": 60}
+    actual["accuracy"][:] = 0
     assert (raven_ceilings(config, ("ood",), 60)["accuracy"] > 0).all()
     with pytest.raises(ValueError, match="split"):
         raven_ceilings(config, ("id", "odd"), 60)

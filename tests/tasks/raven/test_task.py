@@ -1,4 +1,4 @@
-"""The Raven sampler against plain Python, the authors' data and its own promises."""
+"""Raven: compared with a reference and the authors' data, and properties of the sampler."""
 
 import hashlib
 import random
@@ -30,7 +30,7 @@ def fingerprint(batch):
 
 
 def decode(inputs, n_features):
-    """[batch, 9 K, F] -> [batch, 3, 3, K]."""
+    """Return the values [batch, 3, 3, K] of inputs [batch, 9 K, F]."""
     return inputs.argmax(-1).view(-1, 3, 3, n_features)
 
 
@@ -42,8 +42,8 @@ def test_every_feature_obeys_its_rule(split, n_features):
     seen = set()
     for grid, grid_rules in zip(values, rules, strict=True):
         for feature, rule in enumerate(grid_rules):
-            one = [[panel[feature] for panel in row] for row in grid]
-            assert reference.obeys(rule, one, 8)
+            feature_grid = [[panel[feature] for panel in row] for row in grid]
+            assert reference.obeys(rule, feature_grid, 8)
             seen.add(rule)
     assert seen == set(range(8))
 
@@ -70,8 +70,8 @@ def test_any_task_obeys_its_rules(n_features, n_values, seed, index, split, rule
     rules = batch.latents["rule"]
     for grid, grid_rules in zip(batch.latents["values"].tolist(), rules.tolist(), strict=True):
         for feature, rule in enumerate(grid_rules):
-            one = [[panel[feature] for panel in row] for row in grid]
-            assert reference.obeys(rule, one, n_values)
+            feature_grid = [[panel[feature] for panel in row] for row in grid]
+            assert reference.obeys(rule, feature_grid, n_values)
     allowed = {tuple(rule) for rule in task.combinations(split).tolist()}
     assert {tuple(sorted(rule)) for rule in rules.tolist()} <= allowed
     if rule_order == "sorted":
@@ -235,7 +235,7 @@ def test_rows_are_as_likely_as_the_rule_says():
 
 
 def assert_uniform(counts):
-    """Chi-squared within five standard deviations of its mean."""
+    """Assert that chi-squared is within five standard deviations of its mean."""
     expected = counts.sum() / len(counts)
     chi_squared = ((counts - expected) ** 2 / expected).sum().item()
     freedom = len(counts) - 1
@@ -332,7 +332,7 @@ def test_golden_single_rules():
 
 
 def test_golden_batch_is_encoded_as_ours(monkeypatch):
-    """Our sampler, given draws that stand for the authors' instances, makes the authors' batch."""
+    """With draws that encode the authors' instances, the sampler makes the authors' batch."""
     task = Raven(RavenConfig(rule_order="sorted", cover_rules=False))
     golden = torch.from_numpy(GOLDEN["batch.x"])
     rules = torch.from_numpy(GOLDEN["batch.latents"]).long()
@@ -340,21 +340,21 @@ def test_golden_batch_is_encoded_as_ours(monkeypatch):
     shown = decode(golden, 4)
     shown[:, 2, 2] = torch.from_numpy(GOLDEN["batch.y"]).long()
     values = shown.gather(3, orders.argsort(-1)[:, None].expand(-1, 3, -1, -1))
-    for one in range(len(golden)):
+    for i in range(len(golden)):
         sides = {s: task.combinations(s).tolist() for s in ("train", "ood")}
-        split = "train" if rules[one].tolist() in sides["train"] else "ood"
-        draws = draws_for(sides[split], rules[one], orders[one], values[one])
+        split = "train" if rules[i].tolist() in sides["train"] else "ood"
+        draws = draws_for(sides[split], rules[i], orders[i], values[i])
         monkeypatch.setattr(task, "_draw_cpu", lambda *_, draws=draws: draws)
         batch = task.batch(split, 0, 1)
-        assert torch.equal(batch.inputs[0], golden[one])
-        assert torch.equal(batch.targets[0], shown[one, 2, 2])
-        assert torch.equal(batch.latents["rule"][0], rules[one])
-        assert torch.equal(batch.latents["permutation"][0], orders[one])
-        assert torch.equal(batch.latents["values"][0], values[one])
+        assert torch.equal(batch.inputs[0], golden[i])
+        assert torch.equal(batch.targets[0], shown[i, 2, 2])
+        assert torch.equal(batch.latents["rule"][0], rules[i])
+        assert torch.equal(batch.latents["permutation"][0], orders[i])
+        assert torch.equal(batch.latents["values"][0], values[i])
 
 
 def draws_for(side, rules, orders, values):
-    """Uniform draws, [1, 5 + 4 K], from which the sampler makes this instance."""
+    """Return uniform draws, [1, 5 + 4 K], from which the sampler makes this instance."""
     tables = Raven(RavenConfig(rule_order="sorted", cover_rules=False))._tables_on(
         torch.device("cpu")
     )

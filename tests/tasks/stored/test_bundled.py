@@ -1,4 +1,4 @@
-"""Data that comes with installed packages, against these packages."""
+"""Bundled data sets: compared with the packages that they come with."""
 
 import datasets
 import numpy as np

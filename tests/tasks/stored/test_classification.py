@@ -1,4 +1,4 @@
-"""Labelled texts from tiny files in each of the formats."""
+"""Text classification, on tiny files in each of the formats."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from tasks.stored.classification import Classification, ClassificationConfig
 
 
 def rows_of(n, labels):
-    """Text and label: every text is another one, of words that a few texts have."""
+    """Return distinct texts of shared words, with labels."""
     return [
         (f"Review {' '.join(f'{i:05b}')}, <br /> it is GOOD!", (i + i // 7) % labels)
         for i in range(n)
@@ -52,12 +52,12 @@ def columns(split):
 
 
 def hub(path):
-    kinds = datasets.Features(
+    features = datasets.Features(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos"])
     )
-    made = {split: datasets.Dataset.from_dict(columns(split), kinds) for split in IMDB}
-    unknown = datasets.Dataset.from_dict({"text": ["nobody knows"], "label": [-1]}, kinds)
-    datasets.DatasetDict(**made, unsupervised=unknown).save_to_disk(path)
+    splits = {split: datasets.Dataset.from_dict(columns(split), features) for split in IMDB}
+    unknown = datasets.Dataset.from_dict({"text": ["nobody knows"], "label": [-1]}, features)
+    datasets.DatasetDict(**splits, unsupervised=unknown).save_to_disk(path)
 
 
 def parquet(path):
@@ -67,7 +67,7 @@ def parquet(path):
 
 
 def glue(path):
-    """SST-2: the labels of the test are not public."""
+    """Files in the format of SST-2, whose test labels are not public."""
     for split, rows in {"train": IMDB["train"], "dev": IMDB["test"]}.items():
         lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in rows)]
         (path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
@@ -92,7 +92,7 @@ def task_of(path, name, **changes):
     return Classification(ClassificationConfig(name=name, path=str(path), **arguments))
 
 
-def spoken(text):
+def words_of(text):
     for mark in ",!</>":
         text = text.replace(mark, f" {mark} ")
     return " ".join(text.lower().split())
@@ -112,16 +112,16 @@ def test_every_text_is_read_with_its_label(folder, form):
     task = task_of(folder, FORMS[form])
     known = SST if form is fine else IMDB
     stored = {
-        split: {(spoken(text), label) for text, label in rows} for split, rows in known.items()
+        split: {(words_of(text), label) for text, label in rows} for split, rows in known.items()
     }
-    found = {split: contents(task, split) for split in task.splits}
-    assert sorted(found["test"]) == sorted(stored["test"])
+    actual = {split: contents(task, split) for split in task.splits}
+    assert sorted(actual["test"]) == sorted(stored["test"])
     if form is fine:
-        assert sorted(found["train"]) == sorted(stored["train"])
-        assert sorted(found["valid"]) == sorted(stored["valid"])
+        assert sorted(actual["train"]) == sorted(stored["train"])
+        assert sorted(actual["valid"]) == sorted(stored["valid"])
     else:
-        assert sorted(found["train"] + found["valid"]) == sorted(stored["train"])
-        assert len(found["valid"]) == 5
+        assert sorted(actual["train"] + actual["valid"]) == sorted(stored["train"])
+        assert len(actual["valid"]) == 5
     assert len(task.classes) == (5 if form is fine else 2)
     for split in task.splits:
         batch = task.batch(split, 1, 4)
@@ -130,7 +130,7 @@ def test_every_text_is_read_with_its_label(folder, form):
         assert torch.equal(batch.latents["label"], batch.targets[:, 0])
         assert batch.mask.all()
         assert torch.equal(batch.inputs, task_of(folder, FORMS[form]).batch(split, 1, 4).inputs)
-    counts = Counter(label for _, label in found["test"])
+    counts = Counter(label for _, label in actual["test"])
     assert task.chance("test") == pytest.approx(max(counts.values()) / counts.total())
 
 
@@ -153,7 +153,7 @@ def test_rows_of_classes_are_those_of_the_files(folder):
     batch = task.batch("test", 0, 8)
     files = [text for name in (0, 1) for text, label in IMDB["test"] if label == name]
     for words, row in zip(batch.inputs, batch.latents["row"].tolist(), strict=True):
-        assert task.decode(words) == spoken(files[row])
+        assert task.decode(words) == words_of(files[row])
 
 
 def test_long_texts_are_cut(folder):

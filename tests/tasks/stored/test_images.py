@@ -1,4 +1,4 @@
-"""Images of several data sets, against the arrays that they were stored from."""
+"""Image classification: compared with the stored arrays."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ CONFIG = {"sources": tuple(SIZES), "n_valid": 5, "triangles": FEW}
 
 
 def pictures(name, split):
-    """What is stored: distinct random pictures and their classes."""
+    """Return distinct random images and their classes."""
     generator = np.random.default_rng([*name.encode(), *split.encode()])
     n = SIZES[name][split == "test"]
     n_classes = 3 if name == "animals" else 10
@@ -34,16 +34,16 @@ def pictures(name, split):
 def stored(name, image, classes=10):
     def table(split):
         pixels, labels = pictures(name, split)
-        columns = {image: [Image.fromarray(one) for one in pixels], "label": labels.tolist()}
-        kinds = {image: datasets.Image(), "label": datasets.ClassLabel(num_classes=classes)}
-        return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
+        columns = {image: [Image.fromarray(array) for array in pixels], "label": labels.tolist()}
+        features = {image: datasets.Image(), "label": datasets.ClassLabel(num_classes=classes)}
+        return datasets.Dataset.from_dict(columns, datasets.Features(features))
 
     return datasets.DatasetDict({split: table(split) for split in ("train", "test")})
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Each format once."""
+    """Store data sets in each of the formats."""
     folder = tmp_path_factory.mktemp("images")
     stored("cifar10", "img").save_to_disk(folder / "cifar10")
     (folder / "fashion_mnist").mkdir()
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Hugging Face's cache: empty, and no network."""
+    """Provide an empty cache of Hugging Face and no network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(opening, "_hub_responds", lambda: False)
     return tmp_path / "cache"
@@ -70,7 +70,7 @@ def task(folder):
     return Images(ImagesConfig(folder=str(folder), **CONFIG))
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
@@ -79,7 +79,7 @@ def stored_split(split):
 
 
 def expected(name, split):
-    """The arrays of a split as they should be shown, [n, 3, 32, 32], by slices alone."""
+    """Return the expected images of a split, [n, 3, 32, 32], by slicing."""
     if name == "triangles":
         triangles = Triangles(FEW)
         every = triangles.batch(split, 0, triangles.size(split))
@@ -99,23 +99,23 @@ def expected(name, split):
     return shown, labels
 
 
-# What is shown
+# Images
 
 
 @pytest.mark.parametrize("split", Images.SPLITS)
 @pytest.mark.parametrize("name", SIZES)
 def test_images_and_classes_are_the_stored_ones(task, name, split):
-    batch = whole(task, split)
-    mine = batch.latents["dataset"] == tuple(SIZES).index(name)
-    assert mine.any()
+    batch = full_batch(task, split)
+    of_source = batch.latents["dataset"] == tuple(SIZES).index(name)
+    assert of_source.any()
     images, labels = expected(name, split)
-    rows = batch.latents["row"][mine]
+    rows = batch.latents["row"][of_source]
     shown, dataset = batch.inputs
     assert (shown.dtype, dataset.dtype) == (torch.float32, torch.int64)
     # Averages are rounded to bytes, once for each direction.
     step = 1.001 if name in ("animals", "triangles") else 0.001
-    assert np.abs(255 * shown[mine].double().numpy() - images[rows]).max() <= step
-    assert batch.targets[mine, 0].tolist() == labels[rows].tolist()
+    assert np.abs(255 * shown[of_source].double().numpy() - images[rows]).max() <= step
+    assert batch.targets[of_source, 0].tolist() == labels[rows].tolist()
     assert torch.equal(dataset, batch.latents["dataset"])
     assert torch.equal(batch.targets[:, 0], batch.latents["label"])
     assert batch.mask.all()
@@ -125,22 +125,22 @@ def test_classes_are_named(task):
     digits = tuple("0123456789")
     assert task.classes == (digits, digits, ("ant", "bee", "cow"), ("other", "equilateral"))
     assert task.n_classes == (10, 10, 3, 2)
-    assert (whole(task, "test").inputs[0].amax((1, 2, 3)) <= 1).all()
+    assert (full_batch(task, "test").inputs[0].amax((1, 2, 3)) <= 1).all()
 
 
 @pytest.mark.parametrize("size", [8, 16, 48])
 def test_other_sizes(folder, size):
     config = ImagesConfig(folder=str(folder), image_size=size, sources=("cifar10",), n_valid=5)
-    batch = whole(Images(config), "test")
+    batch = full_batch(Images(config), "test")
     images = pictures("cifar10", "test")[0][batch.latents["row"]]
-    found = 255 * batch.inputs[0].permute(0, 2, 3, 1).double().numpy()
+    actual = 255 * batch.inputs[0].permute(0, 2, 3, 1).double().numpy()
     if size == 48:
-        assert np.allclose(found[:, 8:40, 8:40], images)
-        assert found.sum() == pytest.approx(images.sum(dtype=float))
+        assert np.allclose(actual[:, 8:40, 8:40], images)
+        assert actual.sum() == pytest.approx(images.sum(dtype=float))
     else:
         side = 32 // size
         averages = images.reshape(-1, size, side, size, side, 3).mean((2, 4))
-        assert np.abs(found - averages).max() <= 1.001
+        assert np.abs(actual - averages).max() <= 1.001
 
 
 # Splits and order
@@ -151,7 +151,7 @@ def rows_of(batch, number):
 
 
 def test_valid_is_held_out_of_train(task):
-    train, valid, test = (whole(task, split) for split in task.splits)
+    train, valid, test = (full_batch(task, split) for split in task.splits)
     for number, (name, (n_train, n_test)) in enumerate(SIZES.items()):
         assert sorted(rows_of(test, number)) == list(range(n_test))
         if name == "triangles":
@@ -176,7 +176,7 @@ def test_data_sets_take_turns_in_train(task):
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_prefixes_have_all_data_sets_in_proportion(task, split):
-    dataset = whole(task, split).latents["dataset"]
+    dataset = full_batch(task, split).latents["dataset"]
     share = dataset.bincount() / len(dataset)
     for n in range(1, len(dataset)):
         counts = dataset[:n].bincount(minlength=4)
@@ -186,23 +186,23 @@ def test_prefixes_have_all_data_sets_in_proportion(task, split):
 def test_what_is_held_out_depends_on_the_seed_alone(folder, task):
     def held_out(**arguments):
         other = Images(ImagesConfig(folder=str(folder), **CONFIG | arguments))
-        return sorted(rows_of(whole(other, "valid"), other.config.sources.index("cifar10")))
+        return sorted(rows_of(full_batch(other, "valid"), other.config.sources.index("cifar10")))
 
-    mine = sorted(rows_of(whole(task, "valid"), 0))
-    assert held_out(image_size=16) == held_out(sources=("animals", "cifar10")) == mine
-    assert set(held_out(n_valid=6)) > set(mine)
-    assert held_out(seed=1) != mine
+    rows = sorted(rows_of(full_batch(task, "valid"), 0))
+    assert held_out(image_size=16) == held_out(sources=("animals", "cifar10")) == rows
+    assert set(held_out(n_valid=6)) > set(rows)
+    assert held_out(seed=1) != rows
 
 
 # Scores
 
 
 def test_scores_and_chance(task):
-    batch = whole(task, "test")
+    batch = full_batch(task, "test")
     logits = torch.zeros(len(batch), 1, 10)
     wrong = torch.arange(len(batch)) % 3 == 0
-    said = torch.where(wrong, (batch.targets[:, 0] + 1) % 10, batch.targets[:, 0])
-    logits[torch.arange(len(batch)), 0, said] = 1
+    predicted = torch.where(wrong, (batch.targets[:, 0] + 1) % 10, batch.targets[:, 0])
+    logits[torch.arange(len(batch)), 0, predicted] = 1
     assert torch.equal(task.score(logits, batch)["correct"], (~wrong).float())
     with pytest.raises(ValueError, match=r"logits must have shape \(35, 1, 10\), got \(35, 10\)"):
         task.score(logits[:, 0], batch)
@@ -212,7 +212,7 @@ def test_scores_and_chance(task):
     assert chance["animals"] == pytest.approx(max(Counter(labels).values()) / len(labels))
 
 
-# What is not there
+# Missing data
 
 
 def error_of(kind, **arguments):
@@ -233,7 +233,7 @@ def test_a_missing_data_set_says_what_to_fetch(tmp_path):
 
 
 def test_what_was_loaded_once_is_read_without_a_network(cache, folder, task, monkeypatch):
-    """The cache as the library leaves it after a download."""
+    """With a cache as after a download."""
     parquet = stored("cifar10", "img")["train"], stored("cifar10", "img")["test"]
     source = cache.parent / "source"
     source.mkdir()
@@ -310,7 +310,7 @@ def test_one_request_tells_whether_the_hub_responds(monkeypatch, answers):
     ],
     ids=["a split", "no test", "no image", "no class", "two images", "other classes", "unlabelled"],
 )
-def test_data_sets_that_are_none(tmp_path, change, message):
+def test_data_sets_of_another_format_are_errors(tmp_path, change, message):
     made = stored("cifar10", "img")
     change(made).save_to_disk(tmp_path / "odd")
     assert message in error_of(ValueError, sources=("odd",), folder=str(tmp_path), n_valid=5)

@@ -1,4 +1,4 @@
-"""Sentence pairs from tiny files in each of the formats, and rankings against a literal loop."""
+"""Sentence pairs, on tiny files in each of the formats; rankings compared with a loop."""
 
 import json
 import random
@@ -20,7 +20,7 @@ def sentence(generator):
 
 
 def rows_of(labels, n, seed):
-    """Sentence A, sentence B and label."""
+    """Return rows of sentence A, sentence B and label."""
     generator = random.Random(seed)
     return [(sentence(generator), sentence(generator), labels[i % len(labels)]) for i in range(n)]
 
@@ -40,15 +40,15 @@ WIKI = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID", "
 
 
 def questions(n, seed):
-    """Rows of WikiQA: three answers to each question."""
+    """Return rows of WikiQA: three answers to each question."""
     generator = random.Random(seed)
     rows = []
-    for one in range(n):
-        asked = sentence(generator)
+    for i in range(n):
+        question = sentence(generator)
         for answer in range(3):
             label = generator.randint(0, 1)
-            said = sentence(generator)
-            rows.append((f"Q{one}", asked, "D1", "Title", f"D1-{answer}", said, label))
+            answer_text = sentence(generator)
+            rows.append((f"Q{i}", question, "D1", "Title", f"D1-{answer}", answer_text, label))
     return rows
 
 
@@ -66,28 +66,28 @@ def write(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         sizes = {"train": 30, "valid": 10, "test": 12}
-        found = {}
+        actual = {}
         for seed, (split, n) in enumerate(sizes.items()):
             other = {"train": "train", "valid": "dev", "test": "test"}[split]
             if name == "snli":
-                rows = found[split] = rows_of(ENTAILMENT, n, seed)
+                rows = actual[split] = rows_of(ENTAILMENT, n, seed)
                 write_json(folder / f"snli_1.0_{other}.jsonl", rows)
                 (folder / f"snli_1.0_{other}.txt").write_text("the same once more")
             elif name == "mnli":
-                rows = found[split] = rows_of(ENTAILMENT, n, seed)
+                rows = actual[split] = rows_of(ENTAILMENT, n, seed)
                 other = {"valid": "dev_matched", "test": "dev_mismatched"}.get(split, other)
                 write_json(folder / f"multinli_1.0_{other}.jsonl", rows)
             elif name == "scitail":
-                rows = found[split] = rows_of(("neutral", "entails"), n, seed)
+                rows = actual[split] = rows_of(("neutral", "entails"), n, seed)
                 write_tabs(folder / f"scitail_1.0_{other}.tsv", rows)
             elif name == "trecqa":
-                rows = found[split] = [(r[1], r[5], r[6]) for r in questions(n, seed)]
+                rows = actual[split] = [(r[1], r[5], r[6]) for r in questions(n, seed)]
                 write_tabs(folder / f"{other}.tsv", rows)
             else:
                 rows = questions(n, seed)
-                found[split] = [(r[1], r[5], r[6]) for r in rows]
+                actual[split] = [(r[1], r[5], r[6]) for r in rows]
                 write_tabs(folder / f"WikiQA-{other}.tsv", rows, WIKI)
-        return folder, found
+        return folder, actual
 
     return written
 
@@ -96,8 +96,8 @@ def task_of(folder, name, **changes):
     return Pairs(PairsConfig(name=name, path=str(folder), **{"min_count": 1} | changes))
 
 
-def spoken(text):
-    """A sentence as words: lower case, the full stop apart."""
+def words_of(text):
+    """Return a sentence as lower-case words and punctuation."""
     return text.lower().replace(".", " .")
 
 
@@ -115,10 +115,10 @@ def test_every_pair_is_read_with_its_label(write, name):
         assert (a.dtype, b.dtype, batch.targets.dtype) == (torch.int64,) * 3
         for i, row in enumerate(batch.latents["row"].tolist()):
             first, second, label = rows[split][row]
-            assert task.decode(a[i]) == spoken(first)
-            assert task.decode(b[i]) == spoken(second)
+            assert task.decode(a[i]) == words_of(first)
+            assert task.decode(b[i]) == words_of(second)
             assert task.classes[batch.targets[i, 0]] == str(label)
-            lengths = [len(spoken(text).split()) for text in (first, second)]
+            lengths = [len(words_of(text).split()) for text in (first, second)]
             assert [batch.latents[f"length_{side}"][i] for side in "ab"] == lengths
             for side, length in zip((a, b), lengths, strict=True):
                 assert (side[i] != 0).tolist() == [at < length for at in range(side.shape[1])]
@@ -135,8 +135,10 @@ def test_answers_to_one_question_belong_together(write, name):
     task = task_of(folder, name)
     batch = task.batch("test", 0, task.size("test"))
     groups = {}
-    for row, one in zip(*(batch.latents[x].tolist() for x in ("row", "question")), strict=True):
-        groups.setdefault(one, set()).add(row)
+    for row, question in zip(
+        *(batch.latents[x].tolist() for x in ("row", "question")), strict=True
+    ):
+        groups.setdefault(question, set()).add(row)
     assert set(groups) == set(range(len(groups)))
     asked = {}
     for row, (question, *_) in enumerate(rows["test"]):
@@ -155,10 +157,10 @@ def test_pairs_without_a_label_are_left_out(write):
 
 
 def test_the_vocabulary_is_of_train_by_frequency(tmp_path):
-    """By hand."""
+    """Compared with counts by hand."""
     for split in ("train", "dev", "test"):
-        said = "a a a b b c, d" if split == "train" else "a zebra b"
-        write_tabs(tmp_path / f"{split}.tsv", [(said, "b c", "neutral")])
+        text = "a a a b b c, d" if split == "train" else "a zebra b"
+        write_tabs(tmp_path / f"{split}.tsv", [(text, "b c", "neutral")])
     task = task_of(tmp_path, "scitail")
     assert task.vocabulary == ("<pad>", "<unknown>", "a", "b", "c", ",", "d")
     assert task.batch("test", 0, 1).inputs[0].tolist() == [[2, 1, 3]]
@@ -172,8 +174,8 @@ def test_the_vocabulary_is_of_train_by_frequency(tmp_path):
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
 def test_hugging_faces_copy(tmp_path, form):
-    """Its labels are numbers, -1 where there is none, and its columns have other names."""
-    kinds = datasets.Features(
+    """Labels are integers, -1 for none, and columns have other names."""
+    features = datasets.Features(
         premise=datasets.Value("string"),
         hypothesis=datasets.Value("string"),
         label=datasets.ClassLabel(names=list(ENTAILMENT)),
@@ -183,8 +185,8 @@ def test_hugging_faces_copy(tmp_path, form):
         "hypothesis": ["x", "y", "z"],
         "label": [2, -1, 0],
     }
-    one = datasets.Dataset.from_dict(columns, kinds)
-    made = datasets.DatasetDict(train=one, validation=one, test=one)
+    table = datasets.Dataset.from_dict(columns, features)
+    made = datasets.DatasetDict(train=table, validation=table, test=table)
     folder = tmp_path / "snli"
     if form == "save_to_disk":
         made.save_to_disk(folder)
@@ -194,18 +196,18 @@ def test_hugging_faces_copy(tmp_path, form):
             table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     task = task_of(folder, "snli")
     batch = task.batch("valid", 0, 2)
-    found = {
+    actual = {
         (task.decode(a), task.decode(b), task.classes[label])
         for a, b, label in zip(*batch.inputs, batch.targets[:, 0], strict=True)
     }
-    assert found == {("one .", "x", "contradiction"), ("three", "z", "entailment")}
+    assert actual == {("one .", "x", "contradiction"), ("three", "z", "entailment")}
     assert set(batch.latents["row"].tolist()) == {0, 2}
 
 
 def test_a_bad_row_of_hugging_faces_copy_is_named(tmp_path):
     good = {"premise": ["a"] * 3, "hypothesis": ["b"] * 3, "label": ["neutral"] * 3}
     bad = good | {"label": ["neutral", "neutral", "maybe"]}
-    train, valid = (datasets.Dataset.from_dict(one) for one in (good, bad))
+    train, valid = (datasets.Dataset.from_dict(columns) for columns in (good, bad))
     folder = tmp_path / "snli"
     datasets.DatasetDict(train=train, validation=valid, test=train).save_to_disk(folder)
     with pytest.raises(
@@ -236,10 +238,10 @@ def test_score(write):
 
 
 def ranked(scores, relevant, question):
-    """Average precision and reciprocal rank of each question that has a right answer, by loops."""
-    found = []
-    for one in sorted(set(question)):
-        answers = [(s, r) for s, r, q in zip(scores, relevant, question, strict=True) if q == one]
+    """Return average precision and reciprocal rank of each question, by loops."""
+    actual = []
+    for q_id in sorted(set(question)):
+        answers = [(s, r) for s, r, q in zip(scores, relevant, question, strict=True) if q == q_id]
         answers.sort(key=lambda pair: (-pair[0], pair[1]))
         precisions, first, hits = [], None, 0
         for place, (_, right) in enumerate(answers, start=1):
@@ -248,8 +250,8 @@ def ranked(scores, relevant, question):
                 precisions.append(hits / place)
                 first = first or 1 / place
         if precisions:
-            found.append((sum(precisions) / len(precisions), first))
-    return tuple(np.array(found).T)
+            actual.append((sum(precisions) / len(precisions), first))
+    return tuple(np.array(actual).T)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -258,25 +260,25 @@ def test_rankings_agree_with_a_loop(seed):
     n = 60
     scores = generator.integers(0, 6, n) / 3  # with equal ones
     relevant, question = generator.random(n) < 0.25, generator.integers(-3, 9, n)
-    found = score_ranking(*map(torch.from_numpy, (scores, relevant, question)))
+    actual = score_ranking(*map(torch.from_numpy, (scores, relevant, question)))
     precision, reciprocal = ranked(scores.tolist(), relevant.tolist(), question.tolist())
-    np.testing.assert_allclose(found["average_precision"], precision)
-    np.testing.assert_allclose(found["reciprocal_rank"], reciprocal)
+    np.testing.assert_allclose(actual["average_precision"], precision)
+    np.testing.assert_allclose(actual["reciprocal_rank"], reciprocal)
 
 
 def test_rankings_by_hand():
     # Right, wrong, right: (1 + 2/3) / 2. Wrong, right: 1/2. No right answer: left out.
     scores = torch.tensor([3.0, 2.0, 1.0, 0.1, 0.9, 5.0])
     relevant = torch.tensor([1, 0, 1, 1, 0, 0])
-    found = score_ranking(scores, relevant, torch.tensor([4, 4, 4, 7, 7, 9]))
-    assert found["average_precision"].tolist() == pytest.approx([5 / 6, 1 / 2])
-    assert found["reciprocal_rank"].tolist() == [1, 1 / 2]
+    actual = score_ranking(scores, relevant, torch.tensor([4, 4, 4, 7, 7, 9]))
+    assert actual["average_precision"].tolist() == pytest.approx([5 / 6, 1 / 2])
+    assert actual["reciprocal_rank"].tolist() == [1, 1 / 2]
     # Saying the same of all answers puts the right ones last.
     same = score_ranking(torch.zeros(4), torch.tensor([1, 0, 0, 0]), torch.zeros(4).long())
     assert same["reciprocal_rank"].tolist() == [1 / 4]
 
 
-def test_rankings_that_are_none():
+def test_bad_rankings_are_errors():
     with pytest.raises(ValueError, match=r"relevant must be True for some answer"):
         score_ranking(torch.zeros(2), torch.zeros(2), torch.zeros(2).long())
     with pytest.raises(
@@ -285,7 +287,7 @@ def test_rankings_that_are_none():
         score_ranking(torch.zeros(2), torch.ones(3), torch.zeros(2).long())
 
 
-# What is not there
+# Missing data
 
 
 def error_of(kind, **arguments):
@@ -308,7 +310,7 @@ def test_a_missing_data_set_says_what_to_fetch(tmp_path):
     assert "datasets.load_dataset('microsoft/wiki_qa').save_to_disk('FOLDER')" in message
 
 
-def test_files_that_are_none(write, tmp_path):
+def test_files_of_another_format_are_errors(write, tmp_path):
     folder, rows = write("scitail")
     arguments = {"name": "scitail", "path": str(folder)}
     train = folder / "scitail_1.0_train.tsv"
@@ -331,9 +333,9 @@ def test_files_that_are_none(write, tmp_path):
         '{"sentence1": "a", "sentence2": "b", "gold_label": 3}': ", contradiction, got 3",
     }.items():
         train.write_text(text + "\n")
-        found = error_of(ValueError, name="snli", path=str(folder))
-        assert f"line 1 of {train} must" in found
-        assert message in found
+        actual = error_of(ValueError, name="snli", path=str(folder))
+        assert f"line 1 of {train} must" in actual
+        assert message in actual
 
 
 @pytest.mark.parametrize(

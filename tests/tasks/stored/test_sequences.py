@@ -1,4 +1,4 @@
-"""Sequence to sequence from tiny files of both forms."""
+"""Sequence to sequence, on tiny files of both formats."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def pairs(split):
 
 @pytest.fixture
 def parallel(tmp_path):
-    """IWSLT'15 as it is published."""
+    """Files in the format of IWSLT'15."""
     for split, name in {"train": "train", "valid": "tst2012", "test": "tst2013"}.items():
         for side, texts in zip(("en", "vi"), zip(*pairs(split), strict=True), strict=True):
             (tmp_path / f"{name}.{side}").write_text("\n".join(texts) + "\n")
@@ -40,7 +40,7 @@ TREES = [
 
 @pytest.fixture
 def programs(tmp_path):
-    """AlgoLisp as it is published."""
+    """Files in the format of AlgoLisp."""
     for name in ("train", "dev", "test"):
         rows = [
             {"text": ["given", "an", "array"], "short_tree": tree, "args": {}} for tree, _ in TREES
@@ -69,7 +69,7 @@ def test_lines_are_read_side_by_side(parallel, split):
     source, given = batch.inputs
     assert sorted(batch.latents["row"].tolist()) == list(range(len(expected)))
     assert (source.dtype, given.dtype, batch.targets.dtype) == (torch.int64,) * 3
-    assert max(int(one.max()) for one in (source, batch.targets)) < task.vocabulary_size <= 300
+    assert max(int(ids.max()) for ids in (source, batch.targets)) < task.vocabulary_size <= 300
     for i, row in enumerate(batch.latents["row"].tolist()):
         assert (task.decode(source[i]), task.decode(batch.targets[i])) == expected[row]
         read, written = (int(batch.latents[f"{x}_length"][i]) for x in ("source", "target"))
@@ -91,7 +91,7 @@ def test_lines_are_read_side_by_side(parallel, split):
 
 def test_both_sides_change_places(parallel):
     there, back = translation(parallel), translation(parallel, source="vi", target="en")
-    first, second = (one.batch("test", 0, 11) for one in (there, back))
+    first, second = (task.batch("test", 0, 11) for task in (there, back))
     texts = [there.decode(row) for row in first.inputs[0]]
     assert sorted(texts) == sorted(back.decode(row) for row in second.targets)
 
@@ -112,10 +112,10 @@ def test_long_examples_are_left_out(parallel):
     task = translation(parallel, max_length=limit)
     kept = set(batch.latents["row"][longest < limit].tolist())
     assert 0 < len(kept) < 9
-    found = task.batch("valid", 0, task.size("valid"))
-    assert set(found.latents["row"].tolist()) == kept
+    actual = task.batch("valid", 0, task.size("valid"))
+    assert set(actual.latents["row"].tolist()) == kept
     assert (task.n_left_out("valid"), whole.n_left_out("valid")) == (9 - len(kept), 0)
-    assert found.targets.shape[1] <= limit
+    assert actual.targets.shape[1] <= limit
     shortest = int(longest.min())
     message = rf"max_length must be at least {shortest + 1}, .* of valid, got {shortest}"
     with pytest.raises(ValueError, match=message):
@@ -146,7 +146,7 @@ def test_a_missing_data_set_says_what_to_fetch(tmp_path):
         assert "one of valid with 'dev' or 'valid' or 'validation' or 'tst2012'" in message
 
 
-def test_files_that_are_none(parallel, programs):
+def test_files_of_another_format_are_errors(parallel, programs):
     file = programs / "metaset3.dev.jsonl"
     file.write_text('{"text": "a"}\n')
     with pytest.raises(

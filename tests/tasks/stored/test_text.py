@@ -1,4 +1,4 @@
-"""Language modelling: windows against the text itself, and what a text may lie in."""
+"""Language modelling: windows compared with the text, and formats of texts."""
 
 import math
 import random
@@ -25,7 +25,7 @@ TEXTS = {"train": LINE + prose(2000, 0), "valid": prose(300, 1), "test": prose(3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three files, as WikiText has them."""
+    """Write three files like WikiText's."""
     folder = tmp_path_factory.mktemp("text")
     for split, text in TEXTS.items():
         (folder / f"wiki.{split}.raw").write_bytes(text.encode())
@@ -37,21 +37,21 @@ def task(folder):
     return Text(TextConfig(path=str(folder), **TINY), cache=None)
 
 
-def whole(task, split):
+def full_batch(task, split):
     return task.batch(split, 0, task.size(split))
 
 
 def counted(batch):
-    """The targets that count, in the order of the text."""
+    """Return the unmasked targets in the order of the text."""
     return batch.targets[batch.mask]
 
 
-# What is read
+# Tokens and counts
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_all_targets_together_are_the_text(task, split):
-    assert task.decode(counted(whole(task, split))) == TEXTS[split]
+    assert task.decode(counted(full_batch(task, split))) == TEXTS[split]
 
 
 @pytest.mark.parametrize("split", Text.SPLITS)
@@ -61,16 +61,16 @@ def test_counts_are_those_of_the_text(task, split):
     assert task.n_words(split) == len(text.split())
     assert task.n_lines(split) == text.count("\n")
     if split != "train":
-        batch = whole(task, split)
+        batch = full_batch(task, split)
         assert batch.latents["n_bytes"].sum() == len(text.encode())
         assert batch.mask.sum() == task.n_tokens(split)
         assert not batch.latents["n_bytes"][~batch.mask].any()
 
 
 def test_bytes_of_each_token(task):
-    """Of pure ASCII, each token's characters are its bytes."""
-    batch = whole(task, "valid")
-    texts = [task.decode([one]) for one in counted(batch).tolist()]
+    """ASCII tokens have as many bytes as characters."""
+    batch = full_batch(task, "valid")
+    texts = [task.decode([token]) for token in counted(batch).tolist()]
     sizes = batch.latents["n_bytes"][batch.mask].tolist()
     pairs = [(text, n) for text, n in zip(texts, sizes, strict=True) if text.isascii()]
     assert len(pairs) > 100
@@ -79,13 +79,13 @@ def test_bytes_of_each_token(task):
 
 
 def test_the_most_frequent_pairs_are_merged(tmp_path):
-    """By hand: of `xyxyxy xyxyxy ...`, first x and y, then the two of them."""
+    """For `xyxyxy xyxyxy ...`, first `xy`, then `xyxy` is merged."""
     path = tmp_path / "text"
     path.write_text("xyxyxy " * 100)
     task = Text(TextConfig(path=str(path), vocabulary_size=259, length=4), cache=None)
     assert task.vocabulary_size == 259
-    assert [task.decode([one]) for one in (256, 257)] == ["xy", "xyxy"]
-    tokens = [task.decode([one]) for one in counted(whole(task, "test")).tolist()]
+    assert [task.decode([token]) for token in (256, 257)] == ["xy", "xyxy"]
+    tokens = [task.decode([token]) for token in counted(full_batch(task, "test")).tolist()]
     assert tokens[:6] == [" ", "xyxy", "xy", " ", "xyxy", "xy"]
 
 
@@ -99,12 +99,12 @@ def test_a_small_text_has_few_pairs(tmp_path):
 
 @pytest.mark.parametrize("ending", ["\n", "", " ", "\r\n"])
 def test_a_single_file_is_cut_in_three(tmp_path, ending):
-    """Nothing is lost or used twice, no word is cut, and the shares are those asked for."""
+    """No text is lost or repeated, no word is cut, and the shares are as configured."""
     text = LINE + prose(3000, 3).strip() + ending
     path = tmp_path / "mine"
     path.write_bytes(text.encode())
     task = Text(TextConfig(path=str(path), held_out=0.1, **TINY), cache=None)
-    valid, test = (task.decode(counted(whole(task, split))) for split in ("valid", "test"))
+    valid, test = (task.decode(counted(full_batch(task, split))) for split in ("valid", "test"))
     assert text.endswith(valid + test)
     train = text.removesuffix(valid + test)
     assert task.n_bytes("train") == len(train.encode())
@@ -114,13 +114,13 @@ def test_a_single_file_is_cut_in_three(tmp_path, ending):
 
 
 def test_long_texts_are_encoded_block_by_block(tmp_path):
-    """Blocks do not lose or change anything; the second text has one word of several blocks."""
+    """Blocks preserve the text; the second text has a word that is longer than a block."""
     for text in (prose(60_000, 4), "the" * 80_000 + " end", "fox" + " 🦊🦊🦊" * 20_000):
         for split in Text.SPLITS:
             (tmp_path / f"{split}.txt").write_text(text if split == "valid" else TEXTS[split])
         task = Text(TextConfig(path=str(tmp_path), **TINY), cache=None)
         assert task.n_bytes("valid") > 3 * 2**16
-        assert task.decode(counted(whole(task, "valid"))) == text
+        assert task.decode(counted(full_batch(task, "valid"))) == text
 
 
 # Windows
@@ -139,7 +139,7 @@ def test_targets_are_the_next_tokens(task, split):
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_each_token_of_an_evaluated_text_is_a_target_once(task, split):
-    batch = whole(task, split)
+    batch = full_batch(task, split)
     places = (batch.latents["position"][:, None] + torch.arange(16))[batch.mask]
     assert places.tolist() == list(range(task.n_tokens(split)))
     assert batch.inputs[0, 0] == task.start == task.vocabulary_size - 1
@@ -152,7 +152,7 @@ def test_each_token_of_an_evaluated_text_is_a_target_once(task, split):
 
 
 def test_an_epoch_of_train(task):
-    """No token is a target twice, and less than two windows are left out, others each time."""
+    """No token is a target twice; fewer than two windows' tokens are left out, others each time."""
     size, n_tokens = task.size("train"), task.n_tokens("train")
     firsts = []
     for epoch in range(5):
@@ -173,15 +173,15 @@ def test_batches_of_any_size_are_the_same_stream(task):
     size = task.size("train")
     long = task.batch("train", 0, 3 * size)
     short = [task.batch("train", index, 7) for index in range(3 * size // 7)]
-    found = torch.cat([batch.inputs for batch in short])
-    assert torch.equal(found, long.inputs[: len(found)])
+    actual = torch.cat([batch.inputs for batch in short])
+    assert torch.equal(actual, long.inputs[: len(actual)])
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 16, 17, 499, 500])
 def test_all_lengths_that_fit(folder, length):
     task = Text(TextConfig(path=str(folder), vocabulary_size=300, length=length), cache=None)
     for split in task.splits:
-        batch = whole(task, split)
+        batch = full_batch(task, split)
         assert batch.inputs.shape == (task.size(split), length)
         left_out = task.n_tokens(split) - batch.mask.sum()
         assert 0 <= left_out < (2 * length if split == "train" else 1)
@@ -189,12 +189,12 @@ def test_all_lengths_that_fit(folder, length):
 
 
 def test_the_seed_chooses_the_windows(folder):
-    one, same, other = (
+    first, again, other = (
         Text(TextConfig(path=str(folder), seed=seed, **TINY), cache=None) for seed in (1, 1, 2)
     )
-    assert torch.equal(one.batch("train", 0, 9).inputs, same.batch("train", 0, 9).inputs)
-    assert not torch.equal(one.batch("train", 0, 9).inputs, other.batch("train", 0, 9).inputs)
-    assert torch.equal(one.batch("test", 0, 9).inputs, other.batch("test", 0, 9).inputs)
+    assert torch.equal(first.batch("train", 0, 9).inputs, again.batch("train", 0, 9).inputs)
+    assert not torch.equal(first.batch("train", 0, 9).inputs, other.batch("train", 0, 9).inputs)
+    assert torch.equal(first.batch("test", 0, 9).inputs, other.batch("test", 0, 9).inputs)
 
 
 # Scores
@@ -205,14 +205,14 @@ def test_scores_are_those_of_a_loop(task):
     assert not last.mask.all()
     logits = torch.randn(1, 16, task.vocabulary_size, generator=torch.Generator().manual_seed(0))
     logits[0, [0, -1], last.targets[0, [0, -1]]] = 50
-    found = task.score(logits, last)
+    actual = task.score(logits, last)
     for place in range(16):
         row, target = logits[0, place].double().tolist(), int(last.targets[0, place])
-        loss = math.log(sum(math.exp(one) for one in row)) - row[target]
+        loss = math.log(sum(math.exp(logit) for logit in row)) - row[target]
         counts = bool(last.mask[0, place])
-        assert found["loss"][0, place] == pytest.approx(loss * counts, abs=1e-4)
-        assert found["correct"][0, place] == (counts and max(row) == row[target])
-    assert found["correct"].sum() >= 1
+        assert actual["loss"][0, place] == pytest.approx(loss * counts, abs=1e-4)
+        assert actual["correct"][0, place] == (counts and max(row) == row[target])
+    assert actual["correct"].sum() >= 1
 
 
 def test_scores_of_another_shape(task):
@@ -224,21 +224,23 @@ def test_scores_of_another_shape(task):
 
 def test_the_baseline_is_that_of_a_loop(task):
     counts = [1] * task.vocabulary_size
-    for one in task._sequence("train")[1:].tolist():
-        counts[one] += 1
-    losses = [-math.log(counts[one] / sum(counts)) for one in task._sequence("test")[1:].tolist()]
+    for token in task._sequence("train")[1:].tolist():
+        counts[token] += 1
+    losses = [
+        -math.log(counts[token] / sum(counts)) for token in task._sequence("test")[1:].tolist()
+    ]
     assert task.baseline("test") == pytest.approx(sum(losses) / len(losses))
     assert task.baseline("train") < math.log(task.vocabulary_size)
 
 
 def test_figures_are_per_token_byte_and_word(task):
-    """Against sums over the whole text: those of windows add up to them."""
+    """Sums over windows agree with sums over the whole text."""
     generator = torch.Generator().manual_seed(0)
-    batch = whole(task, "test")
+    batch = full_batch(task, "test")
     logits = torch.randn(*batch.targets.shape, task.vocabulary_size, generator=generator)
-    found = task.figures(logits, batch, "test")
-    assert all(len(part) == len(whole) == len(batch) for part, whole in found.values())
-    ratio = {name: (one.sum() / other.sum()).item() for name, (one, other) in found.items()}
+    actual = task.figures(logits, batch, "test")
+    assert all(len(part) == len(whole) == len(batch) for part, whole in actual.values())
+    ratio = {name: (one.sum() / other.sum()).item() for name, (one, other) in actual.items()}
     right = logits.log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]
     total = -right[batch.mask].double().sum().item()
     text = TEXTS["test"]
@@ -258,11 +260,11 @@ def test_figures_are_per_token_byte_and_word(task):
 
 def test_figures_of_the_baseline_are_those_of_a_model_that_predicts_it(task):
     counts = np.bincount(task._sequence("train")[1:], minlength=task.vocabulary_size) + 1
-    batch = whole(task, "test")
+    batch = full_batch(task, "test")
     shape = (*batch.targets.shape, task.vocabulary_size)
     logits = torch.from_numpy(np.log(counts / counts.sum())).expand(shape)
-    found = task.figures(logits, batch, "test")
-    expected = {name: (one.sum() / other.sum()).item() for name, (one, other) in found.items()}
+    actual = task.figures(logits, batch, "test")
+    expected = {name: (one.sum() / other.sum()).item() for name, (one, other) in actual.items()}
     del expected["accuracy"]
     for name in ("perplexity", "token_perplexity"):
         expected[name] = math.exp(expected[name])
@@ -270,7 +272,7 @@ def test_figures_of_the_baseline_are_those_of_a_model_that_predicts_it(task):
 
 
 @pytest.mark.parametrize("wrong", [-1, 300])
-def test_what_is_no_token(task, wrong):
+def test_ids_out_of_the_vocabulary_are_errors(task, wrong):
     assert task.decode([task.start]) == ""
     with pytest.raises(ValueError, match=f"ids must be an integer from 0 to 299, got {wrong}"):
         task.decode([65, wrong])
@@ -286,16 +288,18 @@ def _no_network(tmp_path, monkeypatch):
 
 
 def rows(text):
-    """As the hub has them: every line with its end, but empty ones without."""
+    """Return a table like the hub's: lines with line ends, empty lines without."""
     lines = text.removesuffix("\n").split("\n")
-    return datasets.Dataset.from_dict({"text": [f"{one}\n" if one else "" for one in lines]})
+    return datasets.Dataset.from_dict({"text": [f"{line}\n" if line else "" for line in lines]})
 
 
 @pytest.mark.usefixtures("_no_network")
 @pytest.mark.parametrize("format", ["save_to_disk", "parquet"])
 def test_stored_data_sets_are_the_same_text(tmp_path, task, format):
     names = {"train": "train", "validation": "valid", "test": "test"}
-    stored = datasets.DatasetDict({theirs: rows(TEXTS[ours]) for theirs, ours in names.items()})
+    stored = datasets.DatasetDict(
+        {stored_split: rows(TEXTS[split]) for stored_split, split in names.items()}
+    )
     folder = tmp_path / "stored"
     if format == "save_to_disk":
         stored.save_to_disk(folder)
@@ -303,10 +307,10 @@ def test_stored_data_sets_are_the_same_text(tmp_path, task, format):
         folder.mkdir()
         for split, table in stored.items():
             table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    found = Text(TextConfig(path=str(folder), **TINY), cache=None)
+    actual = Text(TextConfig(path=str(folder), **TINY), cache=None)
     for split in task.splits:
-        assert np.array_equal(found._sequence(split), task._sequence(split))
-    assert found.n_lines("valid") == task.n_lines("valid")
+        assert np.array_equal(actual._sequence(split), task._sequence(split))
+    assert actual.n_lines("valid") == task.n_lines("valid")
 
 
 @pytest.mark.usefixtures("_no_network")
@@ -317,7 +321,7 @@ def test_a_data_set_without_a_split(tmp_path):
         task.size("train")
 
 
-# What is not there
+# Missing data
 
 
 @pytest.mark.usefixtures("_no_network")
@@ -357,7 +361,7 @@ def test_a_missing_path_says_what_to_put_there(tmp_path):
         ),
     ],
 )
-def test_texts_that_are_none(tmp_path, files, message):
+def test_bad_texts_are_errors(tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     task = Text(TextConfig(path=str(tmp_path), **TINY), cache=None)
@@ -415,13 +419,13 @@ def test_the_cache_gives_what_was_made(folder, tmp_path, task, monkeypatch):
         for split, text in TEXTS.items():
             (copy / f"{split}.txt").write_bytes(text.encode())
         again = Text(TextConfig(path=str(copy), vocabulary_size=300, length=9), cache=cache)
-        assert again.decode(counted(whole(again, "test"))) == TEXTS["test"]
+        assert again.decode(counted(full_batch(again, "test"))) == TEXTS["test"]
         assert again.n_words("train") == task.n_words("train")
         with pytest.raises(TypeError):
             Text(TextConfig(path=str(folder), vocabulary_size=301), cache=cache).size("test")
     (copy / "valid.txt").write_text("other\n")
     other = Text(TextConfig(path=str(copy), **TINY), cache=cache)
-    assert other.decode(counted(whole(other, "valid"))) == "other\n"
+    assert other.decode(counted(full_batch(other, "valid"))) == "other\n"
     assert len(list(cache.iterdir())) == 2
     path.write_bytes(path.read_bytes()[:-100])
     mended = Text(config, cache=cache)
