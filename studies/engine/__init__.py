@@ -1,4 +1,4 @@
-"""The engine that runs every study, of modscope and of its users.
+"""The engine that runs every study: those in this repository and those in a user's own files.
 
 A study file imports from here: `Study`, `Setup`, `Preset`, `Claim`, ... and `main`.
 """

@@ -1,4 +1,4 @@
-"""A cell of a study's grid: its folder, its training, and what is measured in its model."""
+"""Cells of a study's grid: one trained model each, with its folder and its measurements."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from studies.engine.checkpoints import load_weights, read_log
 from studies.engine.examples import Examples, Fresh
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
-from studies.engine.scoring import figures, score, training_dataset
+from studies.engine.scoring import log_entries, score, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
-from studies.engine.training import train
+from studies.engine.training import answer, train
 from tasks import Batch
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a measure receives: a trained model, the untrained one, and examples that neither saw.
+    """The argument of a measure: a trained model, its untrained version, and unseen examples.
 
     Attributes:
         setup: the settings of the cell.
-        model: at its best checkpoint, in evaluation mode; or at one along training.
-        step: the updates after which that was.
-        device: where it lies.
+        model: the model at its best checkpoint, or at one along training; in evaluation mode.
+        step: the training step of that checkpoint.
+        device: the device of the models.
     """
 
     setup: Any
@@ -47,12 +47,12 @@ class Trained:
 
     @property
     def task(self) -> Any:
-        """The sampler of the setup's task, for its labels, solvers and scores."""
+        """The setup's task, for its labels, solvers and scores."""
         return self.setup.sampler()
 
     @property
     def seed(self) -> int:
-        """That of the cell, for what a measure draws of its own."""
+        """The seed of the cell, for random numbers of a measure."""
         return self.setup.seed
 
     @cached_property
@@ -63,53 +63,52 @@ class Trained:
     def batches(self, split: str, n: int | None = None) -> Iterator[Batch[Any]]:
         """The next `n` examples of a split, `setup.at_once` at a time; see `Fresh.batches`.
 
-        Nothing that training, the choice of the checkpoint, another measure (in a split without
-        end) or an earlier call has seen.
+        They were not used by training, checkpoint selection or earlier calls, nor, in an endless
+        split, by other measures.
         """
         return self._fresh.batches(split, n)
 
     def batch(self, split: str, n: int | None = None) -> Batch[Any]:
-        """The same in one batch."""
+        """The next `n` examples of a split in a single batch; see `batches`."""
         return Batch.cat(list(self.batches(split, n)))
 
 
 Measure = Callable[[Trained], "xr.Dataset | xr.DataTree | None"]
-"""What is looked at in a trained model; None where it does not apply to the model."""
+"""An analysis of a trained model; returns None if it does not apply to the model."""
 
 
 def initial_model(setup: Setup, device: str) -> nn.Module:
-    """The model of a setup before training, as it is tested."""
+    """The untrained model of a setup, as it is tested."""
     return setup.build_tested(torch.Generator().manual_seed(setup.seed)).to(device)
 
 
 def model_costs(trained: Trained) -> xr.Dataset:
-    """Parameters, and operations and depth of the model as it is tested and as it is trained."""
+    """Number of parameters, and operations and depth of the model as tested and in training."""
     setup = trained.setup
     batch = next(trained.batches(next(reversed(setup.splits)), 1))
-    inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
-    as_trained = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
+    training_model = setup.build(torch.Generator().manual_seed(setup.seed)).to(trained.device)
     n = len(batch)
     costs = probes.measure_costs(trained.model, lambda model: setup.answer(model, batch), n)
-    in_training = probes.measure_costs(as_trained, lambda model: model(*inputs), n)
+    in_training = probes.measure_costs(training_model, lambda model: answer(model, batch), n)
     for name in ("operations", "depth"):
-        about = in_training[name].attrs["long_name"]
-        costs[name].attrs["long_name"] = f"{about}, as tested"
+        long_name = in_training[name].attrs["long_name"]
+        costs[name].attrs["long_name"] = f"{long_name}, as tested"
         costs[f"{name}_in_training"] = in_training[name].assign_attrs(
-            long_name=f"{about}, in training"
+            long_name=f"{long_name}, in training"
         )
     return costs
 
 
 class Cell:
-    """A setup's model, and what is measured in it: the folder `models/MODEL-seedN-HASH`.
+    """One trained model and its measurements, in the folder `models/MODEL-seedN-HASH`.
 
     Args:
         setup: the settings.
-        root: folder under which `models/` lies.
+        root: folder that holds `models/`.
         device: where models run.
-        accept_code: take models, and go on with training, that other code made.
-        measures: what is looked at, by name.
-        along: which of the measures are also taken at the checkpoints that training kept.
+        accept_code: accept models that other code trained, and resume their training.
+        measures: the measures by name.
+        along: names of the measures that are also taken at the checkpoints along training.
     """
 
     def __init__(
@@ -130,42 +129,45 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether the model is trained to the end."""
+        """Whether training has ended."""
         setup = self.setup
         return setup.training.ends_with(read_log(self.folder), setup.selection.key, setup.sign)
 
     @property
     def complete(self) -> bool:
-        """Whether the model is trained and all is measured, by the code as it is now."""
+        """Whether the model is trained and all measures are on disk, by the current code."""
         if not self.finished or (self.other_code() and not self._accept):
             return False
         return all(map(self.has, self._measures))
 
     def code(self) -> dict[str, str]:
-        """The digests, as they are now, of the code that training runs."""
+        """Digests of the current code that training runs."""
         return code_of(self.setup, run_training)
 
     def other_code(self) -> list[str]:
-        """The files whose code differs from what the model was trained with, so far."""
+        """The files that have changed since any part of the training."""
         current = self.code()
-        return sorted({k for one in self._codes() for k in changed_files(one["files"], current)})
+        return sorted(
+            {file for record in self._codes() for file in changed_files(record["files"], current)}
+        )
 
-    def made(self) -> dict[str, Any]:
-        """When, with which commits and versions the training began."""
+    def provenance(self) -> dict[str, Any]:
+        """The time, git commits, versions and device of the last code that trained the model."""
         return next(reversed(self._codes()), {})
 
     def train(self, *, position: int = 0, shared: bool = False) -> None:
-        """Train the model, or finish its training.
+        """Train the model, or resume its training.
 
         Args:
-            position: the line of the progress bar.
-            shared: whether another process, the first one, keeps the folder.
+            position: line of the progress bar.
+            shared: whether another process trains the model too, and holds the lock of the folder.
 
         Raises:
-            RunError: the folder cannot be used, or holds what other code made; or see `train`.
-            TrainingError: see `train`.
+            RunError: the folder cannot be used, or holds a model that other code trained; or see
+                `studies.engine.training.train`.
+            TrainingError: see `studies.engine.training.train`.
         """
-        # Another study may be at the same model, or a worker that was given up for lost.
+        # Another study, or a worker that was believed dead, may be training the same model.
         with nullcontext() if shared else folders.locked(self.folder, wait=True):
             if not shared:
                 self._check_code()
@@ -173,18 +175,18 @@ class Cell:
                 run_training(self.setup, self.folder, self.identity, self._device, position)
 
     def path_of(self, name: str) -> Path:
-        """The file of a measure: its name and its settings' hash."""
+        """The file of a measure, named by the measure and the hash of its settings."""
         return self.folder / f"{name}-{folders.config_hash(self._measures[name])}.nc"
 
     def has(self, name: str) -> bool:
-        """Whether a measure is on disk, made by the code as it is now."""
-        written = results.code_in(self.path_of(name))
-        return written is not None and not changed_files(written, self._code_of(name))
+        """Whether a measure is on disk, made by the current code."""
+        code = results.code_in(self.path_of(name))
+        return code is not None and not changed_files(code, self._code_of(name))
 
     def measured(self) -> xr.DataTree:
-        """What is measured: a group for each measure that applies to the model, and `training`.
+        """The measurements: a group per measure that applies to the model, and `training`.
 
-        What is not on disk is computed, and written.
+        Measures that are not on disk are computed and written.
         """
         tree = xr.DataTree()
         for name in self._measures:
@@ -197,11 +199,15 @@ class Cell:
         return tree
 
     def _codes(self) -> list[dict[str, Any]]:
-        """What is written of the code that has trained the model."""
+        """The records of the code that has trained the model, in order of time."""
         return folders.read_json(self.folder / "config.json").get("codes", [])
 
     def _check_code(self) -> None:
-        """Write with which code training begins, or goes on if that is accepted."""
+        """Check that the code is that of the model; record new code if it is the first or accepted.
+
+        Raises:
+            RunError: the folder has another config, or the code has changed and is not accepted.
+        """
         path, config, codes = self.folder / "config.json", plain(self.setup), self._codes()
         if codes and folders.read_json(path)["config"] != json.loads(json.dumps(config)):
             raise RunError(f"{self.folder} holds a run of another config: see {path}")
@@ -210,11 +216,11 @@ class Cell:
         if changed and not self._accept:
             raise RunError(
                 f"{self.folder} was trained with other code; changed since: {', '.join(changed)}. "
-                "Train anew with --fresh, or take it as it is with --accept-code, which the "
-                "result then says"
+                "Train again with --fresh, or accept the model with --accept-code, which the "
+                "result will record"
             )
         if not codes or (changed and not self.finished):
-            code = {
+            record = {
                 "step": int((read_log(self.folder) or [{"step": 0}])[-1]["step"]),
                 "at": folders.now(),
                 "git": folders.git_commits(sources_of(self.setup)),
@@ -222,20 +228,21 @@ class Cell:
                 "device": self._device,
                 "files": current,
             }
-            folders.write_json(path, {"config": config, "codes": [*codes, code]})
+            folders.write_json(path, {"config": config, "codes": [*codes, record]})
 
     def _code_of(self, name: str) -> dict[str, str]:
+        """Digests of the current code that a measure runs."""
         return code_of(self._measures[name], self.setup, Trained, Examples)
 
     def _measure(self, name: str) -> xr.DataTree:
-        """Compute a measure and write it: a group, or two with that along training."""
+        """Compute a measure, at the best checkpoint and if asked for along training; write it."""
         log, setup = read_log(self.folder), self.setup
         best = max(log, key=lambda entry: setup.sign * entry[setup.selection.key])
-        groups = {name: self._looked_at(name, "best", int(best["step"]))}
+        groups = {name: self._measure_at(name, "best", int(best["step"]))}
         if name in self._along:
             steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
-            parts = [self._looked_at(name, f"step-{step}", step) for step in steps]
-            groups[f"{name}_along_training"] = _along(steps, parts)
+            datasets = [self._measure_at(name, f"step-{step}", step) for step in steps]
+            groups[f"{name}_along_training"] = _concat_steps(steps, datasets)
         tree = xr.DataTree()
         for group, data in groups.items():
             if data is not None:
@@ -249,8 +256,8 @@ class Cell:
         folders.write_atomically(self.path_of(name), write)
         return tree
 
-    def _looked_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
-        """What a measure sees in the model at a checkpoint."""
+    def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
+        """The result of a measure for the model at a checkpoint."""
         model = initial_model(self.setup, self._device)
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self._device)
         fresh = Examples(self.setup, self._device).fresh(name)
@@ -259,15 +266,15 @@ class Cell:
 
 
 def run_training(setup: Setup, folder: Path, identity: str, device: str, position: int = 0) -> None:
-    """Train the model of a setup: from `train`, its checkpoints chosen by `setup.selection`."""
+    """Train the model of a setup, on `train`, with checkpoints chosen by `setup.selection`."""
     examples = Examples(setup, device)
-    held = {split: examples.validation(split) for split in setup.splits}
+    validation = {split: examples.validation(split) for split in setup.splits}
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for split, batches in held.items():
-            found |= figures(setup, score(setup, model, batches, split), split)
-        return found
+        metrics: dict[str, float] = {}
+        for split, batches in validation.items():
+            metrics |= log_entries(setup, score(setup, model, batches, split), split)
+        return metrics
 
     train(
         setup.build(torch.Generator().manual_seed(setup.seed)).to(device),
@@ -285,8 +292,9 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
     )
 
 
-def _along(steps: Sequence[int], parts: list[Any]) -> xr.Dataset | None:
-    if not parts or parts[0] is None:
+def _concat_steps(steps: Sequence[int], datasets: list[Any]) -> xr.Dataset | None:
+    """The results of a measure along `train_step`; None if it does not apply to the model."""
+    if not datasets or datasets[0] is None:
         return None
     train_step = xr.Variable("train_step", steps, {"long_name": "training step"})
-    return cast(xr.Dataset, xr.concat(parts, train_step, combine_attrs="override"))
+    return cast(xr.Dataset, xr.concat(datasets, train_step, combine_attrs="override"))

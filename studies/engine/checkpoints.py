@@ -13,23 +13,35 @@ from torch import Tensor, nn
 from studies.engine.folders import RunError, write_atomically
 
 Log = list[dict[str, float]]
-"""A dict for each evaluation: `step`, `loss` (the mean since the one before), `learning_rate`,
-`seconds`, and the figures of the evaluation."""
+"""One dict per evaluation: `step`, `loss` (mean since the previous evaluation), `learning_rate`,
+`seconds`, and the metrics on the validation examples."""
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Checkpoints:
-    """What a run needs to go on: weights, moments and the log, in one file; and kept weights.
+    """The checkpoint files of one run folder.
 
-    They must have been written with the same `identity`; one process `writes`.
+    `last` holds the complete state: weights, optimizer state and log. `best` and `step-N` hold
+    weights only.
+
+    Args:
+        folder: the run folder.
+        identity: hash of the config; a checkpoint with another identity is refused.
+        writes: whether this process writes the files; only one process of a run may.
     """
 
     def __init__(self, folder: Path, identity: str, *, writes: bool):
         self._folder, self._identity, self._writes = folder, identity, writes
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Log:
-        """Put the last state into a model and its optimizer; gives the log, empty if none."""
+        """Restore the last state into a model and its optimizer; return the log.
+
+        Without a checkpoint nothing is restored and the log is empty.
+
+        Raises:
+            RunError: the checkpoint is damaged, of another config, or does not fit the model.
+        """
         path = self._folder / "last.safetensors"
         if not path.exists():
             return []
@@ -39,43 +51,43 @@ class Checkpoints:
                 f"{path} is a checkpoint of another config ({metadata.get('identity')}, "
                 f"not {self._identity})"
             )
-        _put_weights(model, tensors, path)
+        _load_weights(model, tensors, path)
         for name, parameter in model.named_parameters():
             if f"step/{name}" in tensors:
-                moments = {key: tensors[f"{key}/{name}"].clone() for key in _MOMENTS}
-                optimizer.state[parameter] = moments
+                state = {key: tensors[f"{key}/{name}"].clone() for key in _OPTIMIZER_STATE}
+                optimizer.state[parameter] = state
         log = json.loads(metadata["log"])
-        # The log file may be ahead of the checkpoint by the line that the kill cut off.
+        # A kill between the two writes leaves the log file one line behind the checkpoint.
         self._write_log(log)
         return log
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, log: Log, *, best: bool
     ) -> None:
-        """Write the whole state, and if they are the `best` the weights."""
-        weights, about = _weights(model), {"log": json.dumps(log)}
-        moments = {
+        """Write the complete state to `last`, and the weights to `best` if `best` is set."""
+        weights, metadata = _prefixed_weights(model), {"log": json.dumps(log)}
+        state = {
             f"{key}/{name}": optimizer.state[parameter][key]
             for name, parameter in model.named_parameters()
-            # What is not trained, or was not used so far, has none.
+            # Frozen and not yet used parameters have no optimizer state.
             if parameter in optimizer.state
-            for key in _MOMENTS
+            for key in _OPTIMIZER_STATE
         }
-        # The best weights go first: a kill in between repeats the steps, and finds them again.
+        # `best` goes first: after a kill in between, the repeated steps write it again.
         if best:
-            self._write("best", weights, about)
-        self._write("last", weights | moments, about)
+            self._write("best", weights, metadata)
+        self._write("last", weights | state, metadata)
         self._write_log(log)
 
     def keep(self, model: nn.Module, step: int) -> None:
-        """Write the weights after a step, for measures along training."""
-        self._write(f"step-{step}", _weights(model), {})
+        """Write the weights after a step to `step-N`, for measures along training."""
+        self._write(f"step-{step}", _prefixed_weights(model), {})
 
-    def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    def _write(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
         if self._writes:
-            about = {"identity": self._identity} | about
+            metadata = {"identity": self._identity} | metadata
             path = self._folder / f"{name}.safetensors"
-            write_atomically(path, lambda to: save_file(tensors, to, about))
+            write_atomically(path, lambda to: save_file(tensors, to, metadata))
 
     def _write_log(self, log: Log) -> None:
         if self._writes:
@@ -84,21 +96,21 @@ class Checkpoints:
 
 
 def read_log(folder: Path) -> Log:
-    """The log of the last checkpoint of a run folder, empty if there is none."""
+    """The log in the last checkpoint of a run folder; empty without a checkpoint."""
     path = folder / "last.safetensors"
     return json.loads(_read(path, None)[1].get("log", "[]")) if path.exists() else []
 
 
 def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "cpu") -> None:
-    """Put the weights of a checkpoint (`best.safetensors`, say) into `model`.
+    """Load the weights of a checkpoint file, such as `best.safetensors`, into `model`.
 
     Raises:
         RunError: the file is missing, damaged, or does not fit the model.
     """
-    _put_weights(model, _read(path, device)[0], path)
+    _load_weights(model, _read(path, device)[0], path)
 
 
-def _put_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+def _load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     weights = {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}
     try:
         model.load_state_dict(weights)
@@ -106,12 +118,12 @@ def _put_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> No
         raise RunError(f"{path} does not fit the model: {error}") from error
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def _prefixed_weights(model: nn.Module) -> dict[str, Tensor]:
     return {f"model/{name}": t.detach().contiguous() for name, t in model.state_dict().items()}
 
 
 def _read(path: Path, device: torch.device | str | None) -> tuple[dict[str, Tensor], dict]:
-    """The tensors of a file, on a device, and what else it says; without a device no tensors."""
+    """The tensors of a file, on a device, and its metadata; no tensors if the device is None."""
     try:
         with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
             names = [] if device is None else file.keys()

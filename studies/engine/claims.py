@@ -1,8 +1,8 @@
-"""Claims, and the one rule by which they are decided: from intervals over seeds.
+"""Claims, and the single rule that decides them from intervals over seeds.
 
-Differences are paired by seed (and by draw of the data); their mean has Student's t interval, and
-p-values are corrected by Holm's method over all comparisons of a study. One seed decides nothing,
-nor do two: that they agree says little of how far a third would be.
+Differences are paired by seed (and by draw of the data). Their mean has Student's t interval, and
+p-values are corrected by Holm's method over all comparisons of a study. Fewer than three seeds
+never decide a claim: two that agree say little about where a third would lie.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 import probes
 from studies.engine.fairness import Fairness
-from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, shown, varied
+from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, varied
 from studies.engine.results import described
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
@@ -25,32 +25,33 @@ NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
 VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 
 LEVEL = 0.05
-"""Of all comparisons of a study together."""
+"""Significance level of all comparisons of a study together."""
 FEWEST_PAIRS = 3
-"""That decide anything."""
+"""The smallest number of pairs that can decide a comparison."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one condition exceeds another, or a number, in something that is read.
+    """The claim that a reading of one condition exceeds, or equals, another condition or a number.
 
     It holds if reading(of) - reading(exceeds) is greater than `margin`, and is contradicted if it
-    is smaller; with `equals` it holds if the difference lies within +-margin. All else that varies
-    is the same on both sides: each combination is a comparison of its own.
+    is smaller; with `equals` it holds if the difference lies within +-margin. All other
+    coordinates are the same on both sides: each combination of their values is one comparison.
 
     Args:
         statement: the claim, in our words.
         source: paper with its table, figure or section; or "ours".
-        reading: what is compared. Of errors, the greater one is that of the worse condition.
+        reading: the number that is compared. If lower is better, the worse condition exceeds.
         of: coordinates of the condition, such as `{"model": "hyla"}`.
-        exceeds: coordinates of another condition, or a number.
-        equals: in place of `exceeds`.
-        margin: by how much.
-        of_learning: whether it is about how well training succeeds, so that a condition that is not
-            trained is its outcome and no reason against it.
+        exceeds: coordinates of the other condition, or a number.
+        equals: the same, for a claim of equality; give either `exceeds` or `equals`.
+        margin: the smallest difference that counts; with `equals` the largest that does not.
+        of_learning: whether the claim is about the success of training itself, so that an
+            untrained condition is a valid outcome and not a reason to refuse the comparison.
 
     Raises:
-        ValueError: both or none of `exceeds` and `equals` are given, or `margin` is negative.
+        ValueError: both or none of `exceeds` and `equals` are given, `margin` is negative, or it
+            is 0 with `equals`.
     """
 
     statement: str
@@ -64,7 +65,10 @@ class Claim:
 
     def __post_init__(self):
         if (self.exceeds is None) == (self.equals is None):
-            raise ValueError(f"give either exceeds or equals: {self.statement!r}")
+            raise ValueError(
+                f"either exceeds or equals must be given, got exceeds={self.exceeds!r} and "
+                f"equals={self.equals!r} in {self.statement!r}"
+            )
         if self.margin < 0 or (self.equals is not None and self.margin == 0):
             raise ValueError(
                 f"margin must be at least 0, and greater with equals, got {self.margin}"
@@ -72,19 +76,19 @@ class Claim:
 
     @property
     def other(self) -> Mapping[str, Any] | float:
-        """What it is compared with."""
+        """The other side of the comparison: coordinates of a condition, or a number."""
         return self.exceeds if self.exceeds is not None else self.equals  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A claim under one combination of what else varies.
+    """A claim at one combination of values of the other coordinates.
 
     Attributes:
-        claim: which.
-        context: the combination, "" if nothing else varies.
-        differences: by pair of cells.
-        reason: why it cannot be compared, "" if it can.
+        claim: the claim.
+        context: the combination in words; "" if nothing else varies.
+        differences: the difference for each pair of cells; empty if it was not run.
+        reason: why the conditions are not comparable; "" if they are.
     """
 
     claim: Claim
@@ -93,14 +97,14 @@ class Comparison:
     reason: str = ""
 
     def p(self) -> float:
-        """See `probes.paired_test`; NaN if it cannot be compared."""
+        """The p-value of `probes.paired_test`; NaN if the conditions are not comparable."""
         claim = self.claim
         if self.reason:
             return np.nan
         return probes.paired_test(self.differences, claim.margin, equal=claim.equals is not None)
 
     def verdict(self, p: float) -> str:
-        """One of `VERDICTS`, by the corrected p-value."""
+        """One of `VERDICTS`, from the corrected p-value."""
         if self.reason:
             return NOT_COMPARABLE
         if len(self.differences) == 0:
@@ -112,7 +116,7 @@ class Comparison:
         return HOLDS if holds else CONTRADICTED
 
     def seeds_needed(self, level: float) -> float:
-        """See `probes.pairs_needed`."""
+        """The number of seeds that would decide at this spread; see `probes.pairs_needed`."""
         claim = self.claim
         equal = claim.equals is not None
         needed = probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
@@ -120,18 +124,19 @@ class Comparison:
 
 
 def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> xr.Dataset:
-    """The verdicts of all claims of a study: [claim], a row for each comparison.
+    """Decide all claims of a study.
 
     Args:
-        result: with the groups that claims read.
-        claims: what is claimed.
+        result: with the groups that the claims' readings need.
+        claims: the claims of the study.
         fairness: which conditions are trained, and how they were tuned.
 
     Returns:
-        `statement`, `source`, `context`, `effect` with its interval over seeds, `n_pairs`, `p`,
-        `p_holm`, `verdict`, `reason`, `seeds_needed`.
+        Dataset [claim], one row per comparison: `statement`, `source`, `context`, `reading`,
+        `effect` with its interval over seeds, `margin`, `n_pairs`, `p`, `p_holm`, `verdict`,
+        `reason`, `seeds_needed`.
     """
-    rows = [one for claim in claims for one in _comparisons(result, claim, fairness)]
+    rows = [row for claim in claims for row in _comparisons(result, claim, fairness)]
     p = np.array([row.p() for row in rows])
     corrected = probes.holm(p)
     level = LEVEL / max(1, np.isfinite(p).sum())
@@ -148,9 +153,9 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
         "reading": ("what is compared", [row.claim.reading.label for row in rows]),
         "verdict": (f"one of: {', '.join(VERDICTS)}", verdicts),
         "reason": ("why conditions are not comparable", [row.reason for row in rows]),
-        "effect": ("mean difference over seeds", [one.estimate for one in intervals]),
-        "effect_low": ("mean difference, lower 95% bound", [one.low for one in intervals]),
-        "effect_high": ("mean difference, upper 95% bound", [one.high for one in intervals]),
+        "effect": ("mean difference over seeds", [mean.estimate for mean in intervals]),
+        "effect_low": ("mean difference, lower 95% bound", [mean.low for mean in intervals]),
+        "effect_high": ("mean difference, upper 95% bound", [mean.high for mean in intervals]),
         "margin": ("difference that counts", [row.claim.margin for row in rows]),
         "n_pairs": ("pairs of models with the same seed", [len(row.differences) for row in rows]),
         "p": ("p-value of a paired t-test", p),
@@ -168,51 +173,67 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
 
 
 def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[Comparison]:
-    """A claim under all combinations of what else varies; an empty one if none was run."""
+    """The comparisons of a claim, at all combinations of the other coordinates.
+
+    A claim about conditions that were not run has a single, empty comparison.
+    """
     values, other = claim.reading.values(result), claim.other
-    measured = [one for one in conditions_of(result) if np.isfinite(values[one.cells]).any()]
-    mine = [one for one in measured if one.matches(claim.of)]
+    measured = [
+        condition
+        for condition in conditions_of(result)
+        if np.isfinite(values[condition.cells]).any()
+    ]
+    firsts = [condition for condition in measured if condition.matches(claim.of)]
     if isinstance(other, Mapping):
-        named = {*claim.of, *other}
-        theirs = [one for one in measured if one.matches(other)]
-        both = [(a, b) for a in mine for b in theirs if a is not b and _alike(a, b, named)]
+        compared = {*claim.of, *other}
+        seconds = [condition for condition in measured if condition.matches(other)]
+        sides = [
+            (first, second)
+            for first in firsts
+            for second in seconds
+            if first is not second and _agree(first, second, ignore=compared)
+        ]
     else:
-        named, both = set(claim.of), [(one, None) for one in mine]
-    rest = [name for name in varied(result) if name not in named]
+        compared, sides = set(claim.of), [(first, None) for first in firsts]
+    shared = [name for name in varied(result) if name not in compared]
     return [
         Comparison(
             claim,
-            _context((first, second), rest),
+            _context((first, second), shared),
             _differences(result, values, first, second or float(other)),  # pyright: ignore[reportArgumentType]
-            fairness.against(first, second, of_learning=claim.of_learning),
+            fairness.objections(first, second, of_learning=claim.of_learning),
         )
-        for first, second in both
+        for first, second in sides
     ] or [Comparison(claim)]
 
 
-def _alike(first: Condition, second: Condition, but: set[str]) -> bool:
-    """Whether all values agree `but` some; one that does not apply agrees with every value."""
-    values = {k: v for k, v in first.values.items() if k not in but and v is not None}
+def _agree(first: Condition, second: Condition, *, ignore: set[str]) -> bool:
+    """Whether two conditions have the same values; None (does not apply) equals every value."""
+    values = {k: v for k, v in first.values.items() if k not in ignore and v is not None}
     return second.matches(values)
 
 
 def _context(conditions: Sequence[Condition | None], names: Sequence[str]) -> str:
-    """The values that two conditions share, where they apply to either."""
+    """The values that two conditions share, such as "width 8", where they apply to either."""
     parts = []
     for name in names:
-        values = [one.values[name] for one in conditions if one is not None]
+        values = [condition.values[name] for condition in conditions if condition is not None]
         if applicable := [value for value in values if value is not None]:
-            parts.append(f"{name} {shown(applicable[0])}")
+            value = applicable[0]
+            # Beside cells without a value, whole numbers are stored as floats.
+            whole = isinstance(value, float) and value.is_integer()
+            parts.append(f"{name} {int(value) if whole else value}")
     return ", ".join(parts)
 
 
 def _differences(
     result: xr.DataTree, values: np.ndarray, first: Condition, second: Condition | float
 ) -> np.ndarray:
-    """Between cells of the same seed and draw of the data; or to a number."""
-    mine = dict(zip(pairs_of(result, first.cells), values[first.cells], strict=True))
-    theirs = dict.fromkeys(mine, second)
+    """Finite differences between cells of the same seed and draw of the data, or to a number."""
+    minuends = dict(zip(pairs_of(result, first.cells), values[first.cells], strict=True))
+    subtrahends = dict.fromkeys(minuends, second)
     if isinstance(second, Condition):
-        theirs = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
-    differences = np.array([mine[pair] - theirs[pair] for pair in mine if pair in theirs])
+        subtrahends = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
+    shared = [pair for pair in minuends if pair in subtrahends]
+    differences = np.array([minuends[pair] - subtrahends[pair] for pair in shared])
     return differences[np.isfinite(differences)]

@@ -1,4 +1,4 @@
-"""The command line of a study: settings and resources in, the closing table out."""
+"""The command line of a study: parses settings and resources, runs, and prints the results."""
 
 from __future__ import annotations
 
@@ -27,121 +27,122 @@ from studies.engine.training import TrainingError
 from studies.report.verdicts import render_claims, render_fairness
 
 FILE_WIDTH = 100
-"""Characters of a line of output that no terminal shows."""
+"""Line width, in characters, of output that goes to a file or pipe."""
 
 Changes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[SETTING=VALUE]...",
-        help="settings to change; several values, with commas, make an axis: seed=0,1,2",
+        help="settings to change; several values, separated by commas, make an axis: seed=0,1,2",
     ),
 ]
-Preset = Annotated[str, typer.Option(help="named settings; an unknown name lists them")]
+Preset = Annotated[str, typer.Option(help="named settings; an unknown name lists the known ones")]
 Show = Annotated[
-    bool, typer.Option("--show", help="print settings, cells and what is on disk; run nothing")
+    bool, typer.Option("--show", help="print settings, cells and their state on disk; run nothing")
 ]
-NAMES = {"root": "--out", "anew": "--measure"}
-"""Options of `Resources` that are not called like their fields."""
+OPTION_NAMES = {"root": "--out", "anew": "--measure"}
+"""Options for fields of `Resources` whose name differs from the field's."""
 
 
 def main(*studies: Study) -> None:
-    """Run the study of a file, or the one of several that `--study` names, from the command line.
+    """Run a study of a file from the command line.
 
     Args:
-        studies: values of the file's module; the first one is the default.
+        studies: variables of the file's module. With several, `--study` chooses one by name; the
+            first is the default.
 
     Example:
         `if __name__ == "__main__": main(STUDY)`
     """
-    named = {study.name: study for study in map(as_imported, studies)}
-    names = ", ".join(named)
+    by_name = {study.name: study for study in map(as_imported, studies)}
+    names = ", ".join(by_name)
 
     def run_study(
         changes: Changes = None,
         preset: Preset = "laptop",
         show: Show = False,
-        # Its help follows from the file, which an annotation, read as text, cannot name.
+        # No Annotated: annotations are evaluated from text, which cannot refer to `names`.
         study: str = typer.Option(
-            next(iter(named)), help=f"one of {names}", hidden=len(named) == 1
+            next(iter(by_name)), help=f"one of {names}", hidden=len(by_name) == 1
         ),
         **resources: Any,
     ) -> None:
-        with errors_in_words(ValueError, RunError):
-            if study not in named:
+        with exit_on(ValueError, RunError):
+            if study not in by_name:
                 raise ValueError(f"--study must be one of {names}, got {study!r}")
-            work = Run(named[study].plan(preset, changes or []), Resources(**resources))
+            run = Run(by_name[study].plan(preset, changes or []), Resources(**resources))
         if show:
-            print_plan(work)
+            print_plan(run)
             return
-        with errors_in_words(RunError, TrainingError):
-            work.finish()
-        print_result(work)
+        with exit_on(RunError, TrainingError):
+            run.finish()
+        print_result(run)
 
     signature = inspect.signature(run_study, eval_str=True)
-    *own, _ = signature.parameters.values()
-    run_study.__signature__ = signature.replace(parameters=[*own, *resource_options()])  # pyright: ignore[reportFunctionMemberAccess]
-    run_study.__doc__ = "\n\n".join(study.question for study in named.values())
+    *parameters, _ = signature.parameters.values()
+    run_study.__signature__ = signature.replace(parameters=[*parameters, *resource_options()])  # pyright: ignore[reportFunctionMemberAccess]
+    run_study.__doc__ = "\n\n".join(study.question for study in by_name.values())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run_study)
     app()
 
 
 def resource_options() -> Iterator[inspect.Parameter]:
-    """An option for each field of `Resources`, with its documentation as help."""
+    """One option for each field of `Resources`, with its documentation as help."""
     hints = get_type_hints(Resources)
-    for name, value, about in settings.describe(Resources(workers=os.cpu_count() or 1)):
-        # An option that can be given several times is a list.
-        kind, default = (list[str], []) if value == () else (hints[name], value)
-        option = typer.Option(NAMES.get(name, f"--{name.replace('_', '-')}"), help=about)
-        annotation = Annotated[kind, option]
+    for name, value, documentation in settings.describe(Resources(workers=os.cpu_count() or 1)):
+        # Typer takes an option that can be repeated as a list.
+        option_type, default = (list[str], []) if value == () else (hints[name], value)
+        flag = OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
+        annotation = Annotated[option_type, typer.Option(flag, help=documentation)]
         yield inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
 
 
 def console() -> Console:
-    """Where output goes; in files and pipes lines have room for whole tables."""
-    usual = Console(highlight=False)
-    return usual if usual.is_terminal else Console(highlight=False, width=FILE_WIDTH)
+    """The console for output, wide enough for whole tables where it is a file or pipe."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=FILE_WIDTH)
 
 
 @contextmanager
-def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
-    """Print what is wrong with the input, or with what is on disk, and end with status 1."""
+def exit_on(*errors: type[Exception]) -> Iterator[None]:
+    """Turn expected errors into a printed message and exit status 1."""
     try:
         yield
-    except kinds as error:
-        say = console().print
-        say("[red]error:[/red]", end=" ")
-        say(str(error), markup=False)
+    except errors as error:
+        write = console().print
+        write("[red]error:[/red]", end=" ")
+        write(str(error), markup=False)
         raise typer.Exit(1) from error
 
 
-def print_result(work: Run) -> None:
-    """Print the table, the claims with their verdicts, and what speaks against comparisons."""
-    result = read_result(work.folder / "result.nc")
-    say = console().print
-    if work.taken_from_disk:
-        say(provenance_in_words(result))
-    say(work.plan.study.table.render(result))
+def print_result(run: Run) -> None:
+    """Print the table, the claims with their verdicts, and notes on fairness and provenance."""
+    result = read_result(run.folder / "result.nc")
+    write = console().print
+    if run.taken_from_disk:
+        write(provenance(result))
+    write(run.plan.study.table.render(result))
     if (claims := render_claims(result)) is not None:
-        say(claims)
+        write(claims)
     for note in render_fairness(result):
-        say(note)
+        write(note)
     if protocol := result.attrs["selection_protocol"]:
-        say(f"checkpoints chosen by {result.attrs['selection']}: {protocol}")
+        write(f"checkpoints chosen by {result.attrs['selection']}: {protocol}")
     if accepted := json.loads(result.attrs["accepted_code"]):
         files = ", ".join(sorted({name for names in accepted.values() for name in names}))
-        say(f"{len(accepted)} models were trained by other code; changed since: {files}")
-    say(f"results and figures: {work.folder}", soft_wrap=True)
+        write(f"{len(accepted)} models were trained by other code; changed since: {files}")
+    write(f"results and figures: {run.folder}", soft_wrap=True)
 
 
-def provenance_in_words(result: xr.DataTree) -> str:
-    """When and by which commits a result that is taken from disk was made."""
+def provenance(result: xr.DataTree) -> str:
+    """A sentence that says when, and from which commits, a stored result was made."""
     attrs = result.attrs
     trained = ", ".join(json.loads(attrs["trained_at"]))
-    of_training = json.loads(attrs["git_commits_of_training"])
-    commits = ", ".join(one.get("modscope", "unknown") for one in of_training)
+    training_commits = json.loads(attrs["git_commits_of_training"])
+    commits = ", ".join(sources.get("modscope", "unknown") for sources in training_commits)
     analysed = json.loads(attrs["git_commits_of_analysis"]).get("modscope", "unknown")
     return (
         f"taken from disk: trained {trained} (commit {commits}), "
@@ -149,20 +150,20 @@ def provenance_in_words(result: xr.DataTree) -> str:
     )
 
 
-def print_plan(work: Run) -> None:
-    """Print all settings with their documentation, the cells, and what of them is on disk."""
-    say, plan = console().print, work.plan
+def print_plan(run: Run) -> None:
+    """Print all settings with their documentation, and the cells with their state on disk."""
+    write, plan = console().print, run.plan
     title = f"{plan.study.name}, preset {plan.preset}"
     table = Table("setting", "value", "", title=title, box=SIMPLE)
-    for name, value, about in plan.settings:
+    for name, value, documentation in plan.settings:
         axis = [", ".join(map(str, grid[name])) for grid in plan.grids if name in grid]
-        table.add_row(name, " | ".join(axis) or str(value), about)
-    say(table)
+        table.add_row(name, " | ".join(axis) or str(value), documentation)
+    write(table)
     if preset := plan.study.presets.get(plan.preset):
         for name, reason in preset.departures.items():
-            say(f"departs from its source in {name}: {reason}")
-    cells = Table("cell", "", "trained", "measured", title=f"{len(work.cells)} cells", box=SIMPLE)
-    for cell, setup in zip(work.cells, plan.cells, strict=True):
+            write(f"departs from its source in {name}: {reason}")
+    cells = Table("cell", "", "trained", "measured", title=f"{len(run.cells)} cells", box=SIMPLE)
+    for cell, setup in zip(run.cells, plan.cells, strict=True):
         values = plan.coordinates(setup).items()
         state = "yes" if cell.finished else "begun" if cell.folder.exists() else "no"
         if state != "no" and (changed := cell.other_code()):
@@ -173,19 +174,19 @@ def print_plan(work: Run) -> None:
             state,
             ", ".join(filter(cell.has, plan.measures)),
         )
-    say(cells)
+    write(cells)
     for name, measure in plan.measures.items():
-        about = (measure.__doc__ or "").strip().partition("\n")[0]
-        say(f"measure {name}: {about}")
+        summary = (measure.__doc__ or "").strip().partition("\n")[0]
+        write(f"measure {name}: {summary}")
     for claim in plan.study.claims:
-        say(f"claim: {claim.statement} ({claim.source})")
-    say(f"folder: {work.folder}", soft_wrap=True)
+        write(f"claim: {claim.statement} ({claim.source})")
+    write(f"folder: {run.folder}", soft_wrap=True)
 
 
 def as_imported(study: Study) -> Study:
-    """The same study from the module that its file is when it is imported.
+    """The same study, taken from its file imported as a module.
 
-    What runs as a script is `__main__`, by which no worker could find its classes again.
+    A script runs as `__main__`, under which worker processes could not find its classes.
     """
     script = sys.modules["__main__"]
     path = getattr(script, "__file__", None)

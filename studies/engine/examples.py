@@ -1,4 +1,4 @@
-"""Who gets which examples: training, the choice of checkpoints, and measures share none."""
+"""Allocation of examples: training, checkpoint selection and measures never share any."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from studies.engine.setup import Setup
 from tasks import Batch
 
 TRAIN = "train"
-"""The split that training draws from, and nothing else does."""
+"""The split that training, and only training, draws from."""
 
-_PER_SEED = 2**30  # batches of training that are a seed's own
-_PER_USE = 2**20  # batches that are a measure's own
+_BATCHES_PER_SEED = 2**30
+_BATCHES_PER_MEASURE = 2**20
 
 
 class Examples:
-    """The examples of a cell, on a device.
+    """The examples of one cell, on a device.
 
-    Streams are dealt out by the index of their batches: 0 chooses checkpoints, every use has a
-    range of its own behind it. In a split with an end the first `n_validation` examples choose, if
-    the split is the selecting one, and each use gets those behind them.
+    Endless splits are allocated by batch index: batch 0 is the validation batch, and each measure
+    has its own range of indices after it. In a finite split the first `n_validation` examples are
+    the validation examples; if the split selects checkpoints, measures get only the examples after
+    them.
     """
 
     def __init__(self, setup: Setup, device: str):
@@ -30,26 +31,27 @@ class Examples:
         self._task = setup.sampler()
 
     def train(self, step: int, size: int) -> Batch[Any]:
-        """The batch of update number `step`: other examples, or another order, for each seed."""
-        return self._task.batch(TRAIN, self._setup.seed * _PER_SEED + step, size, self._device)
+        """The batch of training step `step`; seeds differ in the examples or in their order."""
+        index = self._setup.seed * _BATCHES_PER_SEED + step
+        return self._task.batch(TRAIN, index, size, self._device)
 
     def validation(self, split: str) -> list[Batch[Any]]:
-        """The examples of a split that curves of training, and choices, are made with."""
+        """The examples of a split for training curves and checkpoint selection."""
         n, size = self._setup.n_validation, self._setup.size(split)
         if size is None:
             return list(self.of_stream(split, 0, n))
         return list(self.of_range(split, 0, min(n, size)))
 
-    def fresh(self, use: str) -> Fresh:
-        """Examples for a use, such as a measure, by its name: always the same ones."""
-        return Fresh(self._setup, self, use)
+    def fresh(self, measure: str) -> Fresh:
+        """Examples for a measure; the same name always gets the same examples."""
+        return Fresh(self._setup, self, measure)
 
     def of_stream(self, split: str, index: int, n: int) -> Iterator[Batch[Any]]:
-        """Batch number `index`, of `n` examples, of a stream, some of them at a time."""
+        """Batch number `index`, with `n` examples, of an endless split, in parts of `at_once`."""
         yield from self._task.batch(split, index, n, self._device).parts(self._setup.at_once)
 
     def of_range(self, split: str, first: int, last: int) -> Iterator[Batch[Any]]:
-        """The examples from `first` to before `last` of a split with an end."""
+        """Examples `first` to `last - 1` of a finite split, in parts of `at_once`."""
         size = self._setup.at_once
         for index in range(first // size, -(-last // size)):
             start = index * size
@@ -58,46 +60,46 @@ class Examples:
 
 
 class Fresh:
-    """Examples that training and the choice of the checkpoint have not seen, each given once."""
+    """Examples for one measure, unseen by training and checkpoint selection, each given once."""
 
-    def __init__(self, setup: Setup, examples: Examples, use: str):
-        self._setup, self._examples, self._use = setup, examples, use
+    def __init__(self, setup: Setup, examples: Examples, measure: str):
+        self._setup, self._examples, self._measure = setup, examples, measure
         self._next: dict[str, int] = {}
 
     def batches(self, split: str, n: int | None = None) -> Iterator[Batch[Any]]:
         """The next `n` examples of a split, `setup.at_once` at a time.
 
-        Of a split with an end there may be fewer; None gives all that are left.
+        A finite split may have fewer left; None gives all that are left.
 
         Raises:
-            ValueError: the split is `train` or none of the setup's, or `n` is None and it has no
-                end.
+            ValueError: the split is `train` or not one of the setup's, or `n` is None and the
+                split is endless.
             RunError: no examples are left.
         """
         if split == TRAIN or split not in self._setup.all_splits:
             allowed = ", ".join(self._setup.all_splits)
-            raise ValueError(f"measures draw from {allowed}, got split {split!r}")
+            raise ValueError(f"split must be one of {allowed} in a measure, got {split!r}")
         size = self._setup.size(split)
         if size is None:
             if n is None:
-                raise ValueError(f"n must be given: split {split!r} has no end")
-            index = self._next.setdefault(split, first_batch(self._use))
+                raise ValueError(f"n must be a number for the endless split {split!r}, got None")
+            index = self._next.setdefault(split, first_batch(self._measure))
             self._next[split] += 1
             return self._examples.of_stream(split, index, n)
         selecting = split == self._setup.selection.split
         first = self._next.get(split, self._setup.n_validation if selecting else 0)
         last = size if n is None else min(size, first + n)
         if last <= first:
-            spent = "the choice of the checkpoint and " if selecting else ""
+            users = "checkpoint selection and " if selecting else ""
             raise RunError(
-                f"split {split!r} has {size} examples, of which {spent}{self._use} have used all; "
+                f"split {split!r} has {size} examples, all used by {users}{self._measure}; "
                 "make the split larger or ask for fewer"
             )
         self._next[split] = last
         return self._examples.of_range(split, first, last)
 
 
-def first_batch(use: str) -> int:
-    """The index of the first batch of a stream that is a use's own."""
-    digest = hashlib.sha256(use.encode()).digest()
-    return (1 + int.from_bytes(digest[:2], "little")) * _PER_USE
+def first_batch(measure: str) -> int:
+    """The index of the first batch of an endless split that belongs to a measure."""
+    digest = hashlib.sha256(measure.encode()).digest()
+    return (1 + int.from_bytes(digest[:2], "little")) * _BATCHES_PER_MEASURE

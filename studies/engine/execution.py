@@ -1,4 +1,4 @@
-"""Running a study: its cells are trained and measured, joined into one result, and drawn."""
+"""Execution of a study: train and measure its cells, join them into one result, draw figures."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Where, with what and how much of it anew a study runs.
+    """Where a study runs, on which hardware, and which parts of it are recomputed.
 
     Args:
-        root: folder under which the folders of the study and of its models lie.
+        root: folder that holds the folders of the study and of its models.
         device: where models run: cpu, cuda, mps.
-        workers: models that are trained and measured side by side (on one GPU: 1); a scheduler has
+        workers: models that are trained and measured in parallel (on one GPU: 1); a scheduler has
             its own.
-        threads: CPU threads of each of them. The last bits of a result depend on it.
-        scheduler: address of a running dask scheduler whose workers do so instead. They have
-            modscope and the study installed, and see the root under the same absolute path.
+        threads: CPU threads per worker. The last bits of a result depend on it.
+        scheduler: address of a running dask scheduler whose workers run the cells instead. They
+            have modscope and the study installed, and see the root under the same absolute path.
         fresh: start over; earlier runs are moved aside.
-        accept_code: take models that other code trained; the result says so.
-        anew: a measure to compute again, though it is on disk; on the command line repeatedly.
-        redraw: only join, judge and draw what is on disk.
+        accept_code: accept models that other code trained; the result says so.
+        anew: a measure to recompute although it is on disk; repeatable on the command line.
+        redraw: join, judge and draw what is on disk; train and measure nothing.
 
     Raises:
-        ValueError: there are no workers or threads.
+        ValueError: `workers` or `threads` is less than 1.
     """
 
     root: Path = Path("runs")
@@ -75,16 +75,17 @@ def run(
     *,
     resources: Resources | None = None,
 ) -> Path:
-    """Run a study, or finish it; gives its folder, `NAME-HASH`.
+    """Run a study, or resume it, and return its folder, `NAME-HASH`.
 
-    What was finished before, by the same code, is not done again. Under `accelerate launch` or
-    `torchrun` (with one worker) the processes train each model together.
+    Parts that the same code has already finished are loaded from disk. Under `accelerate launch`
+    or `torchrun` (with one worker) the processes train each model together.
 
     Args:
-        study: what is run.
-        preset: the name of settings.
-        changes: settings that differ, such as `["training.n_steps=100", "seed=0,1"]`.
-        resources: where and with what.
+        study: the study.
+        preset: name of one of its presets.
+        changes: settings that differ from the preset, such as
+            `["training.n_steps=100", "seed=0,1"]`.
+        resources: where it runs and on which hardware.
 
     Raises:
         ValueError: a preset, setting or measure is unknown, or a value is not allowed.
@@ -98,25 +99,29 @@ def run(
 
 
 class Run:
-    """A plan, and what of it is on disk.
+    """A plan and its folder on disk.
 
     Args:
-        plan: what is run.
-        resources: where and with what.
+        plan: the cells and measures to run.
+        resources: where it runs and on which hardware.
+
+    Attributes:
+        cells: the cells of the plan, with their folders.
+        folder: the folder of the study.
+        taken_from_disk: whether `finish` found a complete result made by the current code.
 
     Raises:
-        ValueError: a measure is unknown.
-        RunError: what tasks read is not there.
+        ValueError: `resources.anew` names an unknown measure.
     """
 
     def __init__(self, plan: Plan, resources: Resources):
         if unknown := sorted(set(resources.anew) - set(plan.measures)):
-            known = ", ".join(plan.measures)
-            raise ValueError(f"--measure must be one of {known}, got {', '.join(unknown)}")
+            measures = ", ".join(plan.measures)
+            raise ValueError(f"--measure must be one of {measures}, got {', '.join(unknown)}")
         self.plan, self._resources = plan, resources
         self._rank, self._device = process_device(resources.device)
         self.folder = resources.root / plan.folder_name
-        # Paths for workers are absolute: they need not be in this process's directory.
+        # Absolute paths, since workers may have another working directory.
         cell = partial(
             Cell,
             root=resources.root.absolute(),
@@ -129,16 +134,22 @@ class Run:
         self.taken_from_disk = False
 
     def finish(self) -> Path:
-        """Do what is left to be done; gives the folder."""
+        """Train, measure, join and draw what is not on disk yet; return the folder.
+
+        Raises:
+            RunError: a folder cannot be used, code has changed, or a file that a task needs is
+                missing.
+            TrainingError: a loss, gradient or weight is not finite.
+        """
         resources = self._resources
         try:
-            # Before there are workers: what they all read is missed, or made, once.
+            # Before workers start, so that shared files are made, or found missing, only once.
             for setup in {type(setup): setup for setup in self.plan.cells}.values():
                 setup.prepare()
         except FileNotFoundError as error:
             raise RunError(str(error)) from error
         if self._rank > 0:
-            # Processes that share the training of a model leave the rest to the first one.
+            # Further processes only help the first one to train.
             for number, cell in enumerate(self.cells):
                 if resources.fresh or not cell.finished:
                     cell.train(position=number, shared=True)
@@ -149,26 +160,28 @@ class Run:
         for name, cell in product(resources.anew, self.cells):
             cell.path_of(name).unlink(missing_ok=True)
         with folders.locked(self.folder):
-            left = [cell for cell in self.cells if not cell.complete]
-            if left and resources.redraw:
-                names = ", ".join(cell.name for cell in left[:3])
+            incomplete = [cell for cell in self.cells if not cell.complete]
+            if incomplete and resources.redraw:
+                names = ", ".join(cell.name for cell in incomplete[:3])
                 raise RunError(
-                    f"--redraw needs all models and measures on disk; {len(left)} of "
+                    f"--redraw needs all models and measures on disk; {len(incomplete)} of "
                     f"{len(self.cells)} cells are not complete, such as {names}"
                 )
-            if not left and not resources.redraw:
+            if not incomplete and not resources.redraw:
                 self.taken_from_disk = results.code_in(self.folder / "result.nc") == self.code()
             if not self.taken_from_disk:
-                self._make_result(left)
+                self._make_result(incomplete)
         return self.folder
 
     def code(self) -> dict[str, Any]:
-        """The digests of the code that training, each measure and the report run."""
+        """Digests of the code that training, each measure and the report run."""
         study, setups = self.plan.study, self.plan.cells
-        measures = self.plan.measures.items()
         return {
             "training": code_of(*setups, run_training),
-            "measures": {name: code_of(one, *setups, Trained, Examples) for name, one in measures},
+            "measures": {
+                name: code_of(measure, *setups, Trained, Examples)
+                for name, measure in self.plan.measures.items()
+            },
             "report": code_of(study.table, *study.claims, *study.views.values(), Run),
             "claims": folders.config_hash([study.claims, study.trained]),
             "table": folders.config_hash(study.table),
@@ -176,18 +189,28 @@ class Run:
         }
 
     def assemble(self, measured: Mapping[str, xr.DataTree]) -> xr.DataTree:
-        """The result of what was measured in each cell, by its name."""
+        """Join the measurements of all cells into one result, and judge the claims.
+
+        Args:
+            measured: the groups of each cell, by its name.
+
+        Raises:
+            ValueError: a measure has a variable with the name of an axis.
+            SchemaError: a measure does not follow the schema.
+        """
         plan, study = self.plan, self.plan.study
         groups = results.join_cells(measured)
         with_reported(groups["scores"], [setup.paper() for setup in plan.cells])
-        documented = {name: about for name, _, about in settings.describe(plan.setup)}
-        columns = results.cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
+        documentation = {name: text for name, _, text in settings.describe(plan.setup)}
+        coordinates = results.cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
         for name, path in plan.axes.items():
-            columns[name] += ({"long_name": documented.get(path) or path},)
+            coordinates[name] += ({"long_name": documentation.get(path) or path},)
         for path, data in groups.items():
-            if clash := sorted(set(columns) & set(data.variables)):
-                raise ValueError(f"{path} must not have the names of axes: {', '.join(clash)}")
-            groups[path] = data.assign_coords(columns)
+            if clash := sorted(set(coordinates) & set(data.variables)):
+                raise ValueError(
+                    f"variables of {path} must not have names of axes, got {', '.join(clash)}"
+                )
+            groups[path] = data.assign_coords(coordinates)
         axes = {
             "coordinates": dict(plan.axes),
             "pairs": plan.coordinates_of("seed", *study.draws),
@@ -205,35 +228,38 @@ class Run:
         }
         return results.make_result(groups, draft.attrs)
 
-    def _make_result(self, left: Sequence[Cell]) -> None:
-        """Train and measure what is left, side by side, join it with the rest, and draw."""
+    def _make_result(self, incomplete: Sequence[Cell]) -> None:
+        """Train and measure incomplete cells in parallel, join all cells, and draw the figures."""
         resources, study = self._resources, self.plan.study
         folders.write_json(self.folder / "config.json", self.plan.config)
         draft = self.folder / ".result.nc"
-        scheduler = resources.scheduler if left else None
-        with Workers(resources.workers if left else 1, scheduler=scheduler) as workers:
-            workers.begin(partial(code_of, *self.plan.cells, run_training), len(left))
-            job = partial(work, threads=resources.threads)
-            jobs = [partial(job, cell, cell.code(), n) for n, cell in enumerate(left)]
-            names = [cell.name for cell in left]
+        scheduler = resources.scheduler if incomplete else None
+        with Workers(resources.workers if incomplete else 1, scheduler=scheduler) as workers:
+            workers.begin(partial(code_of, *self.plan.cells, run_training), len(incomplete))
+            job = partial(run_cell, threads=resources.threads)
+            jobs = [partial(job, cell, cell.code(), n) for n, cell in enumerate(incomplete)]
+            names = [cell.name for cell in incomplete]
             new = dict(zip(names, workers.call(jobs, names), strict=True))
             measured = {
-                one.name: new[one.name] if one.name in new else one.measured() for one in self.cells
+                cell.name: new[cell.name] if cell.name in new else cell.measured()
+                for cell in self.cells
             }
             result = self.assemble(measured)
             results.write_result(result, draft)
-            drawing = partial(draw, draft.absolute())
-            workers.call([partial(drawing, *one) for one in study.views.items()], list(study.views))
+            drawings = [
+                partial(draw, draft.absolute(), name, view) for name, view in study.views.items()
+            ]
+            workers.call(drawings, list(study.views))
         if study.export is not None:
             study.export(result, self.folder)
-        # The result comes last: where it is, the figures are too.
+        # The result is put in place last, so that it never exists without its figures.
         draft.replace(self.folder / "result.nc")
 
     def _attributes(self, axes: Mapping[str, Any]) -> dict[str, str]:
-        """How the result was made; what is no text as JSON."""
+        """The attributes of the result: text as it is, everything else as JSON."""
         plan, selection = self.plan, self.plan.setup.selection
-        made = [cell.made() for cell in self.cells]
-        commits = {json.dumps(one.get("git", {}), sort_keys=True) for one in made}
+        provenance = [cell.provenance() for cell in self.cells]
+        commits = {json.dumps(record.get("git", {}), sort_keys=True) for record in provenance}
         values = {
             "study": plan.study.name,
             "question": plan.study.question,
@@ -241,14 +267,16 @@ class Run:
             "selection": selection.key,
             "selection_protocol": selection.protocol or "",
             "created_at": folders.now(),
-            "trained_at": sorted({one.get("at", "") for one in made}),
+            "trained_at": sorted({record.get("at", "") for record in provenance}),
             "config": plan.config,
             "config_hash": folders.config_hash(plan.config),
             "axes": axes,
             "code": self.code(),
-            "git_commits_of_training": [json.loads(one) for one in sorted(commits)],
+            "git_commits_of_training": [json.loads(commit) for commit in sorted(commits)],
             "git_commits_of_analysis": folders.git_commits(sources_of(*plan.cells)),
-            "accepted_code": {one.name: code for one in self.cells if (code := one.other_code())},
+            "accepted_code": {
+                cell.name: files for cell in self.cells if (files := cell.other_code())
+            },
             "versions": folders.library_versions(),
             "seeds": sorted({setup.seed for setup in plan.cells}),
             "device": self._device,
@@ -260,47 +288,69 @@ class Run:
 CHOSEN = "1: no other value of the tuned settings has a better selecting metric, over seeds"
 
 
-def work(cell: Cell, code: Mapping[str, str], position: int, *, threads: int) -> xr.DataTree:
-    """Train and measure a cell: a job of a worker; gives what was measured.
+def run_cell(cell: Cell, code: Mapping[str, str], position: int, *, threads: int) -> xr.DataTree:
+    """Train and measure a cell, as a job of a worker; return its measurements.
 
-    `code` is what training ran when the study began.
+    Args:
+        cell: the cell.
+        code: digests of the training code when the study began.
+        position: line of the progress bar.
+        threads: CPU threads to use.
+
+    Raises:
+        RunError: the code has changed since, or see `Cell.train`.
+        TrainingError: see `Cell.train`.
     """
     torch.set_num_threads(threads)
     if changed := changed_files(code, cell.code()):
         raise RunError(f"code was changed while the study ran: {', '.join(changed)}; start again")
-    # NumPy's matrix products would else take all cores, which other workers are busy on.
+    # NumPy's matrix products would otherwise use all cores, and slow down the other workers.
     with threadpool_limits(threads):
         cell.train(position=position)
         return cell.measured()
 
 
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:
-    """1 for each cell whose tuned settings are the best of its condition's, else 0.
+    """Mark the cells whose tuned settings are the best of their condition.
 
-    The best by the selecting metric on the validation examples, in the mean over seeds and draws.
+    The best settings have the best selecting metric on the validation examples, averaged over
+    seeds and draws of the data.
+
+    Args:
+        groups: with `scores` and `training`.
+        axes: the attribute `axes` of a result.
+
+    Returns:
+        [cell]: 1 for each cell with the best settings, else 0.
     """
     scores, validation = groups["scores"], groups["training"]["validation"]
     varied = [name for name in axes["coordinates"] if name not in axes["pairs"]]
-    # As text: what does not apply is NaN, which is not equal to itself.
+    # As text, because settings that do not apply are NaN, which is not equal to itself.
     labels = {name: [repr(value) for value in scores[name].to_numpy()] for name in varied}
-    settings_of, condition_of = (
+    settings_of_cells, condition_of_cells = (
         [tuple(labels[name][cell] for name in names) for cell in range(len(validation))]
         for names in (varied, [name for name in varied if name not in axes["tuned"]])
     )
     values = validation.attrs["sign"] * validation.to_numpy()
-    means = {one: values[[one == other for other in settings_of]].mean() for one in settings_of}
+    means = {
+        chosen: values[[chosen == other for other in settings_of_cells]].mean()
+        for chosen in settings_of_cells
+    }
     best: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for condition, one in zip(condition_of, settings_of, strict=True):
-        if condition not in best or means[one] > means[best[condition]]:
-            best[condition] = one
-    return np.array([one in best.values() for one in settings_of], dtype=np.int8)
+    for condition, candidate in zip(condition_of_cells, settings_of_cells, strict=True):
+        if condition not in best or means[candidate] > means[best[condition]]:
+            best[condition] = candidate
+    return np.array([chosen in best.values() for chosen in settings_of_cells], dtype=np.int8)
 
 
 def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> None:
-    """Draw a view of a result file beside it, as PNG and PDF; figures of few seeds say so."""
+    """Draw a view of a result file into its folder, as PNG and PDF.
+
+    Figures of one or two seeds are marked as such.
+    """
     from matplotlib.pyplot import close
 
-    result = _result_in(path, path.stat().st_mtime_ns)
+    result = _load_cached(path, path.stat().st_mtime_ns)
     figure = view(result)
     if figure is None:
         return
@@ -308,17 +358,17 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
     if n_seeds < 3:
         note = "one seed" if n_seeds == 1 else "two seeds"
         figure.text(0.995, 0.995, note, ha="right", va="top", fontsize=7, color="#777777")
-    # Both files have the layout that is found once: finding it takes half of the time.
-    laid_out = figure.get_layout_engine() is not None
+    # The layout is computed once for both files: it takes half of the drawing time.
+    has_layout = figure.get_layout_engine() is not None
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    for kind in ("png", "pdf"):
-        save = partial(figure.savefig, dpi=150, bbox_inches=None if laid_out else "tight")
-        folders.write_atomically(path.with_name(f"{name}.{kind}"), save)
+    for suffix in ("png", "pdf"):
+        save = partial(figure.savefig, dpi=150, bbox_inches=None if has_layout else "tight")
+        folders.write_atomically(path.with_name(f"{name}.{suffix}"), save)
     close(figure)
 
 
 @lru_cache(maxsize=1)
-def _result_in(path: Path, _changed: int) -> xr.DataTree:
-    """What a file holds, read once for all views that a process draws."""
+def _load_cached(path: Path, _modified: int) -> xr.DataTree:
+    """A result file, loaded once for all views that a process draws."""
     return results.load_tree(path)

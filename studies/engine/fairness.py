@@ -1,4 +1,4 @@
-"""Whether conditions can be compared: what they cost, whether they are trained and tuned alike."""
+"""Fairness: what each condition costs, and whether conditions are trained and tuned alike."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ import xarray as xr
 from studies.engine.readings import Condition, conditions_of, metric, varied
 from studies.engine.results import described
 
-STILL = 0.02
-"""Share of the whole improvement that the last fifth of training must have for it to go on."""
+STILL_IMPROVING = 0.02
+"""A condition still improves if more than this share of its total improvement came in the last
+fifth of training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedIf:
-    """When a condition counts as trained: its metric in distribution, in the mean over seeds.
+    """The criterion for a trained condition: a bound on a metric, averaged over seeds.
 
     Args:
-        split: in distribution.
-        metric: of the setup.
-        reaches: the value that it must be as good as.
-        share_of: a reference of the metric, such as "chance", of which `reaches` is a multiple.
+        split: a split in distribution.
+        metric: one of the setup's metrics.
+        reaches: the bound; the metric must be at least as good.
+        share_of: a reference of the metric, such as "chance"; the bound is then `reaches` times
+            the reference.
 
     Example:
         `TrainedIf(split="id", metric="accuracy", reaches=0.9)`
@@ -38,50 +40,57 @@ class TrainedIf:
 
 @dataclass(frozen=True)
 class Fairness:
-    """The verdicts on conditions: `data` [condition], see `assess`."""
+    """The assessment of all conditions of a result.
+
+    Attributes:
+        data: Dataset [condition]; see `assess`.
+    """
 
     data: xr.Dataset
 
-    def against(
+    def objections(
         self, first: Condition, second: Condition | None, *, of_learning: bool = False
     ) -> str:
-        """Why a claim about one or two conditions is not decided; "" if nothing speaks against.
+        """The reasons not to compare two conditions, or a condition with a number; "" if none.
 
         Args:
             first: a condition.
-            second: what it is compared with, if it is one.
-            of_learning: whether being trained is what is claimed.
+            second: the other condition; None if `first` is compared with a number.
+            of_learning: whether the claim is about training itself, so that untrained conditions
+                are no objection.
         """
-        data = self.data.isel(condition=[one.number for one in (first, second) if one is not None])
+        numbers = [condition.number for condition in (first, second) if condition is not None]
+        data = self.data.isel(condition=numbers)
         untrained = data["label"].to_numpy()[data["trained"].to_numpy() == 0]
         reasons = [] if of_learning else [f"{label} is not trained" for label in untrained]
-        tried = data["values_tried"].to_numpy()
-        if len(set(tried)) > 1:
-            reasons.append(f"tuned unequally: {tried[0]:.0f} against {tried[1]:.0f} settings")
+        n_tried = data["values_tried"].to_numpy()
+        if len(set(n_tried)) > 1:
+            reasons.append(f"tuned unequally: {n_tried[0]:.0f} against {n_tried[1]:.0f} settings")
         return "; ".join(reasons)
 
 
 def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
-    """What speaks for and against comparing the conditions of a result.
+    """Assess costs, training and tuning of all conditions of a result.
 
     Args:
         result: with the groups `scores`, `training` and `costs`.
-        trained: when a condition counts as trained; None: that is not judged.
+        trained: the criterion for a trained condition; None: not judged.
 
     Returns:
-        With, for each condition: `parameters`, `operations` (of a forward pass for one example, as
+        For each condition: `parameters`, `operations` (of a forward pass for one example, as
         tested), `operations_in_training`, `depth` and `depth_in_training` (blocks, or steps),
-        `updates` and `examples` of training, `values_tried` of the tuned settings, `at_edge`
-        (whether the chosen value is the least or greatest that was tried), `still_improving`,
-        `trained` (-1: not judged), `n_seeds`.
+        `updates` and `examples` of training, `values_tried` (number of values of the tuned
+        settings), `at_edge` (1 if the chosen value is the smallest or largest tried),
+        `still_improving`, `trained` (-1: not judged), `n_seeds`, `label`.
     """
-    conditions, shown = conditions_of(result), varied(result)
+    conditions, label_names = conditions_of(result), varied(result)
     tuned = json.loads(result.attrs["axes"])["tuned"]
-    n_tried, at_edge = np.array([_tried(result, one, tuned) for one in conditions], dtype=float).T
+    tuning = [_tuning(result, condition, tuned) for condition in conditions]
+    n_tried, at_edge = np.array(tuning, dtype=float).T
     costs, training = (result[name].to_dataset() for name in ("costs", "training"))
 
     def mean(values: xr.DataArray) -> list[float]:
-        return [float(values.isel(cell=one.cells).mean()) for one in conditions]
+        return [float(values.isel(cell=condition.cells).mean()) for condition in conditions]
 
     columns = {
         str(name): (values.attrs.get("long_name", name), mean(values))
@@ -94,14 +103,20 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         "at_edge": ("1: the chosen value is the least or greatest of those tried", at_edge),
         "still_improving": (
             "1: the selecting metric improved in the last fifth of training",
-            [float(gain > STILL) for gain in mean(training["late_gain"].fillna(0))],
+            [float(gain > STILL_IMPROVING) for gain in mean(training["late_gain"].fillna(0))],
         ),
         "trained": (
             "1: reaches what counts as trained, 0: does not, -1: not judged",
-            [_is_trained(result, one.cells, trained) for one in conditions],
+            [_is_trained(result, condition.cells, trained) for condition in conditions],
         ),
-        "n_seeds": ("models with the chosen values", [float(len(one.cells)) for one in conditions]),
-        "label": ("values of the axes", [one.label(shown) for one in conditions]),
+        "n_seeds": (
+            "models with the chosen values",
+            [float(len(condition.cells)) for condition in conditions],
+        ),
+        "label": (
+            "values of the axes",
+            [condition.label(label_names) for condition in conditions],
+        ),
     }
     data = xr.Dataset(described("condition", columns), {"condition": range(len(conditions))})
     if trained is not None:
@@ -110,28 +125,31 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
 
 
 def late_gain(values: np.ndarray) -> float:
-    """The share of the whole improvement that came in the last fifth of training.
+    """The share of the total improvement that came in the last fifth of training.
 
     Args:
-        values: the selecting metric at each evaluation, higher being better, NaN behind the end.
+        values: the selecting metric at each evaluation; higher is better; NaN after the end.
+
+    Returns:
+        A number in [0, 1]; NaN for fewer than two evaluations.
     """
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return np.nan
     best = np.maximum.accumulate(values)
     before = best[max(0, int(0.8 * len(values) + 1e-9) - 1)]
-    whole = best[-1] - values[0]
-    return float((best[-1] - before) / whole) if whole > 0 else 0.0
+    total = best[-1] - values[0]
+    return float((best[-1] - before) / total) if total > 0 else 0.0
 
 
-def _tried(result: xr.DataTree, one: Condition, tuned: Sequence[str]) -> tuple[int, bool]:
-    """How many values of the tuned settings were tried, and whether the chosen is at an edge."""
+def _tuning(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> tuple[int, bool]:
+    """The number of values tried for the tuned settings, and whether the chosen is at an edge."""
     columns = [result["scores"][name].to_numpy() for name in tuned]
-    n_tried = len({tuple(column[cell] for column in columns) for cell in one.tried})
+    n_tried = len({tuple(column[cell] for column in columns) for cell in condition.tried})
     at_edge = False
     for column in columns:
-        values = np.unique(column[one.tried])
-        at_edge |= len(values) > 1 and bool(column[one.cells[0]] in values[[0, -1]])
+        values = np.unique(column[condition.tried])
+        at_edge |= len(values) > 1 and bool(column[condition.cells[0]] in values[[0, -1]])
     return n_tried, at_edge
 
 
@@ -141,7 +159,7 @@ def _is_trained(result: xr.DataTree, cells: np.ndarray, trained: TrainedIf | Non
     value = metric(trained.metric, trained.split).values(result)[cells].mean()
     bound = trained.reaches
     if trained.share_of is not None:
-        known = metric(f"{trained.metric}_{trained.share_of}", trained.split).values(result)
-        bound *= known[cells].mean()
+        reference = metric(f"{trained.metric}_{trained.share_of}", trained.split).values(result)
+        bound *= reference[cells].mean()
     better = result["scores"][trained.metric].attrs.get("better", "higher")
     return float(value >= bound if better == "higher" else value <= bound)

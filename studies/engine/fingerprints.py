@@ -1,10 +1,10 @@
-"""Which code a result comes from: a digest of the source of all that a function or class runs.
+"""Code digests: a hash of the source of everything that a function or class can run.
 
-From a function or class the names that its source mentions are followed, through modules, down to
-every function, class and constant of modscope and of the user's own modules. Comments, docstrings,
-annotations' imports and layout do not count; libraries count by their versions, which results hold.
-Definitions are followed one by one, so that what a file holds beside them does not matter: in a
-study of a single file a changed measure leaves its models alone.
+Starting from a function or class, the names in its source are followed, across modules, to every
+function, class and constant of modscope and of the user's own modules. Comments, docstrings, type
+annotations and layout do not count; libraries count only by their versions, which results record.
+Definitions are followed one by one, so unrelated code in the same file does not matter: in a
+single-file study, editing a measure does not invalidate the trained models.
 """
 
 from __future__ import annotations
@@ -23,62 +23,65 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = ("mechanisms", "tasks", "probes", "studies")
-"""The packages of modscope, which count as its own code also where they are installed."""
+"""The packages of modscope; followed even where they are installed in site-packages."""
 
 BOOKKEEPING = ("folders", "checkpoints", "settings", "fingerprints")
-"""Modules of the engine that move numbers and never change them: files, locks, names."""
+"""Modules of the engine that cannot change a number: files, locks, names. Not followed."""
 
 _BODY = "<module>"
-"""The name of what a module's source does beside defining and importing."""
+"""The name for the statements of a module that neither define nor import."""
 
-Place = tuple[str, str]
-"""A module, and the name of a definition in it."""
+Definition = tuple[str, str]
+"""The name of a module, and the name of a definition in it."""
 
 
 def code_of(*roots: object) -> dict[str, str]:
-    """The digests of the source that `roots` run, by file: `{"tasks/mlu.py": ...}`.
+    """Digests of the source that `roots` can run, by file: `{"tasks/mlu.py": ...}`.
 
-    Roots are functions, classes and instances; of an instance its class and those of its values.
+    Args:
+        roots: functions, classes, and instances; an instance counts by its class and the classes
+            and functions among its values.
     """
-    return dict(_code_at(frozenset(place for root in roots for place in _places(root))))
+    return dict(_code_from(frozenset(start for root in roots for start in _definitions(root))))
 
 
 @functools.cache
-def _code_at(places: frozenset[Place]) -> tuple[tuple[str, str], ...]:
-    waiting, reached = list(places), set()
+def _code_from(starts: frozenset[Definition]) -> tuple[tuple[str, str], ...]:
+    """The digest of each file, over its definitions that can be reached from `starts`."""
+    waiting, reached = list(starts), set()
     while waiting:
-        place = waiting.pop()
-        if place not in reached and _is_own(place[0]):
-            reached.add(place)
-            waiting += [(place[0], _BODY), *_references(place)]
+        definition = waiting.pop()
+        if definition not in reached and _is_followed(definition[0]):
+            reached.add(definition)
+            waiting += [(definition[0], _BODY), *_references(definition)]
     files: dict[str, list[str]] = {}
     for module, name in sorted(reached):
         if digest := _digest((module, name)):
             files.setdefault(_module(module).label, []).append(f"{name}={digest}")
-    return tuple((label, _hash("\n".join(some))) for label, some in sorted(files.items()))
+    return tuple((label, _hash("\n".join(lines))) for label, lines in sorted(files.items()))
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The files whose code differs, or is on one side only."""
+    """The files whose digests differ, or that only one side has."""
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
 def sources_of(*roots: object) -> dict[str, Path]:
-    """The folders of modscope's code, and of the user's own that `roots` are of, by name."""
-    found = {"modscope": Path(__file__).parent}
-    for module, _ in (place for root in roots for place in _places(root)):
-        if module.partition(".")[0] not in PACKAGES and _is_own(module):
-            found["study"] = Path(_spec(module).origin).parent
-    return found
+    """The folders of source code: `modscope`, and `study` if `roots` are from a user's module."""
+    sources = {"modscope": Path(__file__).parent}
+    for module, _ in (start for root in roots for start in _definitions(root)):
+        if module.partition(".")[0] not in PACKAGES and _is_followed(module):
+            sources["study"] = Path(_spec(module).origin).parent
+    return sources
 
 
-def _places(root: Any) -> Iterator[Place]:
-    """Where what defines an object's behaviour is."""
+def _definitions(root: Any) -> Iterator[Definition]:
+    """The definitions that determine an object's behaviour."""
     parts: Any = ()
     if isinstance(root, functools.partial):
         parts = (root.func, *root.args, *root.keywords.values())
     elif isinstance(root, type) or (callable(root) and hasattr(root, "__qualname__")):
-        # Methods of builtins, such as "{:.1f}".format, are of no module.
+        # Methods of builtins, such as "{:.1f}".format, have no module.
         if root.__module__ is not None:
             yield root.__module__, root.__qualname__.partition(".")[0]
     elif dataclasses.is_dataclass(root):
@@ -90,16 +93,16 @@ def _places(root: Any) -> Iterator[Place]:
     elif type(root).__module__ != "builtins":
         parts = (type(root),)
     for part in parts:
-        yield from _places(part)
+        yield from _definitions(part)
 
 
 class _Module:
-    """A module's source.
+    """The parsed source of a module.
 
     Attributes:
-        label: its file; where that lies does not matter, but the package's folders do.
+        label: its file, relative to the folder that holds the top-level package.
         nodes: its statements by the names that they define.
-        imported: what its imports bind names to: modules, or names in modules.
+        imported: what each imported name stands for: a module, or a name in a module.
     """
 
     def __init__(self, name: str):
@@ -119,9 +122,9 @@ class _Module:
                     self.nodes.setdefault(node.name, []).append(node)
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    for inner in chain.from_iterable(map(ast.walk, targets)):
-                        if isinstance(inner, ast.Name):
-                            self.nodes.setdefault(inner.id, []).append(node)
+                    for target in chain.from_iterable(map(ast.walk, targets)):
+                        if isinstance(target, ast.Name):
+                            self.nodes.setdefault(target.id, []).append(node)
                 case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                     pass
                 case ast.If() | ast.Try() | ast.With():
@@ -132,41 +135,42 @@ class _Module:
                     self.nodes[_BODY].append(node)
 
     def bindings(self, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str | None]]:
-        """What an import binds names to."""
+        """What each name bound by an import stands for."""
         if isinstance(node, ast.ImportFrom):
             name = "." * node.level + (node.module or "")
             source = importlib.util.resolve_name(name, self._package)
             return {alias.asname or alias.name: (source, alias.name) for alias in node.names}
         bound: dict[str, tuple[str, str | None]] = {}
         for alias in node.names:
-            # Without a name of its own, `import a.b` binds a.
+            # `import a.b` without `as` binds a.
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             bound[alias.asname or name] = (name, None)
         return bound
 
 
 @functools.cache
-def _digest(place: Place) -> str:
-    """Of a definition's source, whatever its layout and comments; "" if it has none here."""
-    shapes = list(map(_shape, _module(place[0]).nodes.get(place[1], [])))
-    return _hash(repr(shapes)) if shapes else ""
+def _digest(definition: Definition) -> str:
+    """The digest of a definition's syntax tree; "" if the module does not define the name."""
+    module, name = definition
+    trees = list(map(_plain_tree, _module(module).nodes.get(name, [])))
+    return _hash(repr(trees)) if trees else ""
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _shape(value: Any) -> Any:
-    """A tree as nested tuples: the same for every version of Python, without docstrings."""
+def _plain_tree(value: Any) -> Any:
+    """A syntax tree as nested tuples, without docstrings; equal for all Python versions."""
     if isinstance(value, ast.AST):
         fields = [
-            (name, _shape(child))
+            (name, _plain_tree(child))
             for name, child in ast.iter_fields(value)
             if child not in (None, []) and name not in ("ctx", "kind", "type_comment")
         ]
         return type(value).__name__, fields
     if isinstance(value, list):
-        return [_shape(child) for child in value if not _is_docstring(child)]
+        return [_plain_tree(child) for child in value if not _is_docstring(child)]
     return value
 
 
@@ -175,36 +179,36 @@ def _is_docstring(node: object) -> bool:
 
 
 @functools.cache
-def _references(place: Place) -> frozenset[Place]:
-    """The definitions, in its module and in others, that a definition mentions."""
-    here, name = place
-    module = _module(here)
-    found: set[Place] = set()
+def _references(definition: Definition) -> frozenset[Definition]:
+    """The definitions that the source of a definition refers to, in any module."""
+    module_name, name = definition
+    module = _module(module_name)
+    references: set[Definition] = set()
     if name in module.imported:
-        found |= _resolved(*module.imported[name])
+        references |= _resolve(*module.imported[name])
     elif name not in module.nodes:
-        found |= _made_at_run_time(here, name)
+        references |= _resolve_dynamic(module_name, name)
     for node in module.nodes.get(name, []):
-        known = dict(module.imported)
+        imported = dict(module.imported)
         for inner in ast.walk(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
-                known |= module.bindings(inner)
-        for inner in _run(node):
+                imported |= module.bindings(inner)
+        for inner in _executed_nodes(node):
             match inner:
-                case ast.Attribute(value=ast.Name(id=used), attr=member) if used in known:
-                    source = ".".join(filter(None, known[used]))
-                    found |= _resolved(source, member)
-                case ast.Name(id=used) if used in known:
-                    found |= _resolved(*known[used])
+                case ast.Attribute(value=ast.Name(id=used), attr=member) if used in imported:
+                    source = ".".join(filter(None, imported[used]))
+                    references |= _resolve(source, member)
+                case ast.Name(id=used) if used in imported:
+                    references |= _resolve(*imported[used])
                 case ast.Name(id=used) if used in module.nodes:
-                    found.add((here, used))
+                    references.add((module_name, used))
                 case _:
                     pass
-    return frozenset(found)
+    return frozenset(references)
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree but those of annotations, which run nothing."""
+def _executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a syntax tree except those of annotations."""
     waiting = [node]
     while waiting:
         yield (inner := waiting.pop())
@@ -214,31 +218,31 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
                 waiting += [child for child in children if isinstance(child, ast.AST)]
 
 
-def _resolved(module: str, name: str | None) -> set[Place]:
-    """Where a name of a module is defined; nowhere for libraries and for modules as a whole."""
-    if name is None or not _is_own(module) or _spec(f"{module}.{name}") is not None:
+def _resolve(module: str, name: str | None) -> set[Definition]:
+    """The definition of a name in a module; none for libraries and for whole modules."""
+    if name is None or not _is_followed(module) or _spec(f"{module}.{name}") is not None:
         return set()
     return {(module, name)}
 
 
-def _made_at_run_time(module: str, name: str) -> set[Place]:
-    """Where a name comes from that a module's source does not bind, but its `__getattr__` does."""
+def _resolve_dynamic(module: str, name: str) -> set[Definition]:
+    """The definition of a name that only a module's `__getattr__` provides."""
     value = None if name == _BODY else getattr(import_module(module), name, None)
     if value is None or isinstance(value, ModuleType):
         return set()
     home = getattr(value, "__module__", None)
     if home is not None and home != module and hasattr(value, "__qualname__"):
         return {(home, value.__qualname__.partition(".")[0])}
-    below = [key for key in list(sys.modules) if key.startswith(f"{module}.")]
-    return {(key, name) for key in below if vars(sys.modules[key]).get(name) is value}
+    submodules = [key for key in list(sys.modules) if key.startswith(f"{module}.")]
+    return {(key, name) for key in submodules if vars(sys.modules[key]).get(name) is value}
 
 
 @functools.cache
-def _is_own(module: str) -> bool:
-    """Whether a module is modscope's or the user's own: not Python's, installed or bookkeeping."""
-    top, _, rest = module.partition(".")
+def _is_followed(module: str) -> bool:
+    """Whether a module is modscope's or the user's, and not one of `BOOKKEEPING`."""
+    top, _, path_in_package = module.partition(".")
     if top in sys.stdlib_module_names or (
-        top == "studies" and rest in {f"engine.{name}" for name in BOOKKEEPING}
+        top == "studies" and path_in_package in {f"engine.{name}" for name in BOOKKEEPING}
     ):
         return False
     path = Path(getattr(_spec(module), "origin", None) or "")
@@ -251,7 +255,7 @@ def _spec(module: str) -> Any:
     try:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
-        # What is run as a script has no spec, but a file.
+        # A module that runs as a script has a file but no spec.
         file = getattr(sys.modules.get(module), "__file__", None)
         return None if file is None else importlib.util.spec_from_file_location(module, file)
 
@@ -260,6 +264,6 @@ _module = functools.cache(_Module)
 
 
 def forget() -> None:
-    """Read sources anew at the next call: for tests that edit them."""
-    for cached in (_code_at, _digest, _references, _module, _spec, _is_own):
+    """Clear all caches, so that the next call reads the sources again; for tests that edit them."""
+    for cached in (_code_from, _digest, _references, _module, _spec, _is_followed):
         cached.cache_clear()

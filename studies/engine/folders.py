@@ -1,4 +1,4 @@
-"""Run folders: where a study puts what it made, so that nothing is lost or made twice."""
+"""Run folders: atomic writes, locks, hashes, and the provenance that results record."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LIBRARIES = ("modscope", "torch", "transformer-lens", "numpy", "scipy", "scikit-
 
 
 class RunError(RuntimeError):
-    """A run folder cannot be used: it is locked, not writable, or of another config or code."""
+    """A run cannot go on: its folder is locked, not writable, or of another config or code."""
 
 
 def config_hash(config: object) -> str:
-    """Twelve hexadecimal digits that name a config."""
+    """The hash of a config: twelve hexadecimal digits."""
     text = json.dumps(plain(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then rename it: `path` is old or new, never half.
+    """Write a temporary file with `write`, then rename it to `path`, which is never half written.
 
     Raises:
-        RunError: the file cannot be written (no space, no permission); what was there stays.
+        RunError: the file cannot be written (no space, no permission); an old file stays.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,10 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """What a JSON file holds; empty if there is none.
+    """The content of a JSON file; empty if there is no file.
 
     Raises:
-        RunError: it is no JSON.
+        RunError: the content is not JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -72,38 +72,42 @@ def read_json(path: Path) -> dict:
 
 
 def set_aside(folder: Path) -> None:
-    """Move an earlier run out of the way, to `NAME.old-K`."""
+    """Rename the folder of an earlier run to `NAME.old-K`."""
     number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+    while (backup := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     if folder.exists():
-        folder.rename(aside)
+        folder.rename(backup)
 
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep a folder, new or not, to this process; the system lets go of it when the process dies.
+    """Lock a folder, which is made if needed; the lock ends when this process dies.
+
+    Args:
+        folder: the folder.
+        wait: whether to wait for another process that holds the lock.
 
     Raises:
-        RunError: another process holds it, and no `wait` is asked for; or it cannot be made.
+        RunError: another process holds the lock and `wait` is False; or the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=-1 if wait else 0):
             yield
     except Timeout as error:
-        raise RunError(f"another process is at work in {folder}") from error
+        raise RunError(f"another process is using {folder}") from error
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def now() -> str:
-    """The time, in UTC, to the second."""
+    """The current time in UTC, as ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of Python, of modscope (installed, or this checkout) and of its libraries."""
+    """The versions of Python, modscope (installed, or this checkout) and its main libraries."""
     versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
@@ -117,14 +121,15 @@ def library_versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """How this process was called, without folders."""
+    """The command line of this process, with the script's name in place of its path."""
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def git_commits(folders: Mapping[str, Path]) -> dict[str, str]:
-    """The commits of the checkouts that folders are in, by name, those of one under the first.
+    """The git commit that each folder is at, by name.
 
-    With `+changes` if files differ from it; `unknown` outside git.
+    A commit ends in `+changes` if files differ from it, and is `unknown` outside of git. Folders
+    at the same commit are listed once, under the first name.
     """
     commits: dict[str, str] = {}
     for name, folder in folders.items():

@@ -1,4 +1,4 @@
-"""Measures as functions: what a function takes beside a trained model are its settings."""
+"""Measures written as functions: parameters other than the trained model become settings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, get_type_hints
 
 
 def configured(measure: Callable[..., Any]) -> Callable[..., Any]:
-    """A measure with settings that can be shown and changed: a frozen dataclass that is called.
+    """Turn a measure function into a callable frozen dataclass with the settings as fields.
 
     Args:
-        measure: a function of a trained model whose further parameters, with defaults, are the
-            settings, documented under `Args:`; anything else is left as it is.
+        measure: a function of a trained model and of settings, which have defaults and are
+            documented under `Args:`. Functions without settings, and other callables, are
+            returned as they are.
 
     Raises:
-        TypeError: a further parameter has no default.
+        TypeError: a setting has no default.
 
     Example:
         >>> def decoding(trained: Trained, n: int = 2000) -> xr.Dataset: ...
@@ -28,18 +29,23 @@ def configured(measure: Callable[..., Any]) -> Callable[..., Any]:
     _, *parameters = inspect.signature(measure).parameters.values()
     if not parameters:
         return measure
-    if missing := [one.name for one in parameters if one.default is one.empty]:
+    if missing := [
+        parameter.name for parameter in parameters if parameter.default is parameter.empty
+    ]:
         raise TypeError(
-            f"the measure {measure.__name__} must have defaults of {', '.join(missing)}: what it "
-            "takes beside a trained model are its settings"
+            f"all settings of measure {measure.__name__} must have defaults, got "
+            f"{', '.join(missing)} without"
         )
     hints = get_type_hints(measure)
-    kind = dataclasses.make_dataclass(
+    measure_class = dataclasses.make_dataclass(
         measure.__name__,
-        [(one.name, hints.get(one.name, type(one.default)), one.default) for one in parameters],
+        [
+            (parameter.name, hints.get(parameter.name, type(parameter.default)), parameter.default)
+            for parameter in parameters
+        ],
         namespace={"__call__": lambda self, trained: measure(trained, **vars(self))},
         frozen=True,
     )
-    # Where the code of the function is, and its documentation, is where those of the class are.
-    same = ("__module__", "__qualname__", "__doc__")
-    return functools.update_wrapper(kind, measure, assigned=same, updated=())()
+    # So that the code and the documentation of the function are found from the class.
+    copied = ("__module__", "__qualname__", "__doc__")
+    return functools.update_wrapper(measure_class, measure, assigned=copied, updated=())()

@@ -1,4 +1,4 @@
-"""Several processes that train one model together, under `accelerate launch` or `torchrun`."""
+"""Data-parallel training of one model, under `accelerate launch` or `torchrun`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 
 class Processes:
-    """The processes that train one model together; most often there is one: the `first`."""
+    """The processes that train one model together; usually only this one.
+
+    Attributes:
+        first: whether this is the main process, which writes files.
+    """
 
     def __init__(self, device: torch.device):
         self._accelerator, self.first = None, True
@@ -21,11 +25,11 @@ class Processes:
             self.first = self._accelerator.is_main_process
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model, with gradients shared between the processes."""
+        """The model, wrapped so that gradients are averaged over the processes."""
         return model if self._accelerator is None else self._accelerator.prepare_model(model)
 
     def share(self, batch: Any) -> Any:
-        """This process's part of a batch: every n-th example."""
+        """This process's share of a batch: every n-th example."""
         if self._accelerator is None:
             return batch
         return batch[self._accelerator.process_index :: self._accelerator.num_processes]
@@ -38,7 +42,7 @@ class Processes:
 
 
 def process_device(device: str) -> tuple[int, str]:
-    """This process's rank among them, 0 where it runs alone, and its own device."""
+    """This process's rank, 0 if it runs alone, and its device."""
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     return int(os.environ.get("RANK", "0")), device

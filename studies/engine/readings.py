@@ -1,4 +1,4 @@
-"""What is read from a result: a number for each cell, and the conditions that cells belong to."""
+"""Readings, which take one number per cell from a result, and the conditions that cells form."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ Values = Float[np.ndarray, " cell"]
 
 @dataclass(frozen=True)
 class Reading:
-    """A number for each cell of a result, NaN where it was not measured.
+    """A function from a result to one number per cell, NaN where it was not measured.
 
-    Readings are added, subtracted and divided, with one another and with numbers.
+    Readings can be added, subtracted and divided, with one another and with numbers.
 
     Args:
-        label: what it is.
-        values: the result -> the numbers.
-        bounds: the result -> lower and upper bounds over examples; None where there are none.
+        label: a short description.
+        values: result -> values [cell].
+        bounds: result -> lower and upper bounds [cell] of a 95% interval over examples; None
+            where there are none.
+
+    Example:
+        `metric("accuracy", "id") - metric("accuracy", "ood")`
     """
 
     label: str
@@ -47,12 +51,12 @@ class Reading:
     def apply(
         self, function: Callable[..., Any], *others: Reading | float, between: str = ", "
     ) -> Reading:
-        """What a function makes of the numbers of this reading and others.
+        """A reading computed by a function from this reading and others.
 
         Args:
-            function: from an array [cell] of each reading to one of all.
-            others: further readings, or numbers.
-            between: joins the labels.
+            function: takes an array [cell] for each reading, and returns an array [cell].
+            others: the other readings, or numbers.
+            between: separator of the labels.
 
         Example:
             `metric("loss", "ood").apply(np.log2)`
@@ -66,7 +70,14 @@ class Reading:
         return Reading(between.join(reading.label for reading in readings), values)
 
     def among(self, models: Sequence[str], **settings: Any) -> Reading:
-        """The same of some models alone, with these values of the setup's settings; NaN for others.
+        """This reading for some models only, with these settings of the setup; NaN for others.
+
+        Args:
+            models: names of the models.
+            settings: required values of settings.
+
+        Raises:
+            KeyError: there is no such setting.
 
         Example:
             `metric("loss", "ood").among(["encoder"], n_layers=2)`
@@ -74,24 +85,27 @@ class Reading:
 
         def values(result: xr.DataTree) -> Values:
             cells, setup = result["scores"].coords, json.loads(result.attrs["config"])["setup"]
-            known = np.isin(cells["model"], models)
+            selected = np.isin(cells["model"], models)
             for name, value in settings.items():
-                own = cells[name].to_numpy() if name in cells else setup[name]
-                known = known & (own == value)
-            return np.where(known, self.values(result), np.nan)
+                actual = cells[name].to_numpy() if name in cells else setup[name]
+                selected = selected & (actual == value)
+            return np.where(selected, self.values(result), np.nan)
 
         return Reading(f"{self.label} of {', '.join(models)}", values)
 
 
 def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: Any) -> Reading:
-    """A variable of a result's group, at one place.
+    """A reading of a variable in a group of the result, at given labels of its dims.
 
     Args:
-        part: a group of the result, for example "scores".
-        variable: of that group.
-        mean: dims to take the mean over.
-        select: labels of the other dims; `group="all"`, say. A dim of a list of labels must be
-            among `mean`.
+        part: the group of the result, for example "scores".
+        variable: the variable in that group.
+        mean: dims to average over.
+        select: labels of the other dims, for example `group="all"`. A dim with a list of labels
+            must be in `mean`.
+
+    Raises:
+        ValueError: when read, if a dim other than `cell` is neither selected nor averaged over.
 
     Example:
         `read("scores", "accuracy", split="ood", group="all")`
@@ -101,11 +115,14 @@ def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: A
         try:
             data = result[part][variable + suffix].sel(select).mean(mean)
         except KeyError:
-            # A preset need not have every split, depth or model, nor a number its bounds.
+            # Not every preset has every split, depth or model, and not every variable has bounds.
             return np.full(result["scores"].sizes["cell"], np.nan)
         if data.dims != ("cell",):
-            left = ", ".join(str(dim) for dim in data.dims if dim != "cell")
-            raise ValueError(f"select or mean must name {left} of {part}/{variable}")
+            missing = ", ".join(str(dim) for dim in data.dims if dim != "cell")
+            names = ", ".join((*map(str, select), *mean)) or "none"
+            raise ValueError(
+                f"select and mean must name {missing} of {part}/{variable}, got {names}"
+            )
         return data.to_numpy().astype(float)
 
     label = f"{part}/{variable} ({', '.join(map(str, select.values()))})"
@@ -115,24 +132,24 @@ def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: A
 
 
 def metric(name: str, split: str, group: str = "all") -> Reading:
-    """A metric of the setup on a split: `metric("accuracy", "ood")`."""
+    """A reading of a metric of the setup on a split: `metric("accuracy", "ood")`."""
     return read("scores", name, split=split, group=group)
 
 
 def constant(value: float) -> Reading:
-    """The same number for every cell."""
+    """A reading that has the same value in every cell."""
     return Reading(f"{value:g}", lambda result: np.full(result["scores"].sizes["cell"], value))
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What cells that differ in seed, draw of the data and tuned settings have in common.
+    """A group of cells that differ only in seed, draw of the data and tuned settings.
 
     Attributes:
-        number: of it, among those of the result.
-        values: by coordinate; None where one does not apply.
-        tried: numbers of its cells.
-        cells: of those with the chosen values of the tuned settings.
+        number: its index among the conditions of the result.
+        values: the value of each other coordinate; None where it does not apply.
+        tried: indices of all its cells.
+        cells: indices of the cells with the chosen values of the tuned settings.
     """
 
     number: int
@@ -140,26 +157,21 @@ class Condition:
     tried: Int[np.ndarray, " cell"]
     cells: Int[np.ndarray, " cell"]
 
-    def matches(self, wanted: Mapping[str, Any]) -> bool:
-        """Whether it has these values; one that does not apply matches every value."""
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """Whether the condition has these values; a coordinate that does not apply matches all."""
         return all(
             self.values.get(name) == value or self.values.get(name, value) is None
-            for name, value in wanted.items()
+            for name, value in values.items()
         )
 
-    def words(self, names: Sequence[str]) -> list[str]:
-        """What some of its values are called, where they apply and do not go without saying."""
-        words = [setting_name(one, self.values[one]) for one in names]
-        return [word for word in words if word] or [name_of(self.values["model"])]
+    def value_names(self, coordinates: Sequence[str]) -> list[str]:
+        """Display names of some of its values, without those that need no mention."""
+        names = [setting_name(name, self.values[name]) for name in coordinates]
+        return [name for name in names if name] or [name_of(self.values["model"])]
 
-    def label(self, names: Sequence[str]) -> str:
-        """The same in a line."""
-        return ", ".join(self.words(names))
-
-
-def shown(value: Any) -> str:
-    """The value of a coordinate in words: 2 for the 2.0 that it is beside cells without a value."""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    def label(self, coordinates: Sequence[str]) -> str:
+        """`value_names`, joined by commas."""
+        return ", ".join(self.value_names(coordinates))
 
 
 def conditions_of(result: xr.DataTree) -> list[Condition]:
@@ -184,20 +196,22 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
 
 
 def varied(result: xr.DataTree) -> list[str]:
-    """The coordinates in which conditions differ, `model` first."""
+    """The coordinates in which conditions differ; `["model"]` if they do not."""
     conditions = conditions_of(result)
     return [
-        name for name in conditions[0].values if len({one.values[name] for one in conditions}) > 1
+        name
+        for name in conditions[0].values
+        if len({condition.values[name] for condition in conditions}) > 1
     ] or ["model"]
 
 
 def pairs_of(result: xr.DataTree, cells: Int[np.ndarray, " n"]) -> list[tuple[Any, ...]]:
-    """What cells are paired by: their seed and draws of the data."""
+    """The seed and draws of the data of each cell, by which cells are paired."""
     names = json.loads(result.attrs["axes"])["pairs"]
     columns = [result["scores"][name].to_numpy()[cells].tolist() for name in names]
     return list(zip(*columns, strict=True))
 
 
 def _with_none(values: np.ndarray) -> list[Any]:
-    """A coordinate's values, None where it does not apply (NaN or an empty string in a file)."""
+    """The values of a coordinate, with None for NaN and "", which mean that it does not apply."""
     return [None if value == "" or value != value else value for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""What papers report: a CSV file for each paper, with the settings that each number is of."""
+"""Numbers reported by papers: one CSV file per paper, with the settings behind each number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import xarray as xr
 from studies.engine import settings
 
 PAPERS = Path(__file__).parents[1] / "papers"
-"""The folder of the files."""
+"""The folder that holds the CSV files."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Reported:
     """A number that a paper reports.
 
     Attributes:
-        experiment: which of the paper's, in our words.
-        metric, split, group: of which score, see `Setup.scores`.
+        experiment: the paper's experiment, in our words.
+        metric, split, group: the score that it corresponds to, see `Setup.scores`.
         value: as reported.
-        settings: of the model that it is of, as on the command line; of a group of settings the
-            name of its class.
+        settings: settings of the reported model, as on the command line, such as
+            `"model=hyla n_layers=2"`; for a group of settings the name of its class.
         source: table, figure or section.
     """
 
@@ -40,9 +40,9 @@ class Reported:
     source: str
 
     def is_of(self, config: object) -> bool:
-        """Whether a config has the settings."""
+        """Whether the number applies to a config, which then has all of `settings`."""
         pairs = (setting.split("=") for setting in self.settings.split())
-        return all(_has(config, path, text) for path, text in pairs)
+        return all(_has_value(config, path, text) for path, text in pairs)
 
 
 @functools.cache
@@ -50,15 +50,15 @@ def reported(paper: str, experiment: str) -> tuple[Reported, ...]:
     """The numbers of an experiment of a paper, such as `reported("mittal_2021", "images")`.
 
     Raises:
-        FileNotFoundError: there is no such paper.
-        ValueError: there is no such experiment in it.
+        FileNotFoundError: there is no file for the paper.
+        ValueError: the file has no such experiment.
     """
     rows = _rows(paper)
-    found = tuple(row for row in rows if row.experiment == experiment)
-    if not found:
-        known = ", ".join(dict.fromkeys(row.experiment for row in rows))
-        raise ValueError(f"experiment must be one of {known}, got {experiment!r}")
-    return found
+    numbers = tuple(row for row in rows if row.experiment == experiment)
+    if not numbers:
+        experiments = ", ".join(dict.fromkeys(row.experiment for row in rows))
+        raise ValueError(f"experiment must be one of {experiments}, got {experiment!r}")
+    return numbers
 
 
 @functools.cache
@@ -71,20 +71,29 @@ def _rows(paper: str) -> list[Reported]:
 
 
 def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:
-    """Scores [cell, split, group], beside them what papers report of each: `{metric}_paper`."""
-    for cell, some in zip(scores["cell"].to_numpy(), cells, strict=True):
-        # The task of the smallest presets need not have all of the paper's splits.
-        for one in (one for one in some if one.split in scores["split"]):
-            name, about = f"{one.metric}_paper", scores[one.metric].attrs
+    """Add reported numbers to scores, in place, as variables `{metric}_paper`.
+
+    Args:
+        scores: Dataset [cell, split, group].
+        cells: the reported numbers of each cell.
+    """
+    for cell, numbers in zip(scores["cell"].to_numpy(), cells, strict=True):
+        for number in numbers:
+            # Small presets may lack some of the paper's splits.
+            if number.split not in scores["split"]:
+                continue
+            name, attrs = f"{number.metric}_paper", scores[number.metric].attrs
             if name not in scores:
-                scores[name] = xr.full_like(scores[one.metric], np.nan, dtype=float)
-                long_name = f"{about['long_name']}, paper"
-                scores[name].attrs = {"long_name": long_name, "units": about["units"]}
-            scores[name].loc[{"cell": cell, "split": one.split, "group": one.group}] = one.value
+                scores[name] = xr.full_like(scores[number.metric], np.nan, dtype=float)
+                long_name = f"{attrs['long_name']}, paper"
+                scores[name].attrs = {"long_name": long_name, "units": attrs["units"]}
+            labels = {"cell": cell, "split": number.split, "group": number.group}
+            scores[name].loc[labels] = number.value
     return scores
 
 
-def _has(config: object, path: str, text: str) -> bool:
+def _has_value(config: object, path: str, text: str) -> bool:
+    """Whether a config has a setting with the value that a text stands for."""
     if not settings.has(config, path):
         return False
     value = settings.get(config, path)

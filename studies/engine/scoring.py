@@ -1,4 +1,4 @@
-"""How well a model answers: the metrics of its setup, by split and group, with intervals."""
+"""Scoring of models: the metrics of a setup, by split and group, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -24,65 +24,71 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of the examples of a split.
+    """The scores of all examples of a split; each metric is a ratio of sums over examples.
 
     Attributes:
-        metrics: their names.
-        parts, wholes: of which metrics are ratios of sums.
-        groups: their names, that of all examples first.
-        member: which examples are in which group.
-        cluster: what intervals are over: the number of an example, or of the picture it is about.
+        metrics: names of the metrics.
+        numerators, denominators: the terms of the two sums.
+        groups: names of the groups; the first has all examples.
+        member: whether each example is in each group.
+        cluster: the unit that the bootstrap resamples: the example itself, or the picture that
+            several examples share.
     """
 
     metrics: tuple[str, ...]
-    parts: Float[np.ndarray, "example metric"]
-    wholes: Float[np.ndarray, "example metric"]
+    numerators: Float[np.ndarray, "example metric"]
+    denominators: Float[np.ndarray, "example metric"]
     groups: tuple[str, ...]
     member: Bool[np.ndarray, "example group"]
     cluster: Int[np.ndarray, " example"]
 
     def interval(self, setup: Setup, *, resamples: int = 1000) -> probes.Interval:
-        """Each metric in each group and its 95% interval over examples, [metric, group] each.
+        """Each metric in each group with its 95% interval over examples, arrays [metric, group].
 
-        NaN where a group has no examples; the ends also without `resamples`.
+        The values are NaN for groups without examples, the bounds also if `resamples` is 0.
         """
-        bounds = [
+        intervals = [
             probes.bootstrap_ratio(
-                self.parts[:, number, None] * self.member,
-                self.wholes[:, number, None] * self.member,
+                self.numerators[:, number, None] * self.member,
+                self.denominators[:, number, None] * self.member,
                 clusters=self.cluster,
                 resamples=resamples,
                 transform=setup.metrics[name].transform,
             )
             for number, name in enumerate(self.metrics)
         ]
-        return probes.Interval(*(np.stack(values) for values in zip(*bounds, strict=True)))
+        return probes.Interval(*(np.stack(values) for values in zip(*intervals, strict=True)))
 
 
 def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: str) -> Scored:
-    """Let a model, in evaluation mode, answer examples of a split."""
-    names = tuple(setup.metrics)
-    parts, wholes, member, cluster = [], [], [], []
+    """Score a model, in evaluation mode, on batches of a split.
+
+    Raises:
+        ValueError: `setup.scores` does not return exactly the metrics of the setup.
+    """
+    metrics = tuple(setup.metrics)
+    numerators, denominators, member, clusters = [], [], [], []
     groups: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for batch in batches:
-            found = setup.scores(setup.answer(model, batch), batch, split)
-            if set(found) != set(names):
+            scores = setup.scores(setup.answer(model, batch), batch, split)
+            if set(scores) != set(metrics):
                 raise ValueError(
-                    f"scores must be those of metrics {', '.join(names)}, got {', '.join(found)}"
+                    f"scores must be given for metrics {', '.join(metrics)}, "
+                    f"got {', '.join(scores)}"
                 )
-            parts.append(_columns(found[name][0] for name in names))
-            wholes.append(_columns(found[name][1] for name in names))
+            numerators.append(_columns(scores[name][0] for name in metrics))
+            denominators.append(_columns(scores[name][1] for name in metrics))
             groups = {ALL: torch.ones(len(batch))} | setup.groups(batch)
             member.append(_columns(groups.values()).astype(bool))
-            if (drawn := setup.cluster(batch)) is not None:
-                cluster.append(drawn.cpu().numpy())
-    n = sum(map(len, parts))
-    numbers = np.unique(np.concatenate(cluster), return_inverse=True)[1] if cluster else range(n)
+            if (cluster := setup.cluster(batch)) is not None:
+                clusters.append(cluster.cpu().numpy())
+    n = sum(map(len, numerators))
+    numbers = np.unique(np.concatenate(clusters), return_inverse=True)[1] if clusters else range(n)
     return Scored(
-        metrics=names,
-        parts=np.concatenate(parts),
-        wholes=np.concatenate(wholes),
+        metrics=metrics,
+        numerators=np.concatenate(numerators),
+        denominators=np.concatenate(denominators),
         groups=tuple(groups),
         member=np.concatenate(member),
         cluster=np.asarray(numbers),
@@ -93,27 +99,27 @@ def _columns(values: Iterable[torch.Tensor]) -> Float[np.ndarray, "example colum
     return np.stack([value.detach().double().cpu().numpy() for value in values], 1)
 
 
-def figures(setup: Setup, scored: Scored, split: str) -> dict[str, float]:
-    """The metrics of a split for a log, by `_key`; of all examples, and of groups that have any."""
+def log_entries(setup: Setup, scored: Scored, split: str) -> dict[str, float]:
+    """The metrics of a split as entries of a training log, without groups that have no examples."""
     values = scored.interval(setup, resamples=0).estimate
     return {
-        _key(split, metric, group): float(values[row, column])
+        _log_key(split, metric, group): float(values[row, column])
         for row, metric in enumerate(scored.metrics)
         for column, group in enumerate(scored.groups)
         if np.isfinite(values[row, column]) or group == ALL
     }
 
 
-def _key(split: str, metric: str, group: str) -> str:
+def _log_key(split: str, metric: str, group: str) -> str:
     return f"{split}/{metric}" if group == ALL else f"{split}/{metric}/{group}"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The metrics of the setup, by split and group, with intervals and the untrained model's.
+    """The metrics of the setup, by split and group, with intervals and an untrained baseline.
 
     Args:
-        n_test: examples of each split, at most.
+        n_test: largest number of examples per split.
     """
 
     n_test: int = 4096
@@ -123,60 +129,65 @@ class Scores:
             raise ValueError(f"n_test must be at least 2, got {self.n_test}")
 
     def __call__(self, trained: Trained) -> xr.Dataset:
-        """[split, group] of each metric."""
+        """Score the trained and the untrained model; variables [split, group]."""
         splits = list(trained.setup.splits)
-        parts = [self._of_split(trained, split) for split in splits]
-        return cast(xr.Dataset, xr.concat(parts, xr.Variable("split", splits)))
+        scores = [self._score_split(trained, split) for split in splits]
+        return cast(xr.Dataset, xr.concat(scores, xr.Variable("split", splits)))
 
-    def _of_split(self, trained: Trained, split: str) -> xr.Dataset:
+    def _score_split(self, trained: Trained, split: str) -> xr.Dataset:
         setup: Setup = trained.setup
         batches = list(trained.batches(split, self.n_test))
         scored = score(setup, trained.model, batches, split)
         untrained = score(setup, trained.untrained, batches, split)
         intervals = np.stack(scored.interval(setup), 1)
-        before = untrained.interval(setup, resamples=0).estimate
+        untrained_values = untrained.interval(setup, resamples=0).estimate
         counts = scored.member.sum(0)
         data: dict[str, Any] = described("group", {"n_examples": ("number of examples", counts)})
         for row, (name, metric) in enumerate(setup.metrics.items()):
-            about: Any = {"long_name": metric.long_name, "units": metric.units}
+            attrs: Any = {"long_name": metric.long_name, "units": metric.units}
             interval = probes.Interval(*intervals[row])
-            data |= probes.interval_variables(name, interval, "group", **about)
+            data |= probes.interval_variables(name, interval, "group", **attrs)
             data[name][2].update(better=metric.better, percent=int(metric.percent))
-            others = {"untrained": before[row]}
-            for kind, known in setup.references(split).items():
-                if name in known:
-                    others[kind] = [known[name].get(group, np.nan) for group in scored.groups]
-            for kind, values in others.items():
-                attrs = about | {"long_name": f"{metric.long_name}, {kind}"}
-                data[f"{name}_{kind}"] = ("group", values, attrs)
-        over = "clusters" if len(np.unique(scored.cluster)) < len(scored.cluster) else "examples"
-        says = f"percentile bootstrap over {over}, 95%, 1000 resamples"
-        return xr.Dataset(data, {"group": list(scored.groups)}, {"interval": says})
+            baselines = {"untrained": untrained_values[row]}
+            for baseline, by_metric in setup.references(split).items():
+                if name in by_metric:
+                    by_group = by_metric[name]
+                    baselines[baseline] = [by_group.get(group, np.nan) for group in scored.groups]
+            for baseline, values in baselines.items():
+                long_name = {"long_name": f"{metric.long_name}, {baseline}"}
+                data[f"{name}_{baseline}"] = ("group", values, attrs | long_name)
+        unit = "clusters" if len(np.unique(scored.cluster)) < len(scored.cluster) else "examples"
+        method = f"percentile bootstrap over {unit}, 95%, 1000 resamples"
+        return xr.Dataset(data, {"group": list(scored.groups)}, {"interval": method})
 
 
 def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:
-    """What the log of a training says: loss and metrics [train_step, split, group], and its end."""
+    """The group `training` of a result, from a training log.
+
+    Curves of the loss and the learning rate [train_step], the metrics on the validation examples
+    [split, group, train_step], and scalars about the best checkpoint and the end of training.
+    """
     selection, splits, sign = setup.selection, list(setup.splits), setup.sign
     steps = [int(entry["step"]) for entry in log]
     keys = {key for entry in log for key in entry if key.count("/") == 2}
     groups = [ALL, *dict.fromkeys(key.split("/")[2] for key in sorted(keys))]
 
-    def along(key: str) -> list[float]:
+    def curve(key: str) -> list[float]:
         return [float(entry.get(key, np.nan)) for entry in log]
 
     data: dict[str, Any] = {}
     for name, metric in setup.metrics.items():
-        values = [[along(_key(split, name, group)) for group in groups] for split in splits]
+        values = [[curve(_log_key(split, name, group)) for group in groups] for split in splits]
         attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
         data[name] = (("split", "group", "train_step"), np.array(values), attrs)
-    selecting = sign * np.array(along(selection.key))
+    selecting = sign * np.array(curve(selection.key))
     stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
-    # A run that stopped because it had got where it should was not cut off.
+    # A run that stopped because it reached `stop_at` was not cut off.
     gain = 0.0 if stopped else late_gain(selecting)
     curves = {
-        "training_loss": ("mean of what training minimises since the step before", along("loss")),
-        "current_rate": ("learning rate at the step", along("learning_rate")),
-        "seconds": ("seconds since the beginning, evaluations included", along("seconds")),
+        "training_loss": ("mean training loss since the previous evaluation", curve("loss")),
+        "current_rate": ("learning rate at the step", curve("learning_rate")),
+        "seconds": ("seconds since the beginning, evaluations included", curve("seconds")),
     }
     numbers = {
         "best_step": ("step of the best checkpoint", steps[int(np.nanargmax(selecting))]),

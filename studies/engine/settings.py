@@ -1,4 +1,4 @@
-"""Settings: dotted paths into frozen configs, read from text, described by their docstrings."""
+"""Settings: dotted paths into frozen configs, parsed from text, documented by docstrings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Config = TypeVar("Config")
 
 
 def plain(config: object) -> Any:
-    """A config as JSON values; of a dataclass also its name, which tells it from similar ones."""
+    """A config as JSON values; a dataclass includes its class name, which is part of its hash."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {"class": type(config).__qualname__} | plain(_values(config))
     if isinstance(config, Mapping):
@@ -28,18 +28,18 @@ def plain(config: object) -> Any:
 
 
 def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
-    """Full name, value and documentation of every setting, from `Args:` of the configs' classes."""
-    found, docs = [], _documented(type(config))
+    """Path, value and documentation of every setting, from `Args:` in the classes' docstrings."""
+    rows, documentation = [], _documentation(type(config))
     for field, value in _values(config).items():
         if _is_group(value):
-            found += describe(value, f"{prefix}{field}.")
+            rows += describe(value, f"{prefix}{field}.")
         else:
-            found.append((prefix + field, value, docs.get(field, "")))
-    return found
+            rows.append((prefix + field, value, documentation.get(field, "")))
+    return rows
 
 
 def get(config: object, path: str) -> Any:
-    """The value of a setting, nested ones with dots: `get(config, "training.n_steps")`.
+    """The value of a setting, by its dotted path: `get(config, "training.n_steps")`.
 
     Raises:
         ValueError: there is no such setting.
@@ -53,73 +53,74 @@ def get(config: object, path: str) -> Any:
 
 
 def put(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of a frozen `config`, or of configs by name, with changes such as `{"seed": 1}`.
+    """A copy of a frozen `config`, or of a mapping of configs, with changes such as `{"seed": 1}`.
 
-    All of one config are put at once, so that it is checked as a whole.
+    All changes of one config are applied at once, so that validation sees only the final values.
 
     Raises:
-        ValueError: a setting is unknown; or what a config's own validation raises.
+        ValueError: a setting is unknown, or the config's own validation fails.
     """
-    own: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         get(config, path)
-        first, _, rest = path.partition(".")
-        if rest:
-            nested.setdefault(first, {})[rest] = value
+        name, _, inner_path = path.partition(".")
+        if inner_path:
+            nested.setdefault(name, {})[inner_path] = value
         else:
-            own[first] = value
-    for name, some in nested.items():
-        own[name] = put(own.get(name, get(config, name)), some)
+            fields[name] = value
+    for name, inner_changes in nested.items():
+        fields[name] = put(fields.get(name, get(config, name)), inner_changes)
     if isinstance(config, Mapping):
-        return {**config, **own}  # pyright: ignore[reportReturnType]
-    return dataclasses.replace(config, **own) if own else config  # pyright: ignore[reportArgumentType, reportReturnType]
+        return {**config, **fields}  # pyright: ignore[reportReturnType]
+    return dataclasses.replace(config, **fields) if fields else config  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def parse(config: object, path: str, text: str) -> tuple[Any, ...]:
-    """The values of a setting that are given as text: several, with commas, make an axis.
+    """The values of a setting from text; several values are separated by commas.
 
-    A setting that is a tuple takes all of them as its one value.
+    A setting that is a tuple takes all of them as a single value.
 
     Raises:
-        ValueError: the setting is unknown or is a group of settings, or a value is of a wrong type.
+        ValueError: the setting is unknown or a group of settings, or a value has the wrong type.
     """
     if _is_group(value := get(config, path)):
         names = ", ".join(name for name, *_ in describe(value, f"{path}."))
         raise ValueError(f"{path} is a group of settings: {names}")
     parent, _, name = path.rpartition(".")
-    hint = _hints(type(get(config, parent) if parent else config))[name]
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if any(get_origin(kind) is tuple for kind in kinds):
-        return (_parse(text, kinds, path),)
-    return tuple(_parse(part, kinds, path) for part in text.split(",") if part)
+    hint = _type_hints(type(get(config, parent) if parent else config))[name]
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if any(get_origin(allowed) is tuple for allowed in types):
+        return (_parse(text, types, path),)
+    return tuple(_parse(part, types, path) for part in text.split(",") if part)
 
 
 def read(changes: Sequence[str], *configs: object) -> dict[str, tuple[Any, ...]]:
-    """The values of settings, each of the first config that has it, from `["seed=0,1"]`, say.
+    """Parse changes such as `["seed=0,1"]` into the values of each setting.
 
-    The same setting again is a further value of it.
+    A setting is looked up in the first config that has it. If it occurs in several changes, its
+    values add up.
 
     Raises:
-        ValueError: see `parse`; or values are missing, or there are equal ones.
+        ValueError: see `parse`; or a setting has no values, or the same value twice.
     """
-    given: dict[str, tuple[Any, ...]] = {}
+    values_of: dict[str, tuple[Any, ...]] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
-            raise ValueError(f"a setting looks like key=value, got {change!r}")
+            raise ValueError(f"settings must look like key=value, got {change!r}")
         owner = next((config for config in configs if has(config, name)), None)
         if owner is None:
             raise unknown_setting(name, *configs)
-        given[name] = given.get(name, ()) + parse(owner, name, text)
-    for name, values in given.items():
+        values_of[name] = values_of.get(name, ()) + parse(owner, name, text)
+    for name, values in values_of.items():
         if not values or len(set(values)) < len(values):
-            raise ValueError(f"values of {name} must be different from one another: {values}")
-    return given
+            raise ValueError(f"values of {name} must be different from one another, got {values}")
+    return values_of
 
 
 def read_single(changes: str, config: object) -> dict[str, Any]:
-    """The value of each setting, from `"n_steps=100 clip=none"`, say; see `read`."""
+    """Parse changes such as `"n_steps=100 clip=none"` into one value per setting; see `read`."""
     return {name: value for name, (value,) in read(changes.split(), config).items()}
 
 
@@ -129,7 +130,7 @@ def changed(config: Config, changes: str) -> Config:
 
 
 def has(config: object, path: str) -> bool:
-    """Whether there is such a setting, or group of settings."""
+    """Whether a config has a setting, or a group of settings, at a path."""
     try:
         get(config, path)
     except ValueError:
@@ -138,10 +139,10 @@ def has(config: object, path: str) -> bool:
 
 
 def unknown_setting(name: str, *configs: object) -> ValueError:
-    """The error about a setting that configs do not have: it names the nearest."""
-    known = [path for config in configs for path, *_ in describe(config)]
-    near = get_close_matches(name, known, n=3) or known
-    return ValueError(f"unknown setting {name!r}; nearest are {', '.join(near)}")
+    """The error for a setting that no config has; its message names the closest ones."""
+    paths = [path for config in configs for path, *_ in describe(config)]
+    nearest = get_close_matches(name, paths, n=3) or paths
+    return ValueError(f"unknown setting {name!r}; nearest are {', '.join(nearest)}")
 
 
 def _is_group(value: object) -> bool:
@@ -154,36 +155,36 @@ def _values(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-# Annotations are text that is evaluated, and what papers report asks for them thousands of times.
-_hints = functools.cache(get_type_hints)
+# Cached because annotations are evaluated from text, thousands of times for reported numbers.
+_type_hints = functools.cache(get_type_hints)
 
 
 @functools.cache
-def _documented(kind: type) -> dict[str, str]:
-    """What docstrings of a class and its bases say of each argument."""
-    docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        text = inspect.cleandoc(base.__doc__ or "")
-        for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.M):
+def _documentation(config_class: type) -> dict[str, str]:
+    """The documentation of each argument, from the docstrings of a class and its bases."""
+    documentation: dict[str, str] = {}
+    for base in reversed(config_class.__mro__):
+        docstring = inspect.cleandoc(base.__doc__ or "")
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", docstring, re.M):
             for entry in re.split(r"^    (?=\S)", section, flags=re.M):
-                names, _, said = entry.partition(":")
-                docs |= dict.fromkeys(names.split(", "), " ".join(said.split()))
-    return docs
+                names, _, text = entry.partition(":")
+                documentation |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return documentation
 
 
-def _parse(text: str, kinds: Sequence[Any], path: str) -> Any:
-    """The value of one of some types that a text is."""
-    if NoneType in kinds and text.lower() == "none":
+def _parse(text: str, types: Sequence[Any], path: str) -> Any:
+    """Convert text to a value of one of `types`: None, or the first type that is not None."""
+    if NoneType in types and text.lower() == "none":
         return None
-    kind = next(kind for kind in kinds if kind is not NoneType)
-    if get_origin(kind) is tuple:
-        return tuple(_parse(part, get_args(kind)[:1], path) for part in text.split(",") if part)
-    if get_origin(kind) is Literal:
-        allowed = {str(value): value for value in get_args(kind)}
-        if text not in allowed:
-            raise ValueError(f"{path} must be one of {', '.join(allowed)}, got {text!r}")
-        return allowed[text]
+    target = next(allowed for allowed in types if allowed is not NoneType)
+    if get_origin(target) is tuple:
+        return tuple(_parse(part, get_args(target)[:1], path) for part in text.split(",") if part)
+    if get_origin(target) is Literal:
+        options = {str(value): value for value in get_args(target)}
+        if text not in options:
+            raise ValueError(f"{path} must be one of {', '.join(options)}, got {text!r}")
+        return options[text]
     try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        return {"true": True, "false": False}[text.lower()] if target is bool else target(text)
     except (KeyError, ValueError):
-        raise ValueError(f"{path} must be of type {kind.__name__}, got {text!r}") from None
+        raise ValueError(f"{path} must be of type {target.__name__}, got {text!r}") from None

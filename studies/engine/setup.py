@@ -1,4 +1,4 @@
-"""A setup: a task, the model that learns it, how it is trained, and how its answers are scored."""
+"""Setups: a task, the model that learns it, its training, and the scoring of its answers."""
 
 from __future__ import annotations
 
@@ -21,69 +21,77 @@ ALL = "all"
 """The group of all examples."""
 
 Role = Literal["in", "out"]
-"""Whether a split is like training, or outside of its distribution."""
+"""Whether a split is in the training distribution or out of it."""
 
 Scores = dict[str, tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]]
-"""By metric two numbers for each example: the metric is the sum of the first over that of the
-second ones, of all examples, or of those of a group."""
+"""For each metric a numerator and a denominator per example; the metric is the ratio of their sums
+over all examples, or over those of a group."""
 
 References = dict[str, dict[str, dict[str, float]]]
-"""Known values: of `chance`, say, by metric and group."""
+"""Reference values, such as `chance`: `{reference: {metric: {group: value}}}`."""
 
 Kept = TypeVar("Kept")
 
 
 @functools.lru_cache(maxsize=64)
 def kept(kind: Callable[[Any], Kept], config: Any) -> Kept:
-    """`kind(config)`, made once for equal configs: a task that prepares its examples, say."""
+    """`kind(config)`, cached: equal configs share one instance, such as a task with its examples.
+
+    Args:
+        kind: a class or function of a config.
+        config: a hashable config.
+
+    Example:
+        `kept(tasks.MLU, tasks.MLUConfig())`
+    """
     return kind(config)
 
 
 class Task(Protocol):
-    """What draws examples; `tasks` has many."""
+    """A sampler of examples; `tasks` has many."""
 
     def batch(self, split: str, index: int, size: int, device: Any = "cpu") -> Batch[Any]:
-        """Batch number `index` of a split: the same one for the same arguments."""
+        """Batch number `index` of a split; equal arguments give equal batches."""
         ...
 
 
 @runtime_checkable
 class FiniteTask(Protocol):
-    """A task whose splits have an end."""
+    """A task whose splits are finite."""
 
     def size(self, split: str) -> int:
-        """The number of examples of a split."""
+        """The number of examples in a split."""
         ...
 
 
 @runtime_checkable
 class ScoringTask(Protocol):
-    """A task that says how right answers are."""
+    """A task with its own scores."""
 
     def score(self, output: Any, batch: Batch[Any]) -> dict[str, Tensor]:
-        """By name [batch], or [batch, target], of which the mean counts."""
+        """Scores by name, [batch] or [batch, target]; the mean over targets counts."""
         ...
 
 
 @runtime_checkable
 class GroupingTask(Protocol):
-    """A task whose examples are of several kinds."""
+    """A task whose examples fall into groups."""
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        """Which examples are of which kind; the same names for every batch."""
+        """Membership of the examples in each group; the same names for every batch."""
         ...
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of merit, computed as a ratio of sums over examples.
+    """A metric, computed as a ratio of sums over examples.
 
     Args:
-        long_name: what it is, for files and figures.
+        long_name: description for files and figures.
         better: whether `higher` or `lower` values are better.
-        units: its unit; "1" for a share.
+        units: unit of the values; "1" for a share.
         percent: whether tables and figures show it in percent.
-        transform: applied to the ratio, for example `numpy.exp` for a perplexity.
+        transform: function applied to the ratio, for example `numpy.exp` for a perplexity.
 
     Example:
         `Metric("share of right answers", percent=True)`
@@ -102,13 +110,16 @@ class Metric:
 
 @dataclass(frozen=True)
 class Selection:
-    """What chooses checkpoints and tuned settings: a metric on a split that measures never see.
+    """The criterion for checkpoints and tuned settings: a metric on validation examples of a split.
 
     Args:
-        split: one whose role is `in`; one `out` of distribution only with a `protocol`.
+        split: a split with the role `in`, or `out` if there is a `protocol`.
         metric: one of the setup's metrics.
-        protocol: the source that selects outside of the training distribution, for example
-            "Csordas et al. 2021, appendix: deeper validation depths". Results and pages repeat it.
+        protocol: published source of a selection outside of the training distribution, such as
+            "Csordas et al. 2021, appendix: deeper validation depths"; results record it.
+
+    Example:
+        `Selection("id", "accuracy")`
     """
 
     split: str
@@ -117,30 +128,34 @@ class Selection:
 
     @property
     def key(self) -> str:
-        """Its name in a training log."""
+        """The key of the metric in a training log."""
         return f"{self.split}/{self.metric}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(ABC):
-    """The settings of one cell of a study: what is trained, on what, and how.
+    """The settings of one cell of a study: the model, its task and its training.
 
-    A setup is a frozen dataclass with further settings of its own. The engine draws every batch:
-    training sees `train` alone, `n_validation` examples of the selecting split choose checkpoints,
-    and measures get others.
+    A subclass is a frozen dataclass that adds its own settings. The engine draws every batch:
+    training sees only `train`, `n_validation` examples of the selecting split choose checkpoints,
+    and measures get other examples.
 
     Args:
         model: name of the mechanism that is trained.
         training: steps, batch size, learning rate, ...
-        n_validation: examples of each split for the curves of training.
-        seed: of the initial weights, of dropout and of the order of training examples.
+        n_validation: examples of each split for training curves and checkpoint selection.
+        seed: seed of the initial weights, of dropout and of the order of training examples.
 
     Attributes:
-        kind: the class of the task, which is made of the setting `task`: see `sampler`.
-        metrics: the figures of merit by name.
-        selection: what chooses the checkpoint, and the tuned settings.
-        at_once: examples that are run together where a model is scored or measured.
-        reported: what a paper reports, of these settings and of others.
+        kind: the class of the task; it is called with the setting `task`, see `sampler`.
+        metrics: the metrics by name.
+        selection: the criterion for checkpoints and tuned settings.
+        at_once: batch size where a model is scored or measured.
+        reported: numbers that papers report, for these and other settings.
+
+    Raises:
+        ValueError: `n_validation` or `seed` is out of range, or `selection` names no split or
+            metric, or a split out of distribution without a protocol.
     """
 
     model: str
@@ -164,47 +179,51 @@ class Setup(ABC):
         role = self.splits.get(self.selection.split)
         if role is None or self.selection.metric not in self.metrics:
             raise ValueError(
-                f"selection {self.selection.key!r} must name one of the splits "
-                f"{', '.join(self.splits)} and of the metrics {', '.join(self.metrics)}"
+                f"selection must be one of the splits {', '.join(self.splits)} and one of the "
+                f"metrics {', '.join(self.metrics)}, got {self.selection.key!r}"
             )
         if role == "out" and self.selection.protocol is None:
             raise ValueError(
                 f"checkpoints must not be chosen by {self.selection.split!r}, which is out of the "
-                "training distribution, unless a published protocol is named"
+                "training distribution, unless selection.protocol is given"
             )
 
     @property
     def splits(self) -> Mapping[str, Role]:
-        """The splits that are scored, each like training (`in`) or not (`out`)."""
+        """The splits that are scored, with their roles: in or out of the training distribution."""
         return {"id": "in", "ood": "out"}
 
     @property
     def sign(self) -> int:
-        """1 if a higher selecting metric is better, -1 if a lower one is."""
+        """1 if higher values of the selecting metric are better, else -1."""
         return self.metrics[self.selection.metric].sign()
 
     @property
     def all_splits(self) -> tuple[str, ...]:
-        """The splits that measures can draw from: those that are scored, and further ones."""
+        """The splits that measures can draw from: by default those that are scored."""
         return tuple(self.splits)
 
     def models(self) -> tuple[str, ...]:
-        """The names that `model` can have; none: any."""
+        """The allowed values of `model`; empty if all are."""
         return ()
 
     def check(self) -> None:
-        """Raise a ValueError if there is no such model: before a run, not where a study is defined,
-        so that `--help` need not import what models are made of.
+        """Check the setting `model`.
+
+        Called before a run and not in `__post_init__`, so that `--help` need not import the models.
+
+        Raises:
+            ValueError: there is no such model.
         """
         if self.model not in (allowed := self.models() or (self.model,)):
             raise ValueError(f"model must be one of {', '.join(allowed)}, got {self.model!r}")
 
     def sampler(self) -> Any:
-        """What examples are drawn from, a `Task`: the `kind` of the setting `task`, made once."""
-        # Of the class: a function would be a method of the setup.
+        """The `Task` that examples are drawn from: `kind(task)`, one instance per config."""
+        # From the class, because a function would become a method of the instance.
         kind = type(self).kind
         if kind is None:
-            raise TypeError(f"{type(self).__name__} must have a `kind`, or a sampler of its own")
+            raise TypeError(f"{type(self).__name__} must define `kind` or override `sampler`")
         return kept(kind, settings.get(self, "task"))
 
     @abstractmethod
@@ -212,62 +231,71 @@ class Setup(ABC):
         """The untrained model; all its random numbers come from `generator`."""
 
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
-        """Of each metric two numbers for each example of a batch; see `Scores`.
+        """The numerator and denominator of each metric for each example of a batch.
 
-        What the task's own `score` gives by the metrics' names; of a task that has none, the
-        accuracy: whether all targets that count are the most probable classes.
+        By default the scores of a `ScoringTask`; for other tasks the accuracy: 1 if the argmax is
+        right at all unmasked targets.
+
+        Args:
+            output: the answer of the model, see `answer`.
+            batch: the examples.
+            split: the split that they are from.
         """
-        task, every = self.sampler(), torch.ones(len(batch), device=batch.mask.device)
+        task, ones = self.sampler(), torch.ones(len(batch), device=batch.mask.device)
         if isinstance(task, ScoringTask):
-            scored = task.score(output, batch)
+            scores = task.score(output, batch)
             return {
-                name: (scored[name].reshape(len(batch), -1).mean(1), every) for name in self.metrics
+                name: (scores[name].reshape(len(batch), -1).mean(1), ones) for name in self.metrics
             }
         right = (output.argmax(-1) == batch.targets) | ~batch.mask
-        return {"accuracy": (right.all(1).float(), every)}
+        return {"accuracy": (right.all(1).float(), ones)}
 
     def answer(self, model: nn.Module, batch: Batch[Any]) -> Any:
-        """What a model answers to a batch where it is tested."""
+        """The model's output for a batch when it is tested."""
         return answer(model, batch)
 
     def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
-        """What training minimises at update number `step`, counted from 0: a scalar."""
+        """The training loss at step `step`, counted from 0: a scalar."""
         return cross_entropy(answer(model, batch).float(), batch)
 
     def build_tested(self, generator: torch.Generator) -> nn.Module:
-        """The model as it is tested and measured: with more steps, say, but the same weights."""
+        """The model as it is tested and measured: same weights, but for example more steps."""
         return self.build(generator)
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
-        """Which examples are in which group; by default what the task says, if it has groups."""
+        """Membership of the examples in each group; by default the groups of a `GroupingTask`."""
         task = self.sampler()
         return task.groups(batch) if isinstance(task, GroupingTask) else {}
 
     def cluster(self, batch: Batch[Any]) -> Int[Tensor, " batch"] | None:
-        """What intervals are over, if not over examples: the picture that a question is about."""
+        """The unit that the bootstrap resamples, such as a shared picture; None for examples."""
         return None
 
     def references(self, split: str) -> References:
-        """What is known of a split."""
+        """Reference values of the metrics on a split, such as chance."""
         return {}
 
     def paper(self) -> list[Reported]:
-        """What a paper reports of a model with these settings."""
-        return [one for one in self.reported if one.is_of(self)]
+        """The reported numbers that apply to these settings."""
+        return [number for number in self.reported if number.is_of(self)]
 
     def size(self, split: str) -> int | None:
-        """The number of examples of a split; None for a stream without end."""
+        """The number of examples in a split; None if it is endless."""
         task = self.sampler()
         return task.size(split) if isinstance(task, FiniteTask) else None
 
     def inapplicable(self) -> frozenset[str]:
-        """Full names of settings that mean nothing to this model.
+        """Full names of settings that have no effect on this model.
 
-        They get the values that all cells share, so that a grid holds such a model once, and claims
-        compare it with models of any value.
+        They are set to the values that all cells share, so that a grid holds such a model only
+        once, and claims compare it with other models at any value.
         """
         return frozenset()
 
     def prepare(self) -> None:
-        """Make or miss, once, what all workers read: a text, say. Raises FileNotFoundError."""
+        """Make what all workers read, such as a text, before they start.
+
+        Raises:
+            FileNotFoundError: a file that the task reads is missing.
+        """
         self.sampler()

@@ -1,4 +1,4 @@
-"""A study is a value: a question, a setup, axes, presets, measures, claims, a table and views."""
+"""Studies: a question with its setup, axes, presets, measures, claims, table and views."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from studies.engine.fairness import TrainedIf
 from studies.engine.folders import config_hash
 from studies.engine.measures import configured
 from studies.engine.readings import metric
+from studies.engine.results import GROUPS
 from studies.engine.scoring import Scores
 from studies.engine.setup import Setup
 from studies.report.table import Row, Table, percent, short
@@ -25,23 +26,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = Mapping[str, Sequence[Any]]
-"""The values of each axis by the name of its setting; cells are all combinations."""
+"""The values of each axis, by the path of its setting; cells are all combinations."""
 
 Where = Mapping[str, Mapping[Any, str]]
-"""Settings that follow from another one: `{"model": {"lstm": "training.clip=5 dropout=0.1"}}`."""
+"""Settings implied by another one: `{"model": {"lstm": "training.clip=5 dropout=0.1"}}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Named settings of a study: what differs from the study's own.
+    """A named set of changes to a study's settings.
 
     Args:
-        changes: as on the command line, `"n_layers=2 seed=0,1 decoding.n=100"`.
-        grids: in place of the study's.
-        where: in place of the study's.
-        setup: in place of the study's.
-        departures: what differs from the source that the preset follows, by setting, with the
-            reason.
+        changes: changed settings, as on the command line: `"n_layers=2 seed=0,1 decoding.n=100"`.
+        grids: replaces the study's grids.
+        where: replaces the study's `where`.
+        setup: replaces the study's setup.
+        departures: for each setting that departs from the source of the preset, the reason.
+
+    Example:
+        `Preset(changes="training.n_steps=20 seed=0")`
     """
 
     changes: str = ""
@@ -53,30 +56,33 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A question, and all that answers it.
+    """A question, and the experiment that answers it.
 
     Args:
-        name: of its folders: `NAME-HASH`.
-        question: in one sentence.
-        setup: what is trained, with the settings of the preset `laptop`.
-        grids: what varies: each maps settings to their values, and has a cell for every
-            combination. Several make a grid that is not full.
-        presets: further named settings; `laptop` is the study's own.
-        where: settings that follow from another one's value; axes and the command line win.
-        tuned: settings of which, for every condition, the value counts whose models have the best
-            selecting metric, in the mean over seeds.
-        draws: axes that are draws of the data: with the seed, they pair what claims compare.
-        measures: what is looked at in every trained model, by the name of its group in the result:
+        name: prefix of its folders `NAME-HASH`.
+        question: one sentence.
+        setup: the model, task and training, with the settings of the preset `laptop`.
+        grids: the axes. Each grid maps settings to their values and has a cell for every
+            combination; with several grids, the cells are the union.
+        presets: further presets by name; `laptop` is the study's own settings.
+        where: settings implied by the value of another one; axes and the command line win.
+        tuned: settings that are tuned: each condition uses the values whose models have the best
+            selecting metric, averaged over seeds.
+        draws: axes that are draws of the data; claims pair cells by them and by the seed.
+        measures: analyses of every trained model, by the name of their group in the result:
             functions of a `Trained`, whose further parameters are settings; or dataclasses.
         along_training: measures that are also taken at the checkpoints of `training.keep_at`.
-        trained: when a condition counts as trained.
-        claims: what is claimed, of which the engine gives the verdicts.
-        table: what is printed at the end; by default each metric on each split.
-        views: the figures, by file name.
-        export: writes further files into a folder, from the result.
+        trained: the criterion for a trained condition; None: not judged.
+        claims: the claims that the engine decides.
+        table: the table that is printed at the end; by default each metric on each split.
+        views: functions of the result that draw a figure, by file name.
+        export: function of the result and a folder that writes further files.
 
     Raises:
-        ValueError: names that are not known or taken.
+        ValueError: a name is unknown or already taken, or two claims have the same statement.
+
+    Example:
+        `Study(name="toy", question="Is it?", setup=MySetup(...), grids=({"seed": (0, 1)},))`
     """
 
     name: str
@@ -96,19 +102,22 @@ class Study:
     export: Callable[[xr.DataTree, Any], None] | None = None
 
     def __post_init__(self):
-        own = {"training", "fairness", "claims", "summary", "scores", "costs"}
-        if taken := sorted(own & set(self.measures)):
-            raise ValueError(f"measures must not be named {', '.join(taken)}: the engine's own are")
-        if unknown := sorted(set(self.along_training) - set(self.all_measures)):
+        if reserved := sorted({*GROUPS} & {*self.measures}):
+            raise ValueError(
+                f"measures must not be named {', '.join(reserved)}, which are groups of the engine"
+            )
+        if unknown := sorted({*self.along_training} - {*self.all_measures}):
             raise ValueError(f"along_training must name measures, got {', '.join(unknown)}")
         if len(set(map(first_batch, self.all_measures))) < len(self.all_measures):
             raise ValueError("two measures would share examples: rename one of them")
         if self.trained is not None and self.trained.metric not in self.setup.metrics:
-            known = ", ".join(self.setup.metrics)
-            raise ValueError(f"trained.metric must be one of {known}, got {self.trained.metric!r}")
+            metrics = ", ".join(self.setup.metrics)
+            raise ValueError(
+                f"trained.metric must be one of {metrics}, got {self.trained.metric!r}"
+            )
         if len({claim.statement for claim in self.claims}) < len(self.claims):
             raise ValueError("claims must have different statements")
-        measures = {name: configured(one) for name, one in self.measures.items()}
+        measures = {name: configured(measure) for name, measure in self.measures.items()}
         object.__setattr__(self, "measures", measures)
         if self.table is None:
             object.__setattr__(self, "table", metrics_table(self))
@@ -117,36 +126,36 @@ class Study:
 
     @property
     def all_measures(self) -> dict[str, Measure]:
-        """The engine's measures and the study's."""
+        """All measures by name: the engine's `scores` and `costs`, and the study's own."""
         return {"scores": Scores(), "costs": model_costs} | dict(self.measures)
 
     def plan(self, preset: str = "laptop", changes: Sequence[str] = ()) -> Plan:
-        """What is run with a preset and changed settings, such as `["seed=0,1"]`.
+        """The plan for a preset with changed settings, such as `["seed=0,1"]`.
 
         Raises:
             ValueError: the preset or a setting is unknown, or a value is not allowed.
         """
-        known = {"laptop": Preset()} | dict(self.presets)
-        if preset not in known:
-            raise ValueError(f"preset must be one of {', '.join(known)}, got {preset!r}")
-        planning = _Planning(self, known[preset])
-        planning.change(changes)
-        return planning.plan(self, preset)
+        presets = {"laptop": Preset()} | dict(self.presets)
+        if preset not in presets:
+            raise ValueError(f"preset must be one of {', '.join(presets)}, got {preset!r}")
+        planner = _Planner(self, presets[preset])
+        planner.change(changes)
+        return planner.plan(self, preset)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a study runs.
+    """The cells and measures of one run of a study.
 
     Attributes:
-        study: of which study.
-        preset: the name of its settings.
-        setup: the settings that all cells have but for axes and what follows from them.
+        study: the study.
+        preset: name of the preset.
+        setup: the settings that all cells share, except axes and what they imply.
         grids: see `Study`.
-        where: the same, with values by setting in place of text.
-        measures: see `Study.all_measures`, with their settings.
-        cells: the setups.
-        axes: by coordinate the setting that it is a value of.
+        where: see `Study`; with parsed values in place of text.
+        measures: see `Study.all_measures`; with their settings.
+        cells: the setup of each cell.
+        axes: the path of the setting behind each coordinate.
     """
 
     study: Study
@@ -161,42 +170,42 @@ class Plan:
     @property
     def config(self) -> dict[str, Any]:
         """All settings as JSON values."""
-        parts = ("setup", "grids", "where", "measures")
-        of_parts = {name: settings.plain(getattr(self, name)) for name in parts}
-        return {"study": self.study.name} | of_parts
+        fields = ("setup", "grids", "where", "measures")
+        values = {name: settings.plain(getattr(self, name)) for name in fields}
+        return {"study": self.study.name} | values
 
     @property
     def settings(self) -> list[tuple[str, Any, str]]:
-        """Name, value and documentation of all settings, those of measures after the setup's."""
+        """Path, value and documentation of all settings: the setup's, then the measures'."""
         return settings.describe(self.setup) + settings.describe(_with_settings(self.measures))
 
     @property
     def folder_name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder: `NAME-HASH`."""
         return f"{self.study.name}-{config_hash(self.config)}"
 
     def coordinates(self, cell: Setup) -> dict[str, Any]:
-        """The values of the axes in a cell: strings and numbers, None where one does not apply."""
-        without = cell.inapplicable()
+        """The values of the axes in a cell: strings and numbers, None if one does not apply."""
+        inapplicable = cell.inapplicable()
         return {
-            name: None if path in without else _label(settings.get(cell, path))
+            name: None if path in inapplicable else _label(settings.get(cell, path))
             for name, path in self.axes.items()
         }
 
     def coordinates_of(self, *paths: str) -> list[str]:
-        """The coordinates that settings are the values of, those that are axes."""
-        return [name for path in paths for name, one in self.axes.items() if one == path]
+        """The names of the coordinates for settings, without settings that are not axes."""
+        return [name for path in paths for name, other in self.axes.items() if other == path]
 
 
-class _Planning:
-    """Settings of a preset, changed step by step."""
+class _Planner:
+    """Collects the settings of a preset and of the command line, and builds the plan."""
 
     def __init__(self, study: Study, preset: Preset):
         self._setup, self._measures = preset.setup or study.setup, study.all_measures
         grids = study.grids if preset.grids is None else preset.grids
         self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
-        # These win over what follows from other settings.
-        self._fixed: set[str] = set()
+        # Settings that were changed explicitly win over implied ones.
+        self._explicit: set[str] = set()
         self.change(preset.changes.split())
         self._where = {
             name: {key: settings.read_single(text, self._setup) for key, text in table.items()}
@@ -204,26 +213,29 @@ class _Planning:
         }
 
     def change(self, changes: Sequence[str]) -> None:
-        """Put new values; all of one config at once, so that it is checked as a whole."""
+        """Apply changes such as `["seed=0,1"]` to the setup, the grids and the measures."""
         measures = _with_settings(self._measures)
-        of_setup: dict[str, Any] = {}
-        of_measures: dict[str, Any] = {}
+        setup_changes: dict[str, Any] = {}
+        measure_changes: dict[str, Any] = {}
         for name, values in settings.read(changes, measures, self._setup).items():
             if name.partition(".")[0] in measures:
                 if values[1:]:
-                    raise ValueError(f"{name} is a measure's and no axis: it has one value")
-                of_measures[name] = values[0]
+                    raise ValueError(
+                        f"{name} must have a single value, since settings of measures cannot be "
+                        f"axes, got {values}"
+                    )
+                measure_changes[name] = values[0]
                 continue
-            self._fixed.add(name)
-            of_setup[name] = next(iter(values))
+            self._explicit.add(name)
+            setup_changes[name] = values[0]
             for grid in self._grids:
                 if len(values) > 1 or name in grid:
                     grid[name] = values
-        self._setup = settings.put(self._setup, of_setup)
-        self._measures = settings.put(self._measures, of_measures)
+        self._setup = settings.put(self._setup, setup_changes)
+        self._measures = settings.put(self._measures, measure_changes)
 
     def plan(self, study: Study, preset: str) -> Plan:
-        """What is run with these settings."""
+        """The plan with all settings collected so far."""
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         for cell in cells:
             cell.check()
@@ -240,16 +252,16 @@ class _Planning:
         )
 
     def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> Iterator[Setup]:
-        """The setups of a grid, with what follows from the values of their settings."""
+        """The setups of a grid, with the settings that their values imply."""
         for values in product(*grid.values()):
             changes = dict(zip(grid, values, strict=True))
             for setting, table in self._where.items():
                 value = changes.get(setting, settings.get(self._setup, setting))
-                follows = table.get(value, {}).items()
-                changes |= {k: v for k, v in follows if k not in grid and k not in self._fixed}
+                implied = table.get(value, {}).items()
+                changes |= {k: v for k, v in implied if k not in grid and k not in self._explicit}
             cell = settings.put(self._setup, changes)
-            usual = {path: settings.get(self._setup, path) for path in cell.inapplicable()}
-            yield settings.put(cell, usual)
+            shared = {path: settings.get(self._setup, path) for path in cell.inapplicable()}
+            yield settings.put(cell, shared)
 
 
 def _with_settings(measures: Mapping[str, Measure]) -> dict[str, Any]:
@@ -257,26 +269,26 @@ def _with_settings(measures: Mapping[str, Measure]) -> dict[str, Any]:
 
 
 def metrics_table(study: Study) -> Table:
-    """Each metric of a study's setup on each of its splits."""
+    """The default table: each metric of a study's setup on each of its splits."""
     rows = [
-        Row(f"{name}, {split}", metric(name, split), percent if one.percent else short)
-        for name, one in study.setup.metrics.items()
+        Row(f"{name}, {split}", metric(name, split), percent if definition.percent else short)
+        for name, definition in study.setup.metrics.items()
         for split in study.setup.splits
     ]
     return Table(title=study.name.replace("_", " "), rows=tuple(rows))
 
 
 def _coordinate_names(paths: list[str]) -> dict[str, str]:
-    """Short names for settings: the last part, where no other has the same."""
-    last = [path.rpartition(".")[2] for path in paths]
+    """Coordinate names for settings: the last part of the path where it is unique."""
+    last_parts = [path.rpartition(".")[2] for path in paths]
     return {
-        (name if last.count(name) == 1 else path.replace(".", "_")): path
-        for name, path in zip(last, paths, strict=True)
+        (name if last_parts.count(name) == 1 else path.replace(".", "_")): path
+        for name, path in zip(last_parts, paths, strict=True)
     }
 
 
 def _label(value: Any) -> str | int | float:
-    """The value of a setting as a coordinate."""
+    """The value of a setting as a coordinate label: a number or a string."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int | float):

@@ -1,12 +1,12 @@
-"""Training that can be killed at any moment: AdamW with warm-up and a cosine, exact resumption.
+"""Training with exact resumption: AdamW with linear warm-up and cosine decay.
 
-A step is a pure function of the weights, the optimizer's state and (seed, step): the batch
-and any dropout are drawn from those two alone. A checkpoint therefore holds nothing else, and
-a run that was interrupted ends in the same weights, bit for bit on a CPU.
+A step is a pure function of the weights, the optimizer state and (seed, step): the batch and the
+dropout masks are drawn from the latter alone. A checkpoint therefore holds nothing else, and a run
+that is killed at any moment and resumed ends in the same weights, bit for bit on a CPU.
 
-In a run's folder: `log.jsonl` (a line for each evaluation), `last.safetensors` (the whole state),
-`best.safetensors` (the weights with the best selecting metric) and `step-N.safetensors` (those of
-`TrainingConfig.keep_at`).
+Files in the run folder: `log.jsonl` (one line per evaluation), `last.safetensors` (the complete
+state), `best.safetensors` (the weights with the best selecting metric) and `step-N.safetensors`
+(the weights at the steps `TrainingConfig.keep_at`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from studies.engine.processes import Processes
 from tasks import Batch
 
 CHECK_EVERY = 50
-"""Steps between two looks at whether all is finite: each look waits for the device."""
+"""Steps between checks for values that are not finite; each check synchronises with the device."""
 
 Objective = Callable[[nn.Module, Any, int], Tensor]
-"""(model, batch, step) -> the loss to be minimised, a scalar."""
+"""(model, batch, step) -> the loss to minimise, a scalar."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -44,28 +44,31 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a model is trained.
+    """The optimizer, schedule and evaluation of a training run.
 
     Args:
-        n_steps: number of updates.
-        batch_size: examples per update, over all devices together.
-        learning_rate: its peak, after `warmup_steps` of linear growth.
-        final_learning_rate: to which share of the peak a cosine takes it down until the last
-            step; 1 keeps it.
-        weight_decay: AdamW's, on parameters with two or more dimensions (weights, per-head
-            biases, bias tables), not on norms and one-dimensional ones.
-        warmup_steps: steps of linear growth.
+        n_steps: number of training steps (updates).
+        batch_size: examples per step, over all devices together.
+        learning_rate: peak learning rate, reached after `warmup_steps`.
+        final_learning_rate: learning rate at the last step, as a share of the peak; a cosine
+            leads there. 1: constant.
+        weight_decay: AdamW's weight decay, on parameters with two or more dimensions (weights,
+            per-head biases, bias tables); norms and one-dimensional parameters have none.
+        warmup_steps: steps of linear warm-up.
         beta2: decay of AdamW's second moment.
         clip: largest norm of the gradient; None for no clipping.
         evaluate_every: steps between evaluations; a checkpoint is written at each.
         stop_at: end early at the first evaluation whose selecting metric is at least as good.
-        keep_at: steps after which the weights are kept, for measures along training, as far as
-            training comes.
+        keep_at: steps after which the weights are kept, for measures along training; steps
+            after the end of training are ignored.
         precision: `float32`, `tf32` (CUDA matrix products), or `bf16` (autocast).
-        compile: train through `torch.compile`; hooks see the eager model as ever.
+        compile: train through `torch.compile`; hooks and evaluation use the eager model.
 
     Raises:
-        ValueError: for a value out of its range.
+        ValueError: a value is out of its range.
+
+    Example:
+        `TrainingConfig(n_steps=1000, batch_size=128, learning_rate=1e-3, warmup_steps=100)`
     """
 
     n_steps: int
@@ -101,15 +104,15 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of update number `step`, counted from 0."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        left = max(1, self.n_steps - self.warmup_steps)
-        progress = min(1.0, max(0, step - self.warmup_steps) / left)
-        fall = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
-        return self.learning_rate * warm * (1 - fall)
+        """The learning rate at training step `step`, counted from 0."""
+        warmup = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        n_decay = max(1, self.n_steps - self.warmup_steps)
+        progress = min(1.0, max(0, step - self.warmup_steps) / n_decay)
+        decay = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
+        return self.learning_rate * warmup * (1 - decay)
 
     def ends_with(self, log: Log, select: str, sign: int) -> bool:
-        """Whether training with this log is done: at its last step, or where it may stop."""
+        """Whether training with this log is finished: at the last step, or by `stop_at`."""
         if not log or log[-1]["step"] >= self.n_steps:
             return bool(log)
         best = max(sign * entry[select] for entry in log)
@@ -117,16 +120,16 @@ class TrainingConfig:
 
 
 def cross_entropy(logits: Tensor, batch: Batch[Any]) -> Tensor:
-    """The mean cross-entropy over the targets that count; logits [batch, pos, class]."""
+    """The mean cross-entropy over unmasked targets, in nats; logits [batch, pos, class]."""
     losses = nn.functional.cross_entropy(
         logits.flatten(0, -2), batch.targets.flatten(), reduction="none"
     )
-    counts = batch.mask.flatten()
-    return (losses * counts).sum() / counts.sum()
+    mask = batch.mask.flatten()
+    return (losses * mask).sum() / mask.sum()
 
 
 def answer(model: nn.Module, batch: Batch[Any]) -> Tensor:
-    """What the model answers to a batch, whose inputs are an argument or several."""
+    """The model's output for a batch, whose inputs are one argument or a tuple of several."""
     inputs = batch.inputs
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
@@ -146,19 +149,24 @@ def train(
     description: str = "training",
     position: int = 0,
 ) -> Log:
-    """Train `model` in place, or go on from the last checkpoint in `folder`; gives the log.
+    """Train `model` in place, or resume from the last checkpoint in `folder`; return the log.
 
-    The model, which is on its device, ends with the weights of the last step. Under `accelerate
-    launch` or `torchrun` every process takes its share of each batch and the first one writes.
+    The model ends with the weights of the last step. Under `accelerate launch` or `torchrun`
+    every process takes its share of each batch, and the first process writes the files.
 
     Args:
+        model: the model, on its device.
+        config: the optimizer, schedule and evaluation.
         sample: (step, size) -> the batch of that step, on the model's device.
-        evaluate: gives the figures that go into the log, of the model in evaluation mode.
-        select: which of these figures picks the best checkpoint.
-        sign: 1 if a higher figure is better, -1 if a lower one is.
-        identity: what a checkpoint must have been written with.
-        seed: of the dropout masks.
-        description, position: of the progress bar: its words, and its line.
+        evaluate: model in evaluation mode -> the metrics for the log.
+        select: the metric that chooses the best checkpoint.
+        sign: 1 if higher values of it are better, -1 if lower.
+        folder: the run folder.
+        identity: hash of the run's config; a checkpoint with another identity is refused.
+        seed: seed of the dropout masks.
+        objective: the loss to minimise.
+        description: text of the progress bar.
+        position: line of the progress bar.
 
     Raises:
         TrainingError: the loss or a weight is not finite; the last checkpoint stays.
@@ -171,34 +179,34 @@ def train(
     log = checkpoints.load(model, optimizer)
     if config.ends_with(log, select, sign):
         return log
-    handle = processes.prepare(_prepared(model, config, device))
+    trained_handle = processes.prepare(_compiled(model, config, device))
     last = log[-1] if log else {"step": 0, "seconds": 0.0}
     start, clock = int(last["step"]), time.monotonic() - last["seconds"]
-    total = torch.zeros((), device=device)
-    bar = _bar(range(start, config.n_steps), description, position, shown=processes.first)
+    total_loss = torch.zeros((), device=device)
+    bar = _progress_bar(range(start, config.n_steps), description, position, shown=processes.first)
     with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for step in bar:
             model.train()
             batch = processes.share(sample(step, config.batch_size))
-            total += _update(handle, optimizer, objective, batch, config, seed, step)
-            done = step + 1
-            ends = done % config.evaluate_every == 0 or done == config.n_steps
-            if ends or done in config.keep_at or done % CHECK_EVERY == 0:
-                _check(total, model, step, start=start)
-            if done in config.keep_at:
-                checkpoints.keep(model, done)
-            if not ends:
+            total_loss += _update(trained_handle, optimizer, objective, batch, config, seed, step)
+            n_done = step + 1
+            evaluates = n_done % config.evaluate_every == 0 or n_done == config.n_steps
+            if evaluates or n_done in config.keep_at or n_done % CHECK_EVERY == 0:
+                _check_finite(total_loss, model, step, start=start)
+            if n_done in config.keep_at:
+                checkpoints.keep(model, n_done)
+            if not evaluates:
                 continue
             model.eval()
             entry = {
-                "step": done,
-                "loss": processes.mean(total) / (done - start),
+                "step": n_done,
+                "loss": processes.mean(total_loss) / (n_done - start),
                 "learning_rate": config.learning_rate_at(step),
                 "seconds": round(time.monotonic() - clock, 3),
             }
             log.append(entry | evaluate(model))
-            total.zero_()
-            start = done
+            total_loss.zero_()
+            start = n_done
             bar.set_postfix({key: log[-1][key] for key in ("loss", select)})
             is_best = max(log, key=lambda entry: sign * entry[select]) is log[-1]
             checkpoints.save(model, optimizer, log, best=is_best)
@@ -208,16 +216,17 @@ def train(
     return log
 
 
-def _prepared(model: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
+def _compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
+    """The model to train through, compiled if asked for; also applies settings of the process."""
     if device.type == "cpu":
         keep_freed_memory()
     if config.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    # The eager model stays free of compilation: hooks added to it later must be heard.
+    # Only the handle is compiled: a compiled model would ignore hooks that are added later.
     return cast(nn.Module, torch.compile(model)) if config.compile else model
 
 
-def _bar(steps: range, description: str, position: int, *, shown: bool) -> tqdm[int]:
+def _progress_bar(steps: range, description: str, position: int, *, shown: bool) -> tqdm[int]:
     return tqdm(
         steps,
         desc=description,
@@ -238,7 +247,7 @@ def _update(
     seed: int,
     step: int,
 ) -> Tensor:
-    """Make update number `step`; gives its loss."""
+    """Do training step `step` and return its loss."""
     digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     for group in optimizer.param_groups:
@@ -255,38 +264,40 @@ def _update(
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
+    vectors = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, others],
+        [{"params": matrices, "weight_decay": config.weight_decay}, vectors],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
         fused=matrices[0].device.type in ("cpu", "cuda"),
     )
 
 
-def _check(total: Tensor, model: nn.Module, step: int, *, start: int) -> None:
-    """Look at the loss, and at the weights, which gradients that are not finite have spoiled."""
-    # A finite loss can have a gradient that is not finite, of a square root at 0, say.
+def _check_finite(total_loss: Tensor, model: nn.Module, step: int, *, start: int) -> None:
+    """Raise a TrainingError if the loss or a weight has become NaN or infinite."""
+    # A finite loss can have an infinite gradient, for example a square root at 0. The weights
+    # show it after the update.
     norm = nn.utils.get_total_norm([parameter.detach() for parameter in model.parameters()])
-    if not (torch.isfinite(total) & torch.isfinite(norm)):
-        low = max(start, (step // CHECK_EVERY) * CHECK_EVERY)
-        what = "the loss" if not torch.isfinite(total) else "a gradient"
+    if not (torch.isfinite(total_loss) & torch.isfinite(norm)):
+        first = max(start, (step // CHECK_EVERY) * CHECK_EVERY)
+        quantity = "the loss" if not torch.isfinite(total_loss) else "a gradient"
         raise TrainingError(
-            f"{what} is not finite after a step between {low} and {step}; the last good "
+            f"{quantity} is not finite after a step between {first} and {step}; the last good "
             "checkpoint stays. Try a lower learning rate, a longer warm-up or clipping"
         )
 
 
 def keep_freed_memory() -> None:
-    """Ask the C library not to give memory back to the system between steps.
+    """Tell the C library to keep freed memory instead of returning it to the system.
 
-    A step frees and asks again for the same tens of megabytes; glibc returns them each time, and
-    the page faults that follow take up to a tenth of a step on a CPU. Elsewhere it does nothing.
+    A step frees and allocates the same tens of megabytes. By default glibc returns them to the
+    system each time, and the resulting page faults take up to a tenth of a step on a CPU. Has an
+    effect on Linux with glibc only.
     """
     if not sys.platform.startswith("linux"):
         return
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        trim_threshold, mmap_threshold = -1, -3  # the parameters' numbers in malloc.h
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD in malloc.h
         library.mallopt(trim_threshold, 2**31 - 1)
-        library.mallopt(mmap_threshold, 2**25)  # the largest that is allowed
+        library.mallopt(mmap_threshold, 2**25)  # the largest allowed value

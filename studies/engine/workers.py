@@ -1,4 +1,4 @@
-"""Jobs side by side: in this process and in others, here or on a dask scheduler's workers."""
+"""Parallel execution of jobs, in processes on this machine or on a dask scheduler's workers."""
 
 from __future__ import annotations
 
@@ -19,62 +19,66 @@ from studies.engine.training import TrainingError
 
 Job = Callable[[], Any]
 
-MOST_DEATHS = 4
-"""How often a job's process may die until the job is given up."""
+MAX_ATTEMPTS = 4
+"""How often a job whose process dies is tried."""
 
 
 class Workers:
-    """This process and others, which call jobs side by side; between calls they live on.
+    """A pool of processes that call jobs in parallel, and that persist between calls.
 
-    With one worker or one job, and no scheduler, jobs are called one after another in this process,
-    and the first error ends that. With several workers this process is one of them, so that work
-    begins while the others start. A job whose process dies is called again, up to three times, and
-    one that raises an error keeps no other from being called.
+    This process is one of the workers, so that work begins while the others start. A job whose
+    process dies is called again, up to three times. A job that raises an error does not stop the
+    others; its error is raised at the end. With one worker or one job, and no scheduler, jobs are
+    called in sequence in this process, and the first error stops the sequence.
 
     Args:
-        n: processes on this machine, with which a job each is busy.
+        n: number of worker processes on this machine, this process included.
         scheduler: address of a dask scheduler whose workers are used instead.
 
     Example:
-        `with Workers(4) as workers: found = workers.call([functools.partial(pow, 2, 3)] * 8)`
+        `with Workers(4) as workers: powers = workers.call([functools.partial(pow, 2, 3)] * 8)`
     """
 
     def __init__(self, n: int, *, scheduler: str | None = None):
         self._scheduler = scheduler
-        self._others = [_Process() for _ in range(n - 1)]
+        self._processes = [_Process() for _ in range(n - 1)]
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for other in self._others:
-            other.end()
+        for process in self._processes:
+            process.end()
 
     def begin(self, job: Job, n_jobs: int) -> None:
-        """Let the others that so many jobs need start with this one, for which nobody waits."""
-        for other in self._others[: max(0, n_jobs - 1)]:
-            other.submit(job)
+        """Start the other processes that `n_jobs` jobs will need, with a first job as warm-up.
+
+        Does not wait for the job, and drops its result.
+        """
+        for process in self._processes[: max(0, n_jobs - 1)]:
+            process.submit(job)
 
     def call(self, jobs: Sequence[Job], names: Sequence[str] | None = None) -> list[Any]:
-        """What jobs return, which must be picklable, as they themselves.
+        """Call all jobs and return their results, in order.
 
         Args:
-            jobs: what to call.
-            names: of the jobs, for errors; their numbers by default.
+            jobs: the functions to call; they and their results must be picklable.
+            names: names of the jobs for error messages; "job 0", "job 1", ... by default.
 
         Raises:
-            RunError: a job's process died each time, or the scheduler is out of reach.
-            RunError, TrainingError, ValueError, RuntimeError: a job raised it or, for the last of
-                these, any other error, which is the cause of this one.
+            RunError: a job's process died at every attempt, or the scheduler is out of reach.
+            RunError, TrainingError, ValueError: a job raised this error.
+            RuntimeError: a job raised any other error, which is the cause of this one.
         """
-        others = self._others[: max(0, len(jobs) - 1)]
-        if self._scheduler is None and not others:
+        processes = self._processes[: max(0, len(jobs) - 1)]
+        if self._scheduler is None and not processes:
             return [job() for job in jobs]
         results: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         waiting = iter(enumerate(jobs))
 
         def work_off(call: Callable[[Job], Any]) -> None:
+            """Call jobs until none is waiting."""
             try:
                 for number, job in waiting:
                     try:
@@ -82,50 +86,54 @@ class Workers:
                     except Exception as error:
                         failed[number] = error
             finally:
-                # After an interruption the other threads end too: nothing waits any more.
+                # After an interruption, empty the queue so that the other threads end too.
                 for _ in waiting:
                     pass
 
         with ThreadPoolExecutor(max(1, len(jobs))) as threads:
             if self._scheduler is not None:
-                _on_scheduler(self._scheduler, threads, work_off)
+                _work_on_scheduler(self._scheduler, threads, work_off)
             else:
-                for other in others:
-                    threads.submit(work_off, other.call)
+                for process in processes:
+                    threads.submit(work_off, process.call)
                 work_off(lambda job: job())
         for number, error in sorted(failed.items()):
-            kinds = (RunError, TrainingError, ValueError)
-            kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+            expected = (RunError, TrainingError, ValueError)
+            error_class = next((cls for cls in expected if isinstance(error, cls)), RuntimeError)
             name = names[number] if names else f"job {number}"
-            raise kind(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
+            raise error_class(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
         return [results[number] for number in range(len(jobs))]
 
 
 class _Process:
-    """Another process: started at its first job, and again if it died."""
+    """A worker process that starts at its first job, and again if it died."""
 
     def __init__(self):
         self._executor: ProcessPoolExecutor | None = None
 
     def submit(self, job: Job) -> Future[Any]:
-        """Let it call a job."""
+        """Queue a job in the process."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, context, initializer=_begin)
-        # What pickle itself cannot send: readings and views that are made in place.
-        return self._executor.submit(_called, cloudpickle.dumps(job))
+            self._executor = ProcessPoolExecutor(1, context, initializer=_initialize)
+        # cloudpickle, because jobs contain lambdas and closures (readings, views).
+        return self._executor.submit(_call_pickled, cloudpickle.dumps(job))
 
     def call(self, job: Job) -> Any:
-        """What the job returns there."""
-        for _ in range(MOST_DEATHS):
+        """Call a job in the process and return its result.
+
+        Raises:
+            RunError: the process died at every attempt.
+        """
+        for _ in range(MAX_ATTEMPTS):
             try:
                 return self.submit(job).result()
             except BrokenProcessPool:
                 self.end()
-        raise RunError(f"its process died {MOST_DEATHS} times (out of memory?)")
+        raise RunError(f"its process died {MAX_ATTEMPTS} times (out of memory?)")
 
     def end(self) -> None:
-        """End it, if it was started, at once: taking torch down would last seconds."""
+        """End the process at once, without the seconds that a regular exit of torch takes."""
         if self._executor is not None:
             with suppress(BrokenProcessPool):
                 self._executor.submit(os._exit, 0)
@@ -133,33 +141,34 @@ class _Process:
         self._executor = None
 
 
-def _called(job: bytes) -> Any:
+def _call_pickled(job: bytes) -> Any:
     return cloudpickle.loads(job)()
 
 
-def _begin() -> None:
-    """Prepare this process, which ends with the one that started it, also if that is killed."""
-    # The bars' own lock is the system's, which a process that ends at once would leave there.
+def _initialize() -> None:
+    """Initialize a worker process so that it ends with its parent, even if that is killed."""
+    # tqdm's default lock is a system resource, which a process that ends at once would leak.
     tqdm.set_lock(threading.RLock())
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
         if parent is not None:
             parent.join()
-            # A new run may want the folder that this one is at work in.
+            # Otherwise the worker would keep the lock of a folder that a new run may need.
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_scheduler(
+def _work_on_scheduler(
     address: str,
     threads: ThreadPoolExecutor,
     work_off: Callable[[Callable[[Job], Any]], None],
 ) -> None:
-    """Work jobs off with a thread for each worker of a dask scheduler, also for those that come.
+    """Call jobs on a dask scheduler, with one thread for each worker, also for late ones.
 
-    A worker has one job and no more: dask blames a death on all that it was given.
+    A worker has at most one job at a time, because dask counts the death of a worker against all
+    jobs that were assigned to it.
     """
     from distributed import CancelledError, Client, KilledWorker
 
@@ -170,7 +179,7 @@ def _on_scheduler(
         raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
 
     def call(job: Job) -> Any:
-        future = client.submit(_alone, job, pure=False)
+        future = client.submit(_call_exclusively, job, pure=False)
         try:
             return future.result()
         except KilledWorker as error:
@@ -179,24 +188,24 @@ def _on_scheduler(
         except CancelledError as error:
             raise RunError(gone) from error
         finally:
-            # Or dask calls the job again if the worker that keeps its result dies.
+            # Otherwise dask would call the job again if the worker that holds its result dies.
             future.release()
 
     try:
         with client:
             client.wait_for_workers(1)
-            ends: set[Future[None]] = set()
-            while not ends or wait(ends, timeout=1).not_done:
-                n_new = len(cast(dict, client.nthreads())) - len(ends)
-                ends |= {threads.submit(work_off, call) for _ in range(n_new)}
+            running: set[Future[None]] = set()
+            while not running or wait(running, timeout=1).not_done:
+                n_new = len(cast(dict, client.nthreads())) - len(running)
+                running |= {threads.submit(work_off, call) for _ in range(n_new)}
     except (CancelledError, OSError) as error:
         raise RunError(gone) from error
 
 
-_PROCESS = threading.Lock()
+_PROCESS_LOCK = threading.Lock()
 
 
-def _alone(job: Job) -> Any:
-    """Call a job when no other is at work in this process, whose random state it uses."""
-    with _PROCESS:
+def _call_exclusively(job: Job) -> Any:
+    """Call a job while no other job runs in this process: jobs use the global random state."""
+    with _PROCESS_LOCK:
         return job()

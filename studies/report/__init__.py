@@ -1,4 +1,4 @@
-"""What studies share to say what they found: names and colours, tables, claims, plots."""
+"""Reporting for all studies: names and colours, tables, verdicts on claims, plots."""
 
-# The engine shows tables as its own, and they read what it computes: it is imported first.
+# The engine re-exports the tables, which in turn use its readings: it has to be imported first.
 import studies.engine  # noqa: F401

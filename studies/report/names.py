@@ -1,4 +1,4 @@
-"""One table of names and colours for all tables and figures."""
+"""Display names and colours of mechanisms, splits and settings, for all tables and figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KNOWN = {
     "tsne": ("t-SNE", None),
     "train_step": ("training step", None),
 }
-"""What mechanisms, splits and dims are called where people read them, and their colours."""
+"""Display names and colours of mechanisms, splits and dims."""
 
 SETTINGS = {
     "alignment": {"heads": "", "networks": "single"},
@@ -55,39 +55,42 @@ SETTINGS = {
         "none": "no functional bottleneck",
     },
 }
-"""What values of settings are called; "" for one that goes without saying."""
+"""Display names of the values of settings; "" for a default that needs no mention."""
 
 OTHERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888", "#999933")
-"""Colours of what has none of its own, in turn."""
+"""Colours for keys without a fixed colour, in order of use."""
 
 CONTROL = "#777777"
 """The colour of controls."""
 
 MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
-"""Markers of conditions, in turn."""
+"""Markers of conditions, in order of use."""
 
 
 def name_of(key: object) -> str:
-    """What something is called where people read it: its name, or its key with spaces."""
+    """The display name of a key; without an entry in `KNOWN`, the key with spaces."""
     text = str(key)
     return KNOWN[text][0] if text in KNOWN else text.replace("_", " ")
 
 
 def setting_name(setting: str, value: object) -> str:
-    """What a setting's value is called; "" if it does not apply or goes without saying."""
+    """The display name of a setting's value; "" if it is None or needs no mention."""
     if value is None:
         return ""
     text = str(value) if isinstance(value, str) else f"{value:g}"
-    usual = name_of(value) if isinstance(value, str) else f"{setting}={text}"
-    return SETTINGS.get(setting, {}).get(text, usual)
+    default = name_of(value) if isinstance(value, str) else f"{setting}={text}"
+    return SETTINGS.get(setting, {}).get(text, default)
 
 
 def colours_of(keys: Sequence[object]) -> list[str]:
-    """Colours for one plot: mechanisms and splits have their own, others what is left.
+    """Colours for the keys of one plot, different from one another as far as possible.
 
-    They differ for as long as there are enough.
+    The first key with a fixed colour in `KNOWN` gets it; all others get unused colours of `OTHERS`.
     """
-    own = [KNOWN.get(str(key), ("", None))[1] for key in keys]
-    left = cycle([colour for colour in OTHERS if colour not in own] or OTHERS)
-    first = [colour not in own[:number] for number, colour in enumerate(own)]
-    return [c if c and new else next(left) for c, new in zip(own, first, strict=True)]
+    fixed = [KNOWN.get(str(key), ("", None))[1] for key in keys]
+    unused = cycle([colour for colour in OTHERS if colour not in fixed] or OTHERS)
+    is_first = [colour not in fixed[:number] for number, colour in enumerate(fixed)]
+    return [
+        colour if colour and first else next(unused)
+        for colour, first in zip(fixed, is_first, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""What all plots share: data of a result, conditions as they are drawn, panels, means."""
+"""Building blocks of plots: data selection, styles of conditions, panels, means over cells."""
 
 from __future__ import annotations
 
@@ -17,47 +17,57 @@ from studies.engine.readings import Condition, Reading, conditions_of, varied
 from studies.report.names import MARKERS, colours_of, name_of
 
 SMALL = 8
-"""The size of letters beside panels."""
+"""The font size of text beside panels."""
 
 LEGEND = 1.4
-"""The width of a legend that figures have room for, in inches."""
+"""The width, in inches, that figures reserve for a legend."""
 
 CONDITIONS = "conditions"
-"""In place of a dim: there is a row, a column or a line for each condition."""
+"""A value of `By`: one row, column or line for each condition."""
 
 Data = Callable[[xr.DataTree], xr.Dataset]
-"""What is drawn of a result, variables [cell, ...]; none where nothing was measured.
+"""A selection of data from a result: variables [cell, ...]; none where nothing was measured.
 
-Of numbers that is `value`, perhaps with its bounds over examples, `low` and `high`, and perhaps
-`count`, [cell, along], which is written under points, summed over cells.
+Numbers are in the variable `value`, with the optional variables `low` and `high` (its bounds over
+examples) and `count` [cell, along], which is summed over cells and written under points.
 """
 
 By = str | Mapping[str, Mapping[str, Any]] | None
-"""What has rows, columns or lines: a dim, for each of its labels; labels of dims, by what they are
-called, `{"best": {"layer": "all", "key": "all"}}`; `CONDITIONS`; or nothing: there is one."""
+"""How data is split into rows, columns or lines: a dim (one for each label); a mapping from names
+to labels of dims, such as `{"best": {"layer": "all", "key": "all"}}`; `CONDITIONS`; or None (not
+split)."""
 
 
 def group(part: str, /, **select: Any) -> Data:
-    """All variables of a result's group at labels of its dims.
+    """All variables of a group of the result, at given labels of its dims.
 
-    Several labels in a list keep their dim, in their order; those that there are not, and dims that
-    there are not, are passed over.
+    Args:
+        part: the group of the result.
+        select: a label, which drops its dim, or a list of labels, which keeps it in that order.
+            Labels and dims that the data does not have are ignored.
+
+    Example:
+        `group("probed", split="ood")`
     """
 
     def take(result: xr.DataTree) -> xr.Dataset:
         data = result[part].to_dataset() if part in result.children else xr.Dataset()
-        for dim, label in select.items():
-            if dim in data.dims and isinstance(label, list | tuple):
-                data = data.sel({dim: [one for one in label if one in data[dim]]})
+        for dim, labels in select.items():
+            if dim in data.dims and isinstance(labels, list | tuple):
+                data = data.sel({dim: [label for label in labels if label in data[dim]]})
             elif dim in data.dims:
-                data = data.sel({dim: label}, drop=True)
+                data = data.sel({dim: labels}, drop=True)
         return data
 
     return take
 
 
 def values(part: str, variable: str, /, **select: Any) -> Data:
-    """A variable of a result's group, with its bounds, if it has any; see `group`.
+    """A variable of a group of the result, as `value`, with `low` and `high` if it has bounds.
+
+    Args:
+        part, select: see `group`.
+        variable: the variable in that group.
 
     Example:
         `values("scores", "accuracy", split=["id", "ood"], group="all")`
@@ -66,31 +76,34 @@ def values(part: str, variable: str, /, **select: Any) -> Data:
 
     def take(result: xr.DataTree) -> xr.Dataset:
         data = group(part, **select)(result)
-        known = {name: short for name, short in names.items() if name in data}
-        return data[list(known)].rename(known)
+        present = {name: new_name for name, new_name in names.items() if name in data}
+        return data[list(present)].rename(present)
 
     return take
 
 
 def values_of(readings: Mapping[str, Reading]) -> Data:
-    """Readings [cell, reading] by their labels, with their bounds; those without a number left out.
+    """Readings as data [cell, reading] with bounds; readings without any number are left out.
+
+    Args:
+        readings: the readings by label.
 
     Example:
         `values_of({"id": metric("accuracy", "id")})`
     """
 
     def take(result: xr.DataTree) -> xr.Dataset:
-        found = {}
+        columns = {}
         for label, reading in readings.items():
             value = reading.values(result)
-            unknown = (np.full(len(value), np.nan),) * 2
-            ends = unknown if reading.bounds is None else reading.bounds(result)
+            no_bounds = (np.full(len(value), np.nan),) * 2
+            bounds = no_bounds if reading.bounds is None else reading.bounds(result)
             if np.isfinite(value).any():
-                found[label] = np.stack([value, *ends], axis=1)
-        if not found:
+                columns[label] = np.stack([value, *bounds], axis=1)
+        if not columns:
             return xr.Dataset()
-        stacked = xr.DataArray(list(found.values()), dims=("reading", "cell", "end"))
-        stacked = stacked.assign_coords(reading=list(found), end=["value", "low", "high"])
+        stacked = xr.DataArray(list(columns.values()), dims=("reading", "cell", "end"))
+        stacked = stacked.assign_coords(reading=list(columns), end=["value", "low", "high"])
         return stacked.to_dataset("end")
 
     return take
@@ -98,8 +111,14 @@ def values_of(readings: Mapping[str, Reading]) -> Data:
 
 @dataclass(frozen=True)
 class Shown:
-    """A condition as it is drawn: its values by coordinate (None: does not apply), its cells, the
-    values that differ between conditions in words, and its colour and marker."""
+    """A condition and its style in plots.
+
+    Attributes:
+        values: the value of each coordinate; None where it does not apply.
+        cells: indices of its cells.
+        label: the display name, from the values that differ between conditions.
+        colour, marker: the style.
+    """
 
     values: dict[str, Any]
     cells: Int[np.ndarray, " cell"]
@@ -109,91 +128,104 @@ class Shown:
 
 
 def shown_conditions(result: xr.DataTree, *, but: Sequence[str] = ()) -> list[Shown]:
-    """The conditions of a result in order; those that differ in coordinates `but` alone are one."""
+    """The conditions of a result with their styles, in order.
+
+    Args:
+        result: the result.
+        but: coordinates to ignore; conditions that differ only in them are merged.
+    """
     names = [name for name in varied(result) if name not in but]
-    alike: dict[tuple[Any, ...], list[Condition]] = {}
-    for one in conditions_of(result):
-        alike.setdefault(tuple(one.values[name] for name in names), []).append(one)
-    models = [some[0].values["model"] for some in alike.values()]
-    alone = len(set(models)) == len(models)
-    colours = colours_of(models if alone else [""] * len(models))
+    merged: dict[tuple[Any, ...], list[Condition]] = {}
+    for condition in conditions_of(result):
+        key = tuple(condition.values[name] for name in names)
+        merged.setdefault(key, []).append(condition)
+    models = [conditions[0].values["model"] for conditions in merged.values()]
+    models_differ = len(set(models)) == len(models)
+    colours = colours_of(models if models_differ else [""] * len(models))
     return [
         Shown(
-            dict(some[0].values),
-            np.concatenate([one.cells for one in some]),
-            some[0].label(names),
+            dict(conditions[0].values),
+            np.concatenate([condition.cells for condition in conditions]),
+            conditions[0].label(names),
             colours[number],
             MARKERS[number % len(MARKERS)],
         )
-        for number, some in enumerate(alike.values())
+        for number, conditions in enumerate(merged.values())
     ]
 
 
 class Part(NamedTuple):
-    """A part of the data that has a row, a column or a line of its own."""
+    """A part of the data that is one row, column or line: labels of dims, or a condition."""
 
     name: str
     labels: Mapping[str, Any] = {}
     shown: Shown | None = None
 
     def of(self, data: xr.Dataset) -> xr.Dataset:
-        """Of data the part."""
+        """Select the part from data."""
         if self.shown is not None:
             return data.isel(cell=self.shown.cells)
         return data.sel(self.labels, drop=True)
 
 
 def parts(data: xr.Dataset, by: By, conditions: Sequence[Shown]) -> list[Part]:
-    """The parts of data in which something was measured."""
+    """Split data by `by`, without parts in which nothing was measured."""
     if not data:
         return []
     if by is None:
-        found = [Part("")]
+        candidates = [Part("")]
     elif by == CONDITIONS:
-        found = [Part(one.label, shown=one) for one in conditions]
+        candidates = [Part(condition.label, shown=condition) for condition in conditions]
     elif isinstance(by, str):
         dim = by.replace("_", " ")
-        found = [
+        candidates = [
             Part(f"{dim} {label}" if str(label).isdigit() else name_of(label), {by: label})
             for label in data[by].to_numpy().tolist()
         ]
     else:
-        found = [
+        candidates = [
             Part(name, labels)
             for name, labels in by.items()
             if all(label in data[dim] for dim, label in labels.items())
         ]
-    return [part for part in found if has_values(part.of(data))]
+    return [part for part in candidates if has_values(part.of(data))]
 
 
 def has_values(data: xr.Dataset) -> bool:
-    """Whether anything was measured."""
-    known = [data["value"]] if "value" in data else data.data_vars.values()
-    return any(bool(one.notnull().any()) for one in known)
+    """Whether `value`, or without it any variable, has a number that is not NaN."""
+    variables = [data["value"]] if "value" in data else data.data_vars.values()
+    return any(bool(variable.notnull().any()) for variable in variables)
 
 
 def over_cells(data: xr.Dataset) -> xr.Dataset:
-    """The mean `value` of cells, from `low` to `high`.
+    """The mean `value` over cells with its interval `low` to `high`.
 
-    That is Student's t interval over seeds; of two seeds both of them, of a single one its own
-    interval over examples, if it has one.
+    The interval is Student's t interval for three or more seeds, the range of two seeds, and for a
+    single seed its interval over examples, if there is one.
     """
     cells = data["value"].transpose(..., "cell").astype(float)
     n = cells.notnull().sum("cell")
-    ends = {"low": cells.min("cell"), "high": cells.max("cell")}
-    mean, *student = (ends["low"].copy(data=one) for one in probes.over_seeds(cells.to_numpy()))
-    for (name, end), wide in zip(ends.items(), student, strict=True):
-        own = data[name].min("cell").fillna(end) if name in data else end
-        ends[name] = wide.where(n > 2, end).where(n > 1, own)
-    return xr.Dataset({"value": mean} | ends)
+    bounds = {"low": cells.min("cell"), "high": cells.max("cell")}
+    mean, *student = (
+        bounds["low"].copy(data=values) for values in probes.over_seeds(cells.to_numpy())
+    )
+    for (name, extreme), student_bound in zip(bounds.items(), student, strict=True):
+        over_examples = data[name].min("cell").fillna(extreme) if name in data else extreme
+        bounds[name] = student_bound.where(n > 2, extreme).where(n > 1, over_examples)
+    return xr.Dataset({"value": mean} | bounds)
 
 
 def grid(
     n_rows: int, n_columns: int, *, width: float = 3.1, height: float = 2.7, share: Any = True
 ) -> tuple[Figure, np.ndarray]:
-    """A figure with panels [row, column], beside which a legend has room.
+    """A figure with panels [row, column] and room for a legend beside them.
 
-    pyplot does not know of it: whoever drops it need not close it.
+    The figure is not registered with pyplot, so it need not be closed.
+
+    Args:
+        n_rows, n_columns: number of panels.
+        width, height: size of a panel, in inches.
+        share: whether panels share their axes; see `matplotlib.figure.Figure.subplots`.
     """
     size = (width * n_columns + LEGEND + 0.4, height * n_rows)
     figure = Figure(size, layout="constrained")
@@ -202,7 +234,13 @@ def grid(
 
 @dataclass(frozen=True)
 class Panel:
-    """Where data is drawn: what there is at its row and column, and whose it is, if one's."""
+    """A panel of a figure.
+
+    Attributes:
+        axis: where it is drawn.
+        data: the data at its row and column.
+        shown: the condition that the data is from; None if it is from several.
+    """
 
     axis: Axes
     data: xr.Dataset
@@ -218,35 +256,43 @@ def facets(
     ylabel: str = "",
     **size: Any,
 ) -> tuple[Figure | None, list[Panel]]:
-    """A figure with a panel for each row and column, and all of them, those of a row together.
+    """A figure with a panel for each row and column of the data, titled and labelled.
 
-    Without anything measured there is no figure. `size` is that of `grid`.
+    Args:
+        data: the data.
+        conditions: the conditions, for `CONDITIONS` as rows or columns.
+        rows, columns: how the data is split, see `By`.
+        ylabel: label of the y-axis; the name of the row is added.
+        size: `width`, `height` and `share` of `grid`.
+
+    Returns:
+        The figure and its panels, row by row; None and no panels if nothing was measured.
     """
-    down, across = (parts(data, by, conditions) for by in (rows, columns))
-    if not down or not across:
+    row_parts, column_parts = (parts(data, by, conditions) for by in (rows, columns))
+    if not row_parts or not column_parts:
         return None, []
-    figure, axes = grid(len(down), len(across), **size)
-    for part, axis in zip(across, axes[0], strict=True):
+    figure, axes = grid(len(row_parts), len(column_parts), **size)
+    for part, axis in zip(column_parts, axes[0], strict=True):
         axis.set_title(part.name, fontsize=9)
-    for part, axis in zip(down, axes[:, 0], strict=True):
+    for part, axis in zip(row_parts, axes[:, 0], strict=True):
         axis.set_ylabel(f"{ylabel}\n{part.name}".strip(), fontsize=SMALL)
     return figure, [
         Panel(axis, column.of(row.of(data)), column.shown or row.shown)
-        for row, line in zip(down, axes, strict=True)
-        for column, axis in zip(across, line, strict=True)
+        for row, row_axes in zip(row_parts, axes, strict=True)
+        for column, axis in zip(column_parts, row_axes, strict=True)
     ]
 
 
 def legend_beside(figure: Figure) -> None:
-    """One legend for all panels, to their right, each label once."""
+    """Add one legend for all panels to their right, with each label once."""
     handles: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        look: Any = {"loc": "outside right center", "frameon": False, "fontsize": SMALL}
-        legend = figure.legend(list(handles.values()), list(handles), **look)
-        # Long labels take no room from the panels.
+        style: Any = {"loc": "outside right center", "frameon": False, "fontsize": SMALL}
+        legend = figure.legend(list(handles.values()), list(handles), **style)
+        # Widen the figure for long labels, so that the panels keep their size.
         width = legend.get_window_extent().width / figure.dpi
         figure.set_figwidth(figure.get_figwidth() + max(0, width - LEGEND))
 
@@ -254,12 +300,12 @@ def legend_beside(figure: Figure) -> None:
 def finished(
     figure: Figure | None, *, ylim: tuple[float, float] | None = None, log: str = ""
 ) -> Figure | None:
-    """A figure whose panels share their axes, with its legend.
+    """Set limits and scales of a drawn figure, whose panels share their axes, and add its legend.
 
     Args:
-        figure: that is drawn; None if there is none.
-        ylim: the ends of the y-axis.
-        log: the axes that are logarithmic: `x`, `y` or `xy`.
+        figure: the figure; None is returned as it is.
+        ylim: limits of the y-axis.
+        log: the logarithmic axes: `x`, `y` or `xy`.
     """
     if figure is None:
         return None

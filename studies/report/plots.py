@@ -1,13 +1,14 @@
-"""Plots of any study: lines, bars, intervals, matrices, pictures, readings against a setting.
+"""Plots for any study: lines, intervals, matrices, pictures, readings against a setting.
 
-Each takes a result first, and gives a figure, or None where the result has nothing of it; a study
-binds the rest with `functools.partial`. What several have in common:
+Each function takes a result first and returns a figure, or None if the result has nothing to draw;
+a study binds the other arguments with `functools.partial`. Arguments that several functions share:
 
-- `data`: what is drawn, `values("scores", "accuracy", group="all")`, say: see `panels.Data`.
-- `readings`: by their labels.
-- `rows`, `columns`, `lines`: a dim, or `CONDITIONS`: see `panels.By`.
-- `known`: known values, such as chance, by their labels: data with dims of what is drawn.
-- `log`: the axes that are logarithmic: `x`, `y` or `xy`.
+- `data`: the data, for example `values("scores", "accuracy", group="all")`; see `panels.Data`.
+- `readings`: readings by label.
+- `rows`, `columns`, `lines`: how the data is split, a dim or `CONDITIONS`; see `panels.By`.
+- `known`: reference values, such as chance, by label: data with the same dims as `data`, or fewer.
+- `ylabel`: label of the y-axis.
+- `log`: the logarithmic axes: `x`, `y` or `xy`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from studies.report.panels import (
 )
 
 STYLES = ("-", "--", ":", "-.")
-"""Lines of controls, in turn; those of known values are not solid."""
+"""Line styles of curves, in order of use; reference values use all but the first."""
 
 
 def lines(
@@ -61,51 +62,55 @@ def lines(
     log: str = "",
     but: tuple[str, ...] = (),
 ) -> Figure | None:
-    """Numbers along a dim: in panels, or in lines, of conditions.
+    """Values along a dim, with conditions as panels or as lines.
 
     Args:
-        result, data, ylabel, rows, columns, log: see above.
-        along: the dim of the x-axis, by its labels.
-        lines: where a column is a condition, the first line has its colour, and the others,
-            controls, are grey.
-        known: a horizontal line, the mean over the cells of a panel; or, along the x-axis, one more
-            line.
-        seeds: whether there is the mean over seeds with its `interval`, or with `dots` for each
-            seed, or a line for `each`; or `points` with their interval that no line joins.
-        shaded: the part of the x-axis that is.
-        ylim: the ends of the y-axis.
-        but: coordinates in which the cells of a condition may differ.
+        result, data, ylabel, rows, columns, log: see the module's docstring.
+        along: the dim of the x-axis.
+        lines: how the data of a panel is split into lines. In the panel of a condition the first
+            line has the condition's colour and the others, controls, are grey.
+        known: reference values; drawn as a horizontal line at their mean over the cells of a
+            panel, or as a further line if they have the dim `along`.
+        seeds: how cells are drawn: the mean with its `interval`, the mean with `dots` for the
+            cells, a line for `each` cell, or `points` with intervals and no line.
+        shaded: result -> the range of the x-axis that is shaded.
+        ylim: limits of the y-axis.
+        but: coordinates to ignore; conditions that differ only in them are merged.
     """
-    conditions, table = shown_conditions(result, but=but), _with_known(result, data, known)
-    where: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
+    conditions, table = shown_conditions(result, but=but), _with_references(result, data, known)
+    layout: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
     height = 2.7 if columns == CONDITIONS else 3.2
-    figure, panels = facets(table, conditions, height=height, **where)
-    # A line looks alike in all panels, whatever else is there.
-    shown, levels = parts(table, lines, conditions), [name for name in known or () if name in table]
+    figure, panels = facets(table, conditions, height=height, **layout)
+    # Split the whole table, so that a line has the same style in all panels.
+    line_parts = parts(table, lines, conditions)
+    references = [name for name in known or () if name in table]
     for panel in panels:
         if shaded is not None:
             panel.axis.axvspan(*shaded(result), color="#eeeeee")
-        curves = [(part.name, part.of(panel.data), part.shown) for part in shown]
-        for name in levels:
+        curves = [(part.name, part.of(panel.data), part.shown) for part in line_parts]
+        for name in references:
             if along in panel.data[name].dims:
                 curves.append((name, xr.Dataset({"value": panel.data[name]}), None))
-        for number, (name, curve, of) in enumerate(curves):
-            one = of or panel.shown
-            look = {
-                "color": one.colour if one and (of or number == 0) else CONTROL,
-                "marker": of.marker if of else MARKERS[number % len(MARKERS)],
-                "ls": "-" if of else STYLES[number % len(STYLES)],
+        for number, (name, curve, line_condition) in enumerate(curves):
+            condition = line_condition or panel.shown
+            is_control = line_condition is None and number > 0
+            marker = line_condition.marker if line_condition else MARKERS[number % len(MARKERS)]
+            style = {
+                "color": condition.colour if condition and not is_control else CONTROL,
+                "marker": marker,
+                "ls": "-" if line_condition else STYLES[number % len(STYLES)],
                 "label": name or None,
             }
             if has_values(curve):
-                _draw_along(panel.axis, curve, along, seeds, **look)
-        for name, style in zip(levels, STYLES[1:], strict=False):
-            level = panel.data[name]
-            if along not in level.dims and level.notnull().any():
-                panel.axis.axhline(level.mean().item(), color="black", lw=1, ls=style, label=name)
+                _draw_along(panel.axis, curve, along, seeds, **style)
+        for name, line_style in zip(references, STYLES[1:], strict=False):
+            reference = panel.data[name]
+            if along not in reference.dims and reference.notnull().any():
+                mean = reference.mean().item()
+                panel.axis.axhline(mean, color="black", lw=1, ls=line_style, label=name)
         counts = panel.data["count"].sum("cell").to_numpy() if "count" in panel.data else ()
-        for place, number in enumerate(counts):
-            panel.axis.text(place, -0.08, f"{number:.0f}", ha="center", fontsize=6)
+        for x, count in enumerate(counts):
+            panel.axis.text(x, -0.08, f"{count:.0f}", ha="center", fontsize=6)
         panel.axis.label_outer()
     return finished(figure, ylim=ylim, log=log)
 
@@ -113,14 +118,14 @@ def lines(
 def training(
     result: xr.DataTree, *, metric: str, known: Mapping[str, Data] | None = None, log: str = ""
 ) -> Figure | None:
-    """A metric on the validation examples over training: a panel for each split, a line each seed.
+    """A metric on the validation examples over training: a panel per split, a line per cell.
 
     Args:
-        result, known, log: see above; of known values the ones of the group of all examples.
-        metric: of the setup.
+        result, known, log: see the module's docstring.
+        metric: one of the setup's metrics.
     """
-    about = result["scores"][metric].attrs
-    whole = about.get("percent", 0) and not log and not (result["training"][metric] < 0).any()
+    attrs = result["scores"][metric].attrs
+    is_share = attrs.get("percent", 0) and not log and not (result["training"][metric] < 0).any()
     return lines(
         result,
         data=values("training", metric, group="all"),
@@ -129,8 +134,8 @@ def training(
         lines=CONDITIONS,
         known=known,
         seeds="each",
-        ylabel=about["long_name"],
-        ylim=(-0.02, 1.02) if whole else None,
+        ylabel=attrs["long_name"],
+        ylim=(-0.02, 1.02) if is_share else None,
         log=log,
     )
 
@@ -144,19 +149,19 @@ def against(
     rows: str | None = None,
     log: str = "",
 ) -> Figure | None:
-    """Readings against a setting that varies: a panel for each reading, a line for the rest.
+    """Readings against a setting: a panel per reading, a line per combination of other settings.
 
-    None where the setting has one value.
+    None if the setting has only one value.
 
     Args:
-        result, readings, ylabel, log: see above.
-        setting: the coordinate of the x-axis.
-        rows: a coordinate that has a row of panels for each value.
+        result, readings, ylabel, log: see the module's docstring.
+        setting: the coordinate on the x-axis.
+        rows: a coordinate with a row of panels for each value.
     """
-    by = (setting,) if rows is None else (setting, rows)
+    coordinates = (setting,) if rows is None else (setting, rows)
 
     def data(result: xr.DataTree) -> xr.Dataset:
-        table = by_settings(values_of(readings), *by)(result)
+        table = by_settings(values_of(readings), *coordinates)(result)
         return table if table.sizes.get(setting, 0) > 1 else xr.Dataset()
 
     return lines(
@@ -169,24 +174,29 @@ def against(
         seeds="dots",
         ylabel=ylabel,
         log=log,
-        but=by,
+        but=coordinates,
     )
 
 
 def by_settings(data: Data, *settings: str) -> Data:
-    """Data with a dim for each of some settings, in which a cell has numbers at its own values."""
+    """Data with settings as additional dims; each cell is NaN except at its own values.
+
+    Args:
+        data: the data.
+        settings: the coordinates that become dims.
+    """
 
     def take(result: xr.DataTree) -> xr.Dataset:
         table, coordinates = data(result), result["scores"].coords
         for name in settings:
-            found = dict.fromkeys(one.values.get(name) for one in conditions_of(result))
-            labels = [label for label in found if label is not None]
+            settings_of = (condition.values.get(name) for condition in conditions_of(result))
+            labels = [value for value in dict.fromkeys(settings_of) if value is not None]
             if not table or not labels:
                 return xr.Dataset()
             if not isinstance(labels[0], str):
                 labels.sort()
-            own = xr.DataArray(coordinates[name].to_numpy(), dims="cell")
-            table = table.where(own == xr.DataArray(labels, {name: labels}))
+            values_of_cells = xr.DataArray(coordinates[name].to_numpy(), dims="cell")
+            table = table.where(values_of_cells == xr.DataArray(labels, {name: labels}))
         return table
 
     return take
@@ -201,34 +211,32 @@ def points(
     known: Mapping[str, Data] | None = None,
     log: bool = False,
 ) -> Figure | None:
-    """Readings of each condition: dots of its cells with intervals over examples, and their mean.
+    """Readings of each condition: dots for its cells, with intervals over examples, and the mean.
 
     Args:
-        result, readings: see above.
-        xlabel: what is read.
-        apart: whether each reading has a panel, with an axis of its own, in place of a colour.
-        known: by label, data of readings with labels of `readings`.
-        log: whether what is read is logarithmic.
+        result, readings: see the module's docstring.
+        xlabel: label of the x-axis.
+        apart: whether each reading has its own panel and x-axis, rather than its own colour.
+        known: reference values by label, as data [cell, reading] with labels of `readings`.
+        log: whether the x-axis is logarithmic.
     """
-    table = _with_known(result, values_of(readings), known)
-    rows, n = parts(table, CONDITIONS, shown_conditions(result)), 1 if apart else len(readings)
-    labels = [one.name for one in rows]
-    room = 0.06 * max(map(len, labels), default=0)
-    by: Any = (
-        {"columns": "reading", "width": 3.1} if apart else {"columns": None, "width": 5 + room}
-    )
-    height = 0.8 + len(rows) * (0.15 + 0.15 * n) * (1 if len(rows) <= 12 else 0.6)
-    figure, panels = facets(table, [], height=height, share=not apart, **by)
+    table = _with_references(result, values_of(readings), known)
+    rows = parts(table, CONDITIONS, shown_conditions(result))
+    labels = [row.name for row in rows]
+    label_width = 0.06 * max(map(len, labels), default=0)
+    columns, width = ("reading", 3.1) if apart else (None, 5 + label_width)
+    n_strips = 1 if apart else len(readings)
+    height = 0.8 + len(rows) * (0.15 + 0.15 * n_strips) * (1 if len(rows) <= 12 else 0.6)
+    figure, panels = facets(table, [], columns=columns, width=width, height=height, share=not apart)
     for panel in panels:
-        some = parts(panel.data, None if apart else "reading", [])
-        colours = colours_of([reading.labels.get("reading") for reading in some])
-        for (number, reading), (row, condition) in product(enumerate(some), enumerate(rows)):
+        strips = parts(panel.data, None if apart else "reading", [])
+        colours = colours_of([reading.labels.get("reading") for reading in strips])
+        for (number, reading), (row, condition) in product(enumerate(strips), enumerate(rows)):
             cells = condition.of(reading.of(panel.data)).dropna("cell", subset=["value"])
-            one: Any = condition.shown
-            strip = row - 0.4 + 0.8 / len(some) * np.array([number, number + 1])
-            _draw_cells(
-                panel.axis, cells, strip, one.colour if apart else colours[number], reading.name
-            )
+            shown: Any = condition.shown
+            strip = row - 0.4 + 0.8 / len(strips) * np.array([number, number + 1])
+            colour = shown.colour if apart else colours[number]
+            _draw_cells(panel.axis, cells, strip, colour, reading.name)
             for label, style in zip(known or (), STYLES[1:], strict=False):
                 if label in cells and cells[label].notnull().any():
                     x = [cells[label].mean().item()] * 2
@@ -246,15 +254,29 @@ def points(
 def scatter(
     result: xr.DataTree, *, x: Reading, y: Reading, xlabel: str, ylabel: str, log: str = ""
 ) -> Figure | None:
-    """One reading against another, a point for each cell."""
-    first, second = x.values(result), y.values(result)
-    if not np.isfinite(first + second).any():
+    """One reading against another, with a point for each cell.
+
+    Args:
+        result, ylabel, log: see the module's docstring.
+        x, y: the readings on the axes.
+        xlabel: label of the x-axis.
+    """
+    x_values, y_values = x.values(result), y.values(result)
+    is_measured = np.isfinite(x_values + y_values)
+    if not is_measured.any():
         return None
     figure, axes = grid(1, 1, width=4.4, height=3.6)
-    for one in shown_conditions(result):
-        if np.isfinite((first + second)[one.cells]).any():
-            look = {"color": one.colour, "marker": one.marker, "label": one.label, "s": 24}
-            axes[0, 0].scatter(first[one.cells], second[one.cells], **look)
+    for condition in shown_conditions(result):
+        cells = condition.cells
+        if is_measured[cells].any():
+            axes[0, 0].scatter(
+                x_values[cells],
+                y_values[cells],
+                color=condition.colour,
+                marker=condition.marker,
+                label=condition.label,
+                s=24,
+            )
     axes[0, 0].set(xlabel=xlabel, ylabel=ylabel)
     return finished(figure, log=log)
 
@@ -270,18 +292,19 @@ def pictures(
     bar: str = "",
     ylabel: str = "",
 ) -> Figure | None:
-    """Pictures by a function that draws one, of `probes`, say: a column for each condition.
+    """Panels drawn by a given function, for example one of `probes`: a column per condition.
 
     Args:
-        result, data, rows, ylabel: see above.
-        draw: draws what was measured in one condition; the colour of the axes is the condition's.
-        mean: what the mean over cells is called where `data` has a `value`, with its interval
-            `_low` to `_high`; without it, all variables of the first cell are drawn.
+        result, data, rows, ylabel: see the module's docstring.
+        draw: (axis, data) -> draws one panel. The first colour of the axis is the condition's.
+        mean: name under which `draw` expects the mean over cells of `value`, with its interval
+            as `{mean}_low` and `{mean}_high`. None: `draw` gets all variables of the first cell.
         share: whether panels share their axes.
-        bar: title of a colour bar, from 0 to the greatest colour of all panels.
+        bar: title of a colour bar for all panels, which then share colour limits from 0 to the
+            largest of all panels.
     """
-    where: Any = {"rows": rows, "ylabel": ylabel, "share": share}
-    figure, panels = facets(data(result), shown_conditions(result), **where)
+    layout: Any = {"rows": rows, "ylabel": ylabel, "share": share}
+    figure, panels = facets(data(result), shown_conditions(result), **layout)
     for panel in panels:
         panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
         if mean is None:
@@ -291,9 +314,9 @@ def pictures(
             draw(panel.axis, over_cells(panel.data).rename(names))
     images = [image for panel in panels for image in panel.axis.images]
     if bar and figure is not None:
-        top = max(image.get_clim()[1] for image in images)
+        largest = max(image.get_clim()[1] for image in images)
         for image in images:
-            image.set_clim(0, top)
+            image.set_clim(0, largest)
         figure.colorbar(images[0], ax=figure.axes, shrink=0.7, label=bar)
     return finished(figure)
 
@@ -308,82 +331,99 @@ def matrices(
     rows: By = None,
     shares: bool = False,
 ) -> Figure | None:
-    """Numbers, none of them negative, over two dims, a column of panels for each condition.
+    """Matrices of non-negative values, averaged over cells: a column of panels per condition.
 
     Args:
-        result, data, rows: see above; drawn is the mean of a condition's cells.
-        y, x: dims, by their labels.
-        title: of the colour bar.
+        result, data, rows: see the module's docstring.
+        y, x: the dims of the matrix.
+        title: title of the colour bar.
         shares: whether counts are drawn as shares of their row.
     """
-    draw = functools.partial(_draw_matrix, y=y, x=x, shares=shares)
-    look: Any = {"rows": rows, "share": False, "ylabel": name_of(y)}
-    return pictures(result, data=data, draw=draw, mean="value", bar=title, **look)
+    return pictures(
+        result,
+        data=data,
+        draw=functools.partial(_draw_matrix, y=y, x=x, shares=shares),
+        rows=rows,
+        mean="value",
+        share=False,
+        bar=title,
+        ylabel=name_of(y),
+    )
 
 
 def only(
     result: xr.DataTree, *, view: Callable[[xr.DataTree], Figure | None], **coordinates: object
 ) -> Figure | None:
-    """A view of the conditions with these values, or that they do not apply to."""
-    some = [one.cells for one in conditions_of(result) if one.matches(coordinates)]
-    if not sum(map(len, some)):
+    """A view of the conditions with these coordinates.
+
+    Args:
+        result: the result.
+        view: the function that draws.
+        coordinates: required values; a coordinate that does not apply to a condition matches all.
+    """
+    selected = [
+        condition.cells for condition in conditions_of(result) if condition.matches(coordinates)
+    ]
+    if not sum(map(len, selected)):
         return None
-    cells = np.concatenate(some)
-    return view(result.map_over_datasets(lambda one: one.isel(cell=cells, missing_dims="ignore")))
+    cells = np.concatenate(selected)
+    return view(result.map_over_datasets(lambda data: data.isel(cell=cells, missing_dims="ignore")))
 
 
-def _with_known(result: xr.DataTree, data: Data, known: Mapping[str, Data] | None) -> xr.Dataset:
-    """Data, and beside it what is known, by its labels."""
+def _with_references(
+    result: xr.DataTree, data: Data, known: Mapping[str, Data] | None
+) -> xr.Dataset:
+    """The data, with a further variable for each of the reference values."""
     table = data(result)
     for label, take in (known or {}).items():
-        if table and (found := take(result)):
-            table[label] = found["value"].drop_vars("cell", errors="ignore")
+        if table and (reference := take(result)):
+            table[label] = reference["value"].drop_vars("cell", errors="ignore")
     return table
 
 
-def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **look: Any) -> None:
-    """A line of cells along a dim, by its labels; what is not known is left out."""
+def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: Any) -> None:
+    """Draw the values of cells along a dim, without NaN; `seeds` as in `lines`."""
     labels = data[along].to_numpy()
-    places = labels
+    x = labels
     if labels.dtype.kind not in "if":
-        # Names have their places, known or not.
-        places, names = np.arange(len(labels)), [name_of(label) for label in labels]
-        turned = 90 if max(map(len, names)) > 12 else 0
-        axis.set_xticks(places, names, fontsize=7, rotation=turned)
+        # Names keep their positions even where some were not measured.
+        x, names = np.arange(len(labels)), [name_of(label) for label in labels]
+        rotation = 90 if max(map(len, names)) > 12 else 0
+        axis.set_xticks(x, names, fontsize=7, rotation=rotation)
         axis.set_xlim(-0.5, len(labels) - 0.5)
     axis.set_xlabel(name_of(along))
     if seeds == "each":
-        for line in data["value"].transpose("cell", along).to_numpy():
-            known = np.isfinite(line)
-            axis.plot(places[known], line[known], **look | {"marker": "", "lw": 1.2})
+        for values_of_cell in data["value"].transpose("cell", along).to_numpy():
+            finite = np.isfinite(values_of_cell)
+            axis.plot(x[finite], values_of_cell[finite], **style | {"marker": "", "lw": 1.2})
         return
-    found = over_cells(data).transpose(along)
-    mean, low, high = (found[name].to_numpy() for name in ("value", "low", "high"))
-    known = np.isfinite(mean)
-    ends = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)
-    look |= {"ms": 4, "capsize": 2} | ({"ls": "none"} if seeds == "points" else {})
-    yerr = None if seeds == "dots" else ends[:, known]
-    axis.errorbar(places[known], mean[known], yerr=yerr, **look)
+    interval = over_cells(data).transpose(along)
+    mean, low, high = (interval[name].to_numpy() for name in ("value", "low", "high"))
+    finite = np.isfinite(mean)
+    lengths = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)
+    style |= {"ms": 4, "capsize": 2} | ({"ls": "none"} if seeds == "points" else {})
+    yerr = None if seeds == "dots" else lengths[:, finite]
+    axis.errorbar(x[finite], mean[finite], yerr=yerr, **style)
     if seeds == "dots":
         cells = data["value"].transpose(along, "cell").to_numpy()
-        x = np.broadcast_to(places[:, None], cells.shape)
-        dots = np.isfinite(cells)
-        axis.plot(x[dots], cells[dots], ".", ms=3, color=look["color"], alpha=0.5)
+        x_of_cells = np.broadcast_to(x[:, None], cells.shape)
+        finite = np.isfinite(cells)
+        axis.plot(x_of_cells[finite], cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
 
 
 def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, label: str) -> None:
-    """Dots of cells, and a line at their mean, within a strip of the y-axis."""
-    value = cells["value"].to_numpy()
-    ends = np.stack([value - cells["low"], cells["high"] - value])
-    places = np.linspace(strip[0], strip[1], len(value) + 2)[1:-1]
-    look: Any = {"color": colour, "fmt": "o", "ms": 3, "capsize": 2, "label": label or None}
-    axis.errorbar(value, places, xerr=np.maximum(np.nan_to_num(ends), 0), **look)
-    if len(value) > 1:
-        axis.plot([value.mean()] * 2, strip, color=colour, lw=1)
+    """Draw cells as dots, and a line at their mean, within a strip of the y-axis."""
+    x = cells["value"].to_numpy()
+    lengths = np.stack([x - cells["low"], cells["high"] - x])
+    y = np.linspace(strip[0], strip[1], len(x) + 2)[1:-1]
+    style: Any = {"color": colour, "fmt": "o", "ms": 3, "capsize": 2, "label": label or None}
+    axis.errorbar(x, y, xerr=np.maximum(np.nan_to_num(lengths), 0), **style)
+    if len(x) > 1:
+        axis.plot([x.mean()] * 2, strip, color=colour, lw=1)
 
 
 def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) -> None:
-    """A matrix with the names of its rows and columns; of shares with numbers, from a tenth on."""
+    """Draw a matrix with the names of its rows and columns; shares of at least 10% as numbers."""
     matrix = data["value"].transpose(y, x)
     if shares:
         total = matrix.sum(x)
@@ -391,10 +431,10 @@ def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) 
     axis.set_xlabel(name_of(x), fontsize=SMALL)
     if matrix.isnull().all():
         return
-    named = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
+    names = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
     probes.draw_numbers(
         axis,
-        matrix.assign_coords(named),
+        matrix.assign_coords(names),
         limits=(0.0, 1.0 if shares else float(matrix.max())),
         style=lambda share: f"{100 * share:.0f}" if shares and share >= 0.1 else "",
         colours="Blues",

@@ -1,4 +1,4 @@
-"""The closing table of a study: readings of every condition, over seeds."""
+"""The result table of a study: readings of every condition, summarised over seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from studies.engine.readings import Reading, conditions_of, varied
 from studies.engine.results import cell_coordinates, described
 
 MOST_ROWS = 60
-"""Conditions that are shown; all are in the result's group `summary`."""
+"""Largest number of conditions shown as rows; the group `summary` of a result has all."""
 
 STATISTICS = {
     "mean": "mean over seeds",
@@ -34,38 +34,42 @@ BRACKETS = {
     1: ("One seed; brackets: 95% intervals over examples.", "example_low", "example_high"),
     2: ("Means over two seeds; brackets: both of them.", "least", "greatest"),
 }
-"""What brackets hold, in words and as statistics, where seeds are few."""
+"""By number of seeds, where they are too few for Student's t: a sentence about what the brackets
+in the table show, and the two statistics that they show."""
 
 
 def percent(value: float) -> str:
-    """A share in percent, with one digit; 100 without."""
+    """Format a share in percent, with one decimal: "12.3", but "100"."""
     text = f"{100 * value:.1f}"
     return "100" if text == "100.0" else text
 
 
 def short(value: float) -> str:
-    """Two digits, without needless zeros."""
+    """Format a number with two significant digits (three from 1 on), without leading zeros."""
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-")
     return f"{value:.2g}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
 
 
 def count(value: float) -> str:
-    """A whole number, with commas."""
+    """Format a number as an integer with thousands separators: "1,234"."""
     return f"{value:,.0f}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is shown of each condition.
+    """A row of a table: a reading of each condition.
 
     Args:
-        label: what it is; with the section's title unlike all others.
-        reading: a number for each cell.
-        shown: how numbers are written.
-        spread: whether the interval is shown.
-        beside: readings that have columns of their own, without intervals: of the mean over all
-            conditions; or, where conditions are rows, of each.
+        label: name of the row, unique within its section.
+        reading: the reading.
+        shown: function that formats a number.
+        spread: whether intervals are shown.
+        beside: further readings by the name of an extra column, shown without intervals: the mean
+            over all conditions, or one number per condition where conditions are rows.
+
+    Example:
+        `Row("right, ood", metric("accuracy", "ood"), beside={"chance": constant(0.25)})`
     """
 
     label: str
@@ -77,20 +81,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """A line between rows, perhaps with a title."""
+    """A line between rows, with an optional title."""
 
     title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a study prints at its end.
+    """The table that a study prints at its end.
 
     Args:
-        title: above the table.
-        rows: readings and sections.
-        caption: what the rows are.
-        conditions: whether conditions are `columns`, or `rows` with readings as columns.
+        title: title above the table.
+        rows: rows and sections.
+        caption: explanation of the rows below the table.
+        conditions: whether conditions are `columns`, or `rows` (readings are then columns).
+
+    Example:
+        `Table(title="Accuracy", rows=(Row("id", metric("accuracy", "id")),))`
     """
 
     title: str
@@ -99,57 +106,61 @@ class Table:
     conditions: Literal["columns", "rows"] = "columns"
 
     def readings(self) -> dict[str, tuple[Row, Reading]]:
-        """All readings, those beside included, by the names that the summary has for them.
+        """All rows with their readings, including extra columns, by their names in the summary.
 
         Raises:
             ValueError: two have the same name.
         """
-        found: dict[str, tuple[Row, Reading]] = {}
+        readings: dict[str, tuple[Row, Reading]] = {}
         for name, row in self._named_rows():
             if isinstance(row, Section):
                 continue
             rows = {name: row} | {
-                f"{name} | {column}": Row(f"{row.label}, {column}", one, row.shown, spread=False)
-                for column, one in row.beside.items()
+                f"{name} | {column}": Row(f"{row.label}, {column}", extra, row.shown, spread=False)
+                for column, extra in row.beside.items()
             }
-            for key, one in rows.items():
-                if key in found:
+            for key, named_row in rows.items():
+                if key in readings:
                     raise ValueError(f"rows must have different labels, got {key!r} twice")
-                found[key] = (one, one.reading)
-        return found
+                readings[key] = (named_row, named_row.reading)
+        return readings
 
     def summary(self, result: xr.DataTree) -> xr.Dataset:
         """`STATISTICS` of every reading of every condition, [condition, reading]."""
         conditions, readings = conditions_of(result), self.readings()
         shape = (len(conditions), len(readings))
-        found = {name: np.full(shape, np.nan) for name in STATISTICS}
+        statistics = {name: np.full(shape, np.nan) for name in STATISTICS}
         for column, (_, reading) in enumerate(readings.values()):
             values = reading.values(result)
             bounds = reading.bounds(result) if reading.bounds is not None else None
-            for row, one in enumerate(conditions):
-                for name, value in _statistics(values, bounds, one.cells).items():
-                    found[name][row, column] = value
-        data = {name: (about, found[name]) for name, about in STATISTICS.items()}
+            for row, condition in enumerate(conditions):
+                for name, value in _statistics(values, bounds, condition.cells).items():
+                    statistics[name][row, column] = value
+        data = {name: (long_name, statistics[name]) for name, long_name in STATISTICS.items()}
         coords = {"reading": list(readings), "condition": np.arange(len(conditions))}
-        for name, (_, values) in cell_coordinates([one.values for one in conditions]).items():
+        columns = cell_coordinates([condition.values for condition in conditions])
+        for name, (_, values) in columns.items():
             coords[name] = ("condition", values)
         return xr.Dataset(described(("condition", "reading"), data), coords)
 
     def render(self, result: xr.DataTree) -> RichTable:
-        """The table, from a result's summary."""
-        summary, shown = result["summary"].to_dataset(), varied(result)
-        most = int(summary["n_seeds"].max())
-        words = f"Means over {most} seeds; brackets: their 95% intervals (Student's t)."
-        caption = f"{self.caption} {BRACKETS[most][0] if most in BRACKETS else words}".strip()
+        """The table as text, from a result's summary."""
+        summary, coordinates = result["summary"].to_dataset(), varied(result)
+        n_seeds = int(summary["n_seeds"].max())
+        note = f"Means over {n_seeds} seeds; brackets: their 95% intervals (Student's t)."
+        if n_seeds in BRACKETS:
+            note = BRACKETS[n_seeds][0]
+        caption = f"{self.caption} {note}".strip()
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
-        fill, between = self._fill_columns, "\n"
+        fill, separator = self._fill_columns, "\n"
         if self.conditions == "rows":
-            fill, between = self._fill_rows, ", "
-        fill(table, summary, [between.join(one.words(shown)) for one in conditions_of(result)])
+            fill, separator = self._fill_rows, ", "
+        names = [condition.value_names(coordinates) for condition in conditions_of(result)]
+        fill(table, summary, [separator.join(parts) for parts in names])
         return table
 
     def _named_rows(self) -> Iterator[tuple[str, Row | Section]]:
-        """Rows with the names that the summary has for them, and sections."""
+        """Rows and sections in order; rows with their names in the summary."""
         title = ""
         for row in self.rows:
             if isinstance(row, Section):
@@ -160,9 +171,10 @@ class Table:
                 yield f"{title}: {label}" if title else label, row
 
     def _fill_columns(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
-        beside = dict.fromkeys(c for row in self.rows if isinstance(row, Row) for c in row.beside)
+        rows = [row for row in self.rows if isinstance(row, Row)]
+        extra_columns = dict.fromkeys(column for row in rows for column in row.beside)
         table.add_column("")
-        for heading in (*headings, *beside):
+        for heading in (*headings, *extra_columns):
             table.add_column(heading, justify="right")
         for name, row in self._named_rows():
             if isinstance(row, Section):
@@ -171,7 +183,7 @@ class Table:
                     table.add_row(row.title)
                 continue
             cells = _cells(summary, name, row)
-            for column in beside:
+            for column in extra_columns:
                 mean = np.nan
                 if column in row.beside:
                     mean = summary["mean"].sel(reading=f"{name} | {column}").mean().item()
@@ -184,7 +196,7 @@ class Table:
         table.add_column("", min_width=13)
         columns = [headings]
         for name, (row, _) in self.readings().items():
-            cells = _cells(summary, name, row, between="\n")
+            cells = _cells(summary, name, row, separator="\n")
             if any(cells):
                 table.add_column(row.label, justify="right", overflow="fold")
                 columns.append(cells)
@@ -195,28 +207,33 @@ class Table:
 
 
 def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str, float]:
-    """Those `STATISTICS` of a condition that are known."""
-    known = values[cells][np.isfinite(values[cells])]
-    if len(known) == 0:
+    """The `STATISTICS` of a reading over the cells of a condition, as far as they are defined."""
+    finite = values[cells][np.isfinite(values[cells])]
+    if len(finite) == 0:
         return {"n_seeds": 0}
-    mean, low, high = probes.over_seeds(known)
-    found = {"mean": mean, "low": low, "high": high, "n_seeds": len(known)}
-    found |= {"least": known.min(), "greatest": known.max()}
+    mean, low, high = probes.over_seeds(finite)
+    statistics = {"mean": mean, "low": low, "high": high, "n_seeds": len(finite)}
+    statistics |= {"least": finite.min(), "greatest": finite.max()}
     if bounds is not None and len(cells) == 1:
-        found["example_low"], found["example_high"] = (end[cells[0]] for end in bounds)
-    return found
+        statistics["example_low"], statistics["example_high"] = (
+            bound[cells[0]] for bound in bounds
+        )
+    return statistics
 
 
-def _cells(summary: xr.Dataset, name: str, row: Row, between: str = " ") -> list[str]:
-    """What is shown of a reading, for each condition."""
+def _cells(summary: xr.Dataset, name: str, row: Row, separator: str = " ") -> list[str]:
+    """The table cells of a reading, one for each condition; "" where nothing was measured."""
     cells = []
-    for one in summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records"):
-        _, *names = BRACKETS.get(one["n_seeds"], ("", "low", "high"))
-        ends = [one[end] for end in names]
-        text = row.shown(one["mean"]) if np.isfinite(one["mean"]) else ""
-        if text and row.spread and np.isfinite(ends).all():
-            whole = row.shown is percent
-            low, high = (f"{100 * end:.0f}" if whole else row.shown(end) for end in ends)
-            text += f"{between}[{low}-{high}]"
+    records = summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records")
+    for statistics in records:
+        _, *names = BRACKETS.get(statistics["n_seeds"], ("", "low", "high"))
+        bounds = [statistics[bound] for bound in names]
+        text = row.shown(statistics["mean"]) if np.isfinite(statistics["mean"]) else ""
+        if text and row.spread and np.isfinite(bounds).all():
+            in_percent = row.shown is percent
+            low, high = (
+                f"{100 * bound:.0f}" if in_percent else row.shown(bound) for bound in bounds
+            )
+            text += f"{separator}[{low}-{high}]"
         cells.append(text)
     return cells

@@ -1,4 +1,4 @@
-"""The claims of a study with their verdicts, and what speaks against comparing conditions."""
+"""Text output on the claims of a study: verdicts, and notes on the fairness of comparisons."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from studies.report.table import short
 
 
 def render_claims(result: xr.DataTree) -> RichTable | None:
-    """The claims that were run, with effect, interval and verdict; None if there are none."""
+    """A table of the claims that were run, with effect, interval and verdict; None without any."""
     claims = result["claims"].to_dataset().to_dataframe()
     run = claims[claims["verdict"] != NOT_RUN]
     if run.empty:
         return None
-    left = len(claims) - len(run)
+    n_not_run = len(claims) - len(run)
     rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
-    missing = f" {left} further claims ask for settings that were not run." if left else ""
+    missing = ""
+    if n_not_run:
+        missing = f" {n_not_run} further claims ask for settings that were not run."
     table = RichTable(
         Column("claim (source)", min_width=26),
         Column("difference", no_wrap=True),
@@ -33,49 +35,55 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
         caption_justify="left",
         box=SIMPLE,
     )
-    before = None
-    for _, one in run.iterrows():
-        cells = (effect_in_words(one), f"{one.n_pairs:.0f}", verdict_in_words(one))
-        said = f"{one.statement} ({one.source})"
-        if said != before:
+    previous = None
+    for _, comparison in run.iterrows():
+        cells = (
+            _format_effect(comparison),
+            f"{comparison.n_pairs:.0f}",
+            _format_verdict(comparison),
+        )
+        claim = f"{comparison.statement} ({comparison.source})"
+        if claim != previous:
             table.add_section()
-            table.add_row(said, *(("", "", "") if one.context else cells))
-        if one.context:
-            table.add_row(f"  {one.context}", *cells)
-        before = said
+            table.add_row(claim, *(("", "", "") if comparison.context else cells))
+        if comparison.context:
+            table.add_row(f"  {comparison.context}", *cells)
+        previous = claim
     return table
 
 
-def effect_in_words(one: Any) -> str:
-    """A claim's mean difference and its interval."""
-    if not np.isfinite(one.effect):
+def _format_effect(comparison: Any) -> str:
+    """The mean difference of a comparison with its interval; "" if it is NaN."""
+    if not np.isfinite(comparison.effect):
         return ""
-    known = np.isfinite(one.effect_low)
-    ends = f" [{short(one.effect_low)}, {short(one.effect_high)}]" if known else ""
-    return short(one.effect) + ends
+    interval = ""
+    if np.isfinite(comparison.effect_low):
+        interval = f" [{short(comparison.effect_low)}, {short(comparison.effect_high)}]"
+    return short(comparison.effect) + interval
 
 
-def verdict_in_words(one: Any) -> str:
-    """A claim's verdict, with its reason or what would decide it."""
-    if one.reason:
-        return f"{one.verdict}: {one.reason}"
-    if one.verdict == UNDECIDED and one.n_pairs < 2:
-        return f"{one.verdict}: one seed"
-    if one.verdict == UNDECIDED and np.isfinite(one.seeds_needed):
-        return f"{one.verdict}: {one.seeds_needed:.0f} seeds would decide at this spread"
-    return one.verdict
+def _format_verdict(comparison: Any) -> str:
+    """The verdict of a comparison, with its reason or the number of seeds that would decide."""
+    verdict = comparison.verdict
+    if comparison.reason:
+        return f"{verdict}: {comparison.reason}"
+    if verdict == UNDECIDED and comparison.n_pairs < 2:
+        return f"{verdict}: one seed"
+    if verdict == UNDECIDED and np.isfinite(comparison.seeds_needed):
+        return f"{verdict}: {comparison.seeds_needed:.0f} seeds would decide at this spread"
+    return verdict
 
 
 def render_fairness(result: xr.DataTree) -> list[str]:
-    """Lines about conditions that are not trained, still improve, or sit at a grid's edge."""
+    """Notes on conditions that are not trained, still improve, or have an edge value tuned."""
     fairness = result["fairness"].to_dataset()
     notes = []
-    for flag, value, about in (
+    for flag, value, note in (
         ("trained", 0, "not trained"),
         ("still_improving", 1, "still improving at the end of training"),
         ("at_edge", 1, "best tuned value at the edge of those tried"),
     ):
         labels = fairness["label"].to_numpy()[fairness[flag].to_numpy() == value]
         if len(labels):
-            notes.append(f"{about}: {'; '.join(map(str, labels))}")
+            notes.append(f"{note}: {'; '.join(map(str, labels))}")
     return notes

@@ -34,66 +34,67 @@ def test_a_clear_difference_over_seeds_holds_and_the_reverse_is_contradicted():
     assert verdicts(two_models(low, high)) == ["contradicted"]
 
 
-def test_one_seed_never_decides():
-    found = judged(two_models([0.99], [0.01]))
-    assert found["verdict"].item() == "undecided"
-    assert np.isnan(found["effect_low"].item())
-    assert found["effect"].item() == pytest.approx(0.98)
+def test_a_single_seed_never_decides_a_claim():
+    claims = judged(two_models([0.99], [0.01]))
+    assert claims["verdict"].item() == "undecided"
+    assert np.isnan(claims["effect_low"].item())
+    assert claims["effect"].item() == pytest.approx(0.98)
 
 
-def test_two_seeds_never_decide_however_much_they_agree():
-    found = judged(two_models([0.99, 0.99], [0.01, 0.01]))
-    assert found["verdict"].item() == "undecided"
-    assert found["p"].item() == 0
-    assert found["seeds_needed"].item() == 3
+def test_two_seeds_never_decide_a_claim_even_if_they_agree():
+    claims = judged(two_models([0.99, 0.99], [0.01, 0.01]))
+    assert claims["verdict"].item() == "undecided"
+    assert claims["p"].item() == 0
+    assert claims["seeds_needed"].item() == 3
 
 
-def test_a_difference_within_the_spread_is_undecided_and_says_how_many_seeds_it_lacks():
+def test_a_difference_within_the_spread_is_undecided_and_reports_the_seeds_needed():
     a, b = [0.60, 0.70, 0.62], [0.59, 0.63, 0.64]
-    found = judged(two_models(a, b))
-    assert found["verdict"].item() == "undecided"
-    x = np.subtract(a, b)
-    needed = int(found["seeds_needed"].item())
+    claims = judged(two_models(a, b))
+    assert claims["verdict"].item() == "undecided"
+    differences = np.subtract(a, b)
+    needed = int(claims["seeds_needed"].item())
 
     def decides(n):
-        return x.mean() > stats.t.isf(0.025, n - 1) * x.std(ddof=1) / np.sqrt(n)
+        standard_error = differences.std(ddof=1) / np.sqrt(n)
+        return differences.mean() > stats.t.isf(0.025, n - 1) * standard_error
 
     assert decides(needed)
     assert not decides(needed - 1)
 
 
-def test_effect_and_interval_are_those_of_paired_differences():
+def test_effect_and_interval_agree_with_scipys_paired_t_test():
     a, b = np.array([0.9, 0.5, 0.7, 0.3]), np.array([0.85, 0.44, 0.66, 0.24])
-    found = judged(two_models(a, b))
+    claims = judged(two_models(a, b))
     interval = stats.ttest_rel(a, b).confidence_interval(0.95)
-    assert found["effect"].item() == pytest.approx((a - b).mean())
-    assert found["effect_low"].item() == pytest.approx(interval.low)
-    assert found["effect_high"].item() == pytest.approx(interval.high)
-    assert found["p"].item() == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    # Seeds differ far more than the models do: only the pairs show it.
-    assert found["verdict"].item() == "holds"
+    assert claims["effect"].item() == pytest.approx((a - b).mean())
+    assert claims["effect_low"].item() == pytest.approx(interval.low)
+    assert claims["effect_high"].item() == pytest.approx(interval.high)
+    assert claims["p"].item() == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    # The spread over seeds is much larger than the difference: only a paired test detects it.
+    assert claims["verdict"].item() == "holds"
     assert stats.ttest_ind(a, b).pvalue > 0.5
 
 
-def test_pairs_are_of_the_same_seed():
+def test_cells_are_paired_by_seed():
     cells = [
         {"model": model, "seed": seed, "id": 1, "ood": value}
         for model, seed, value in (
             ("a", 0, 0.9), ("a", 1, 0.5), ("a", 2, 0.1), ("b", 2, 0.05), ("b", 0, 0.8),
         )
     ]  # fmt: skip
-    found = judged(result_of(cells))
-    assert found["n_pairs"].item() == 2
-    assert found["effect"].item() == pytest.approx(0.075)
+    claims = judged(result_of(cells))
+    assert claims["n_pairs"].item() == 2
+    assert claims["effect"].item() == pytest.approx(0.075)
 
 
-def test_pairs_of_which_one_has_no_number_are_left_out():
-    found = judged(two_models([0.80, 0.82, np.nan, 0.81], [0.50, 0.53, 0.99, 0.51]))
-    assert found["n_pairs"].item() == 3
-    assert found["verdict"].item() == "holds"
+def test_pairs_with_a_nan_are_left_out():
+    claims = judged(two_models([0.80, 0.82, np.nan, 0.81], [0.50, 0.53, 0.99, 0.51]))
+    assert claims["n_pairs"].item() == 3
+    assert claims["verdict"].item() == "holds"
 
 
-def test_draws_of_the_data_pair_too():
+def test_cells_are_also_paired_by_draws_of_the_data():
     cells = [
         {"model": model, "seed": seed, "draw": draw, "id": 1,
          "ood": 0.1 * draw + 0.01 * (model == "a")}
@@ -101,18 +102,18 @@ def test_draws_of_the_data_pair_too():
         for seed in range(2)
         for draw in range(3)
     ]  # fmt: skip
-    found = judged(result_of(cells, pairs=("seed", "draw")))
-    assert found["n_pairs"].item() == 6
-    assert found["verdict"].item() == "holds"
+    claims = judged(result_of(cells, pairs=("seed", "draw")))
+    assert claims["n_pairs"].item() == 6
+    assert claims["verdict"].item() == "holds"
 
 
-def test_a_margin_has_to_be_exceeded():
+def test_the_difference_must_exceed_the_margin():
     result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
     assert verdicts(result, replace(BETTER, margin=0.05)) == ["holds"]
     assert verdicts(result, replace(BETTER, margin=0.15)) == ["contradicted"]
 
 
-def test_a_number_can_be_exceeded():
+def test_a_condition_can_be_compared_with_a_number():
     result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
     assert verdicts(result, replace(BETTER, exceeds=0.5)) == ["holds"]
     assert verdicts(result, replace(BETTER, exceeds=0.7)) == ["contradicted"]
@@ -121,35 +122,35 @@ def test_a_number_can_be_exceeded():
 def test_equality_needs_a_difference_within_the_margin():
     same = replace(BETTER, exceeds=None, equals={"model": "b"}, margin=0.05)
     assert verdicts(two_models([0.50, 0.51, 0.52], [0.51, 0.515, 0.52]), same) == ["holds"]
-    apart = [0.80, 0.81, 0.82], [0.51, 0.52, 0.52]
-    assert verdicts(two_models(*apart), same) == ["contradicted"]
-    assert verdicts(two_models(*reversed(apart)), same) == ["contradicted"]
+    different = [0.80, 0.81, 0.82], [0.51, 0.52, 0.52]
+    assert verdicts(two_models(*different), same) == ["contradicted"]
+    assert verdicts(two_models(*reversed(different)), same) == ["contradicted"]
     assert verdicts(two_models([0.50, 0.60, 0.50], [0.51, 0.50, 0.60]), same) == ["undecided"]
 
 
-def test_what_else_varies_makes_comparisons_of_their_own():
+def test_each_value_of_another_coordinate_is_a_comparison_of_its_own():
     cells = [
         {"model": model, "width": width, "seed": seed, "id": 1,
          "ood": 0.01 * seed + (0.2 if (model == "a") == (width == 8) else 0.0)}
         for model in "ab" for width in (8, 16) for seed in range(3)
     ]  # fmt: skip
-    found = judged(result_of(cells))
-    assert found["context"].to_numpy().tolist() == ["width 8", "width 16"]
-    assert found["verdict"].to_numpy().tolist() == ["holds", "contradicted"]
+    claims = judged(result_of(cells))
+    assert claims["context"].to_numpy().tolist() == ["width 8", "width 16"]
+    assert claims["verdict"].to_numpy().tolist() == ["holds", "contradicted"]
 
 
-def test_a_model_that_a_setting_means_nothing_to_is_compared_with_all_its_values():
+def test_a_model_to_which_a_setting_does_not_apply_is_compared_at_all_its_values():
     cells = [
         {"model": "a", "width": width, "seed": s, "id": 1, "ood": 0.5 + width / 100 + s / 1000}
         for width in (8, 16) for s in range(3)
     ]  # fmt: skip
     cells += [{"model": "b", "width": None, "seed": s, "id": 1, "ood": 0.6} for s in range(3)]
-    found = judged(result_of(cells))
-    assert found["context"].to_numpy().tolist() == ["width 8", "width 16"]
-    assert found["verdict"].to_numpy().tolist() == ["contradicted", "holds"]
+    claims = judged(result_of(cells))
+    assert claims["context"].to_numpy().tolist() == ["width 8", "width 16"]
+    assert claims["verdict"].to_numpy().tolist() == ["contradicted", "holds"]
 
 
-def test_what_was_not_run_is_said():
+def test_claims_about_conditions_or_metrics_that_were_not_run_say_so():
     result = two_models([0.5, 0.6, 0.7], [0.1, 0.2, 0.3])
     assert verdicts(result, replace(BETTER, exceeds={"model": "c"})) == ["not run"]
     assert verdicts(result, replace(BETTER, reading=metric("accuracy", "far"))) == ["not run"]
@@ -160,28 +161,28 @@ def test_untrained_conditions_are_not_compared():
         {"model": m, "seed": s, "id": 0.9 if m == "a" else 0.4, "ood": 0.8 if m == "a" else 0.1}
         for m in "ab" for s in range(3)
     ]  # fmt: skip
-    found = judged(result_of(cells), trained=TrainedIf(reaches=0.5))
-    assert found["verdict"].item() == "not comparable"
-    assert found["reason"].item() == "b is not trained"
+    claims = judged(result_of(cells), trained=TrainedIf(reaches=0.5))
+    assert claims["verdict"].item() == "not comparable"
+    assert claims["reason"].item() == "b is not trained"
     learning = replace(BETTER, reading=metric("accuracy", "id"), of_learning=True)
     assert verdicts(result_of(cells), learning, trained=TrainedIf(reaches=0.5)) == ["holds"]
     assert verdicts(result_of(cells), trained=TrainedIf(reaches=0.3)) == ["holds"]
 
 
-def test_conditions_that_were_tuned_unequally_are_not_compared():
+def test_unequally_tuned_conditions_are_not_compared():
     cells = [
         {"model": "a", "rate": rate, "seed": s, "id": 0.9 - rate, "ood": 0.8}
         for rate in (0.1, 0.2) for s in range(3)
     ]  # fmt: skip
     cells += [{"model": "b", "rate": 0.1, "seed": s, "id": 0.9, "ood": 0.1} for s in range(3)]
-    found = judged(result_of(cells, tuned=("rate",)))
-    assert found["verdict"].item() == "not comparable"
-    assert found["reason"].item() == "tuned unequally: 2 against 1 settings"
+    claims = judged(result_of(cells, tuned=("rate",)))
+    assert claims["verdict"].item() == "not comparable"
+    assert claims["reason"].item() == "tuned unequally: 2 against 1 settings"
     learning = replace(BETTER, of_learning=True)
     assert verdicts(result_of(cells, tuned=("rate",)), learning) == ["not comparable"]
 
 
-def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_what_is_claimed():
+def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_the_claims_reading():
     cells = [
         {"model": m, "rate": rate, "seed": s, "id": 0.5, "validation": v, "ood": ood}
         for m, rate, v, ood in (
@@ -189,29 +190,29 @@ def test_tuned_settings_are_chosen_by_the_selecting_metric_and_not_by_what_is_cl
         )
         for s in range(3)
     ]  # fmt: skip
-    found = judged(result_of(cells, tuned=("rate",)))
-    assert found["effect"].item() == pytest.approx(0.3 - 0.5)
-    assert found["verdict"].item() == "contradicted"
+    claims = judged(result_of(cells, tuned=("rate",)))
+    assert claims["effect"].item() == pytest.approx(0.3 - 0.5)
+    assert claims["verdict"].item() == "contradicted"
 
 
 @pytest.mark.parametrize(("better", "chosen"), [("higher", 0.2), ("lower", 0.1)])
-def test_what_is_chosen_is_best_in_the_mean_over_seeds(better, chosen):
-    """The one seed that is best of all has the other value."""
+def test_tuned_settings_are_chosen_by_the_mean_over_seeds(better, chosen):
+    """The single best seed has the other value."""
     validation = {0.1: (0.1, 0.9, 0.2), 0.2: (0.5, 0.6, 0.55)}
     if better == "lower":
         validation = {0.1: (0.5, 0.6, 0.55), 0.2: (0.1, 0.9, 0.9)}
     cells = [
         {"model": "a", "rate": rate, "seed": s, "id": 0.5, "validation": v, "ood": rate}
-        for rate, some in validation.items()
-        for s, v in enumerate(some)
+        for rate, values in validation.items()
+        for s, v in enumerate(values)
     ]
     result = result_of(cells, tuned=("rate",), better=better)
-    found = judged(result, replace(BETTER, exceeds=0.0))
-    assert found["effect"].item() == pytest.approx(chosen)
-    assert found["n_pairs"].item() == 3
+    claims = judged(result, replace(BETTER, exceeds=0.0))
+    assert claims["effect"].item() == pytest.approx(chosen)
+    assert claims["n_pairs"].item() == 3
 
 
-def test_many_claims_ask_for_more_of_each():
+def test_p_values_are_corrected_for_the_number_of_claims():
     result = two_models([0.60, 0.62, 0.61, 0.66], [0.55, 0.58, 0.59, 0.57])
     alone = judged(result)
     assert alone["verdict"].item() == "holds"
@@ -222,15 +223,15 @@ def test_many_claims_ask_for_more_of_each():
     assert together["p_holm"].to_numpy()[0] > alone["p"].item()
 
 
-def test_a_claim_beside_others_lacks_more_seeds():
+def test_a_claim_needs_more_seeds_if_there_are_other_claims():
     result = two_models([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
     alone = judged(result)["seeds_needed"].item()
     others = [replace(BETTER, statement=f"claim {k}", exceeds=0.6 + k / 100) for k in range(4)]
     assert judged(result, BETTER, *others)["seeds_needed"].to_numpy()[0] > alone
 
 
-def test_without_an_effect_claims_are_rarely_decided():
-    """At most one study in twenty has a claim that is decided wrongly."""
+def test_the_family_wise_error_rate_is_at_most_five_percent():
+    """Without an effect, at most one study in twenty has a decided claim."""
     rng = np.random.default_rng(0)
     claims = [replace(BETTER, statement=f"{k}", of={"model": f"a{k}"}) for k in range(3)]
     decided = 0
@@ -243,7 +244,7 @@ def test_without_an_effect_claims_are_rarely_decided():
     assert decided <= 9
 
 
-def test_differences_that_are_all_the_same_leave_no_doubt():
+def test_differences_without_spread_are_decided_unless_they_are_zero():
     assert verdicts(two_models([1.0, 1.0, 1.0], [0.125, 0.125, 0.125])) == ["holds"]
     assert verdicts(two_models([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == ["undecided"]
 
@@ -255,11 +256,12 @@ def test_readings_are_added_subtracted_and_divided():
     np.testing.assert_allclose((ood / 3 + 1.0).values(result), [1.2, 1.1])
     np.testing.assert_allclose((1 - ood).values(result), [0.4, 0.7])
     assert (1 - ood).label == f"1 - {ood.label}"
-    with pytest.raises(ValueError, match="select or mean must name split of scores/accuracy"):
-        replace(ood, values=_without_split().values).values(result)
+    message = "select and mean must name split of scores/accuracy, got group"
+    with pytest.raises(ValueError, match=message):
+        read("scores", "accuracy", group="all").values(result)
 
 
-def test_a_function_of_readings_sees_the_numbers_of_each():
+def test_apply_calls_a_function_with_the_values_of_each_reading():
     result = two_models([0.6], [0.2])
     ood, within = metric("accuracy", "ood"), metric("accuracy", "id")
     clipped = ood.apply(np.clip, 0.25, within / 2)
@@ -267,24 +269,24 @@ def test_a_function_of_readings_sees_the_numbers_of_each():
     np.testing.assert_allclose(clipped.values(result), [0.45, 0.25])
 
 
-def test_a_reading_of_some_models_alone_is_nan_for_the_others():
+def test_a_reading_among_some_models_is_nan_for_the_others():
     result = two_models([0.6, 0.2], [0.3, 0.4])
     result.attrs["config"] = json.dumps({"setup": {"n_layers": 2}})
     ood = metric("accuracy", "ood")
-    mine = result["scores"]["model"].to_numpy() == "a"
-    assert mine.sum() == 2
-    some = ood.among(["a"])
-    np.testing.assert_array_equal(some.values(result), np.where(mine, ood.values(result), np.nan))
-    # A setting that is no axis has its value in the setup.
-    np.testing.assert_array_equal(ood.among(["a"], n_layers=2).values(result), some.values(result))
+    is_a = result["scores"]["model"].to_numpy() == "a"
+    assert is_a.sum() == 2
+    of_a = ood.among(["a"]).values(result)
+    np.testing.assert_array_equal(of_a, np.where(is_a, ood.values(result), np.nan))
+    # The value of a setting that is not an axis is in the setup.
+    np.testing.assert_array_equal(ood.among(["a"], n_layers=2).values(result), of_a)
     assert np.isnan(ood.among(["a"], n_layers=1).values(result)).all()
-    seed = np.where(result["scores"]["seed"] == 1, some.values(result), np.nan)
-    np.testing.assert_array_equal(ood.among(["a"], seed=1).values(result), seed)
+    of_seed = np.where(result["scores"]["seed"] == 1, of_a, np.nan)
+    np.testing.assert_array_equal(ood.among(["a"], seed=1).values(result), of_seed)
     with pytest.raises(KeyError, match="n_heads"):
         ood.among(["a"], n_heads=2).values(result)
 
 
-def test_a_reading_of_a_group_within_a_group_has_its_bounds():
+def test_a_reading_of_a_nested_group_has_its_bounds():
     result = two_models([0.6], [0.3])
     data = xr.Dataset(
         {
@@ -298,9 +300,5 @@ def test_a_reading_of_a_group_within_a_group_has_its_bounds():
     reading = read("outer/inner", "x")
     np.testing.assert_array_equal(reading.values(result), [1, 2])
     np.testing.assert_array_equal(reading.bounds(result), [[0.5, 1.5], [3, 4]])
-    for unknown in (read("outer/inner", "y"), read("outer/other", "x")):
-        assert np.isnan(unknown.bounds(result)).all()
-
-
-def _without_split():
-    return read("scores", "accuracy", group="all")
+    for unbounded in (read("outer/inner", "y"), read("outer/other", "x")):
+        assert np.isnan(unbounded.bounds(result)).all()

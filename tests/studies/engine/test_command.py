@@ -20,7 +20,7 @@ def test_there_are_eight_studies():
     assert len(FILES) == 8
 
 
-def test_help_imports_nothing_that_it_does_not_need():
+def test_help_imports_no_heavy_libraries():
     script = f"""
 import runpy, sys
 for name in {FILES}:
@@ -32,28 +32,28 @@ for name in {FILES}:
     heavy = {{"transformer_lens", "dask", "distributed", "sklearn"}} & set(sys.modules)
     assert not heavy, (name, heavy)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for word in ("--preset", "--show", "--measure", "--redraw", "--fresh", "--accept-code"):
-        assert done.stdout.count(word) >= len(FILES)
+        assert process.stdout.count(word) >= len(FILES)
 
 
-def test_one_study_of_several_is_chosen_by_its_name(tmp_path):
+def test_one_of_several_studies_is_chosen_by_name(tmp_path):
     studies = coda_composition.ARITHMETIC, coda_composition.SIGNED_PAIRS
-    words = ["--show", "--preset", "smoke", "--out", str(tmp_path)]
+    arguments = ["--show", "--preset", "smoke", "--out", str(tmp_path)]
     for study in studies:
-        status, printed = command_line(*studies, words=[*words, "--study", study.name])
+        status, output = command_line(*studies, words=[*arguments, "--study", study.name])
         assert status == 0
-        assert f"folder: {tmp_path}/{study.name}-" in printed
-    status, printed = command_line(*studies, words=[*words, "--study", "mlu"])
+        assert f"folder: {tmp_path}/{study.name}-" in output
+    status, output = command_line(*studies, words=[*arguments, "--study", "mlu"])
     assert status == 1
     message = "--study must be one of coda_arithmetic, coda_signed_pairs, got 'mlu'"
-    assert message in " ".join(printed.split())
+    assert message in " ".join(output.split())
 
 
-def test_the_face_of_the_engine_has_what_it_names():
+def test_the_engine_has_all_names_that_it_exports():
     engine = importlib.import_module("studies.engine")
     for name in engine.__all__:
         assert getattr(engine, name) is not None

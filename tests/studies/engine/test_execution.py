@@ -1,4 +1,4 @@
-"""What is run, what is taken from disk, and what is noticed when code changes."""
+"""Execution of studies: what is computed, what is loaded from disk, and changes of code."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ from studies.engine import (
 )
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import read_log
-from studies.engine.execution import Run
+from studies.engine.execution import Run, run_cell
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import SAMPLERS, TOY, Largest, LargestConfig, ToySetup
 
@@ -62,7 +62,7 @@ from tests.studies.engine.toy import Largest, LargestConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Setup):
-    """Mine.
+    """A setup.
 
     Args:
         pause: seconds that a batch takes.
@@ -103,8 +103,8 @@ if __name__ == "__main__":
 '''
 
 
-class Folder:
-    """A study and its mechanism in files of a folder, edited and run again in this process."""
+class StudyFolder:
+    """A folder with the files of a study and its mechanism, to edit and run in this process."""
 
     def __init__(self, path, name):
         self.path, self.name = path, name
@@ -127,8 +127,8 @@ class Folder:
 
     def run(self, *changes, **resources):
         resources = Resources(root=self.path / "runs", **resources)
-        work = Run(self.study().plan("laptop", changes), resources)
-        return work, work.finish()
+        run = Run(self.study().plan("laptop", changes), resources)
+        return run, run.finish()
 
     def result(self, *changes, **resources):
         return read_result(self.run(*changes, **resources)[1] / "result.nc")
@@ -138,55 +138,55 @@ class Folder:
 def folder(tmp_path, monkeypatch, request):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield Folder(tmp_path, f"mine_{abs(hash(request.node.name)) % 10**8}")
+    yield StudyFolder(tmp_path, f"mine_{abs(hash(request.node.name)) % 10**8}")
     fingerprints.forget()
 
 
-def stamps(root):
+def modification_times(root):
     return {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
-def same_numbers(first, second):
+def assert_same_numbers(first, second):
     for group in first.subtree:
         for name, values in group.data_vars.items():
             if values.dtype.kind == "f" and name not in ("seconds",):
                 np.testing.assert_array_equal(values, second[group.path][name])
 
 
-def test_a_finished_run_is_taken_from_disk_and_says_so(folder):
+def test_a_finished_run_is_loaded_from_disk(folder):
     folder.run()
-    before = stamps(folder.path / "runs")
-    work, _ = folder.run()
-    assert work.taken_from_disk
-    assert stamps(folder.path / "runs") == before
+    before = modification_times(folder.path / "runs")
+    run, _ = folder.run()
+    assert run.taken_from_disk
+    assert modification_times(folder.path / "runs") == before
 
 
-def test_comments_change_nothing(folder):
+def test_edited_comments_and_docstrings_change_nothing(folder):
     folder.run()
     folder.edit(folder.mechanism, "class Net", "# A comment.\nclass Net")
     folder.edit(folder.study_file, "The size of", "How large")
     assert folder.run()[0].taken_from_disk
 
 
-def test_an_edited_mechanism_is_noticed_after_the_run(folder):
+def test_an_edited_mechanism_is_detected_after_the_run(folder):
     first = folder.result()
     folder.edit(folder.mechanism, "1.0 * self", "3.0 * self")
     with pytest.raises(RunError) as error:
         folder.run()
     for word in (f"{folder.name}_mechanism.py", "--fresh", "--accept-code"):
         assert word in str(error.value)
-    # Taken as it is: the model is the old one, what is measured is new, and the result says so.
+    # Accepted: the old model is measured again, and the result records its code.
     accepted = folder.result(accept_code=True)
     assert set(json.loads(accepted.attrs["accepted_code"])) == set(first["norm"]["cell"].values)
     assert json.loads(first.attrs["accepted_code"]) == {}
     np.testing.assert_array_equal(accepted["norm"]["norm"], first["norm"]["norm"])
-    anew = folder.result(fresh=True)
-    assert json.loads(anew.attrs["accepted_code"]) == {}
-    assert (anew["norm"]["norm"].to_numpy() != first["norm"]["norm"].to_numpy()).all()
+    fresh = folder.result(fresh=True)
+    assert json.loads(fresh.attrs["accepted_code"]) == {}
+    assert (fresh["norm"]["norm"].to_numpy() != first["norm"]["norm"].to_numpy()).all()
     assert list((folder.path / "runs" / "models").glob("*.old-1"))
 
 
-def test_an_edited_mechanism_is_noticed_in_the_middle_of_a_run(folder, monkeypatch):
+def test_an_edited_mechanism_is_detected_when_a_run_is_resumed(folder, monkeypatch):
     study = folder.study()
 
     def stop(self, model, batch, step):
@@ -208,38 +208,40 @@ def test_an_edited_mechanism_is_noticed_in_the_middle_of_a_run(folder, monkeypat
     result = folder.result(accept_code=True)
     assert len(json.loads(result.attrs["accepted_code"])) == 1
     written = json.loads((last.parent / "config.json").read_text())
-    assert [one["step"] for one in written["codes"]] == [0, 10]
+    assert [record["step"] for record in written["codes"]] == [0, 10]
 
 
-def test_code_that_changes_while_a_study_runs_is_noticed(folder):
+def test_code_that_changes_while_a_study_runs_is_detected(folder):
     study = folder.study()
-    work = Run(study.plan(), Resources(root=folder.path / "runs"))
-    code = work.cells[0].code()
+    run = Run(study.plan(), Resources(root=folder.path / "runs"))
+    code = run.cells[0].code()
     folder.edit(folder.mechanism, "1.0 * self", "3.0 * self")
     fingerprints.forget()
-    from studies.engine.execution import work as job
-
     with pytest.raises(RunError, match="code was changed while the study ran"):
-        job(work.cells[0], code, 0, threads=1)
+        run_cell(run.cells[0], code, 0, threads=1)
 
 
-def test_an_edited_measure_is_computed_anew_and_the_models_stay(folder):
+def test_an_edited_measure_is_recomputed_and_the_models_stay(folder):
     first = folder.result()
-    models = {p: t for p, t in stamps(folder.path / "runs").items() if p.suffix == ".safetensors"}
+    models = {
+        p: t
+        for p, t in modification_times(folder.path / "runs").items()
+        if p.suffix == ".safetensors"
+    }
     folder.edit(folder.study_file, "2.0 * float", "6.0 * float")
     second = folder.result()
     np.testing.assert_allclose(second["norm"]["norm"], 3 * first["norm"]["norm"])
-    after = stamps(folder.path / "runs")
+    after = modification_times(folder.path / "runs")
     assert {p: after[p] for p in models} == models
 
 
-def test_an_edited_picture_is_drawn_anew_and_nothing_else_is_computed(folder):
+def test_an_edited_view_is_redrawn_and_nothing_else_is_computed(folder):
     _, path = folder.run()
-    before = stamps(folder.path / "runs")
+    before = modification_times(folder.path / "runs")
     folder.edit(folder.study_file, "axis.plot(", "axis.bar(range(2), ")
-    work, _ = folder.run()
-    assert not work.taken_from_disk
-    after = stamps(folder.path / "runs")
+    run, _ = folder.run()
+    assert not run.taken_from_disk
+    after = modification_times(folder.path / "runs")
     assert after[path / "picture.png"] != before[path / "picture.png"]
     assert all(after[p] == before[p] for p in before if "models" in p.parts)
 
@@ -263,18 +265,18 @@ def test_an_edited_claim_or_table_is_in_the_next_result(folder, before, after, g
     table=Table(title="t", rows=(Row("x", metric("accuracy", "id")),)),
     views="""
     folder.edit(folder.study_file, "views=", more)
-    first, models = folder.result("seed=0"), stamps(folder.path / "runs" / "models")
+    first, models = folder.result("seed=0"), modification_times(folder.path / "runs" / "models")
     folder.edit(folder.study_file, before, after)
     second = folder.result("seed=0")
     assert not second[group][name].equals(first[group][name])
-    assert stamps(folder.path / "runs" / "models") == models
+    assert modification_times(folder.path / "runs" / "models") == models
 
 
-def test_a_measure_can_be_computed_anew_without_training(folder):
+def test_a_measure_can_be_recomputed_without_training(folder):
     folder.run()
-    before = stamps(folder.path / "runs")
+    before = modification_times(folder.path / "runs")
     folder.run(anew=("norm",))
-    after = stamps(folder.path / "runs")
+    after = modification_times(folder.path / "runs")
     changed = {p.name.partition("-")[0] for p in after if after[p] != before.get(p)}
     assert {"norm", "result.nc"} <= changed
     assert not {"scores", "costs", "best.safetensors", "last.safetensors"} & changed
@@ -282,14 +284,14 @@ def test_a_measure_can_be_computed_anew_without_training(folder):
         folder.run(anew=("size",))
 
 
-def test_redrawing_needs_no_training_and_trains_nothing(folder):
+def test_redrawing_needs_complete_cells_and_trains_nothing(folder):
     with pytest.raises(RunError, match="--redraw needs all models and measures on disk; 2 of 2"):
         folder.run(redraw=True)
     _, path = folder.run()
     (path / "result.nc").unlink()
-    before = stamps(folder.path / "runs")
+    before = modification_times(folder.path / "runs")
     folder.run(redraw=True)
-    after = stamps(folder.path / "runs")
+    after = modification_times(folder.path / "runs")
     assert {p.name for p in after if after[p] != before.get(p)} == {
         "config.json", "result.nc", "picture.png", "picture.pdf",
     }  # fmt: skip
@@ -305,21 +307,22 @@ def test_the_backend_of_matplotlib_stays_what_it_was(folder):
     assert (path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_models_are_found_again_by_studies_with_other_settings_of_measures(folder):
+def test_studies_with_other_settings_of_measures_share_models(folder):
     folder.run("seed=0")
-    work, _ = folder.run("seed=0,1", "scores.n_test=100")
-    steps = [Cell(cell.setup, root=folder.path / "runs").made()["at"] for cell in work.cells]
-    assert len(steps) == 2
+    run, _ = folder.run("seed=0,1", "scores.n_test=100")
+    assert all(cell.provenance() for cell in run.cells)
+    assert len(run.cells) == 2
     assert len(list(folder.path.glob("runs/models/*"))) == 2
 
 
 def test_a_killed_run_ends_in_the_same_result(folder):
-    whole = folder.result()
-    words = [sys.executable, str(folder.study_file), "--out", str(folder.path / "killed")]
-    words += ["--workers", "2", "pause=0.05"]
+    uninterrupted = folder.result()
+    command = [sys.executable, str(folder.study_file), "--out", str(folder.path / "killed")]
+    command += ["--workers", "2", "pause=0.05"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, env=environment, start_new_session=True,
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while len(list((folder.path / "killed").glob("models/*/last.safetensors"))) < 1:
         assert time.monotonic() < deadline
@@ -328,124 +331,118 @@ def test_a_killed_run_ends_in_the_same_result(folder):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not list((folder.path / "killed").glob("mine-*/result.nc"))
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert completed.returncode == 0, completed.stderr
     (path,) = (folder.path / "killed").glob("mine-*/result.nc")
-    same_numbers(whole, read_result(path))
+    assert_same_numbers(uninterrupted, read_result(path))
 
 
 def test_the_command_line_shows_runs_and_refuses(folder, monkeypatch):
     monkeypatch.chdir(folder.path)
     study = folder.study()
-    status, shown = command_line(study, words=["--show"])
+    status, output = command_line(study, words=["--show"])
     assert status == 0
-    for word in (
+    for text in (
         "training.n_steps",
-        "number of updates",
+        "number of training steps",
         "pause",
         "seconds that a batch takes",
         "2 cells",
         "measure norm: The size of the weights",
         "folder: runs/mine-",
     ):
-        assert word in shown  # fmt: skip
+        assert text in output
     assert not (folder.path / "runs").exists()
-    for words, message in (
+    for arguments, message in (
         (["sed=0"], "unknown setting 'sed'"),
         (["--preset", "huge"], "preset must be one of laptop, got 'huge'"),
         (["--redraw"], "--redraw needs all models"),
     ):
-        status, refused = command_line(study, words=words)
+        status, output = command_line(study, words=arguments)
         assert status == 1
-        assert message in " ".join(refused.split())
-    words = ["seed=0", "--workers", "1"]
-    assert "accuracy, ood" in command_line(study, words=words)[1]
-    _, again = command_line(study, words=words)
-    assert "taken from disk: trained 20" in again
-    # Output that no terminal shows has room for tables.
-    assert max(map(len, again.splitlines())) > 80
+        assert message in " ".join(output.split())
+    arguments = ["seed=0", "--workers", "1"]
+    assert "accuracy, ood" in command_line(study, words=arguments)[1]
+    _, output = command_line(study, words=arguments)
+    assert "taken from disk: trained 20" in output
+    # Output to a pipe is wide enough for tables.
+    assert max(map(len, output.splitlines())) > 80
 
 
-def trained_alone(setup, folder):
-    """A cell's log and curves, and what a measure receives of it."""
-    seen = []
-    cell = Cell(setup, root=folder, measures={"look": seen.append})
+def train_cell(setup, folder):
+    """A cell's log and curves, the argument that its measures get, and its folder."""
+    arguments = []
+    cell = Cell(setup, root=folder, measures={"look": arguments.append})
     cell.train()
     curves = cell.measured()["training"].to_dataset()
-    return read_log(cell.folder), curves, seen[0], cell.folder
+    return read_log(cell.folder), curves, arguments[0], cell.folder
 
 
-def of_checkpoint(folder, name):
-    tensors = load_file(folder / f"{name}.safetensors")
+def weights_in(folder, checkpoint):
+    tensors = load_file(folder / f"{checkpoint}.safetensors")
     return {k.removeprefix("model/"): t for k, t in tensors.items() if k.startswith("model/")}
 
 
-def same_weights(model, weights):
-    own = model.state_dict()
-    return own.keys() == weights.keys() and all(torch.equal(own[k], weights[k]) for k in own)
+def same_weights(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 @pytest.mark.parametrize(
     ("metric", "best_of", "rate", "final"), [("accuracy", max, 0.9, 0.1), ("loss", min, 3.0, 1.0)]
 )
-def test_a_measure_sees_the_checkpoint_that_is_best_in_distribution(
+def test_a_measure_gets_the_checkpoint_that_is_best_in_distribution(
     metric, best_of, rate, final, tmp_path
 ):
-    class Chosen(ToySetup):
+    class SelectedByMetric(ToySetup):
         selection = Selection("id", metric)
 
     changes = {"learning_rate": rate, "final_learning_rate": final, "keep_at": (10, 20, 30, 40)}
     training = replace(TOY.setup.training, **changes)
     steps = {"id": [], "ood": []}
     for seed in range(3):
-        setup = Chosen(**vars(TOY.setup) | {"training": training, "seed": seed})
-        log, curves, seen, folder = trained_alone(setup, tmp_path)
-        for split, some in steps.items():
-            some.append(best_of(log, key=lambda entry: entry[f"{split}/{metric}"])["step"])
+        setup = SelectedByMetric(**vars(TOY.setup) | {"training": training, "seed": seed})
+        log, curves, trained, folder = train_cell(setup, tmp_path)
+        for split, best_steps in steps.items():
+            best_steps.append(best_of(log, key=lambda entry: entry[f"{split}/{metric}"])["step"])
         best = steps["id"][-1]
-        assert seen.step == curves["best_step"] == best
+        assert trained.step == curves["best_step"] == best
         assert curves["validation"] == best_of(entry[f"id/{metric}"] for entry in log)
-        assert same_weights(seen.model, of_checkpoint(folder, f"step-{best}"))
-        assert not seen.model.training
-    # Neither the last one nor that which is best out of distribution would be the same.
+        assert same_weights(trained.model.state_dict(), weights_in(folder, f"step-{best}"))
+        assert not trained.model.training
+    # The last checkpoint and the best one out of distribution differ from the selected one.
     assert set(steps["id"]) != {40}
     assert steps["id"] != steps["ood"]
 
 
 def test_training_begins_with_the_untrained_model_of_the_seed(tmp_path):
-    still = replace(TOY.setup.training, learning_rate=0.0)
-    setup = replace(TOY.setup, training=still, seed=1)
-    _, _, seen, _ = trained_alone(setup, tmp_path)
-    first = setup.build(torch.Generator().manual_seed(1))
-    assert same_weights(seen.untrained, first.state_dict())
-    assert same_weights(seen.model, first.state_dict())
-    assert not seen.untrained.training
+    without_updates = replace(TOY.setup.training, learning_rate=0.0)
+    setup = replace(TOY.setup, training=without_updates, seed=1)
+    _, _, trained, _ = train_cell(setup, tmp_path)
+    initial = setup.build(torch.Generator().manual_seed(1)).state_dict()
+    assert same_weights(trained.untrained.state_dict(), initial)
+    assert same_weights(trained.model.state_dict(), initial)
+    assert not trained.untrained.training
 
 
-def test_dropout_is_of_the_seed(tmp_path):
-    """Seeds whose weights and examples are the same differ by dropout, and by nothing else."""
+def test_dropout_depends_on_the_seed(tmp_path):
+    """Seeds with the same initial weights and examples differ only by dropout."""
 
-    class Alike(ToySetup):
+    class SameWeights(ToySetup):
         def build(self, generator):
             return super().build(torch.Generator().manual_seed(7))
 
-    SAMPLERS[LargestConfig(n=5)] = OneSeed(LargestConfig(n=5))
+    SAMPLERS[LargestConfig(n=5)] = SameExamples(LargestConfig(n=5))
     for dropout, same in ((0.0, True), (0.5, False)):
         changes = {"dropout": dropout, "task": LargestConfig(n=5)}
-        setups = [Alike(**vars(TOY.setup) | changes | {"seed": seed}) for seed in (0, 1)]
-        first, second = (trained_alone(setup, tmp_path)[3] for setup in setups)
-        assert same == all(
-            torch.equal(one, other)
-            for one, other in zip(
-                of_checkpoint(first, "last").values(),
-                of_checkpoint(second, "last").values(),
-                strict=True,
-            )
-        )
+        setups = [SameWeights(**vars(TOY.setup) | changes | {"seed": seed}) for seed in (0, 1)]
+        folders = [train_cell(setup, tmp_path)[3] for setup in setups]
+        assert same == same_weights(*(weights_in(folder, "last") for folder in folders))
 
 
-class OneSeed(Largest):
-    """Training examples that all seeds share."""
+class SameExamples(Largest):
+    """The task, with the same training examples for all seeds."""
 
     def batch(self, split, index, size, device="cpu"):
         return super().batch(split, index % 2**20, size, device)
@@ -455,7 +452,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tm
     class Poisoned(type(TOY.setup)):
         def loss(self, model, batch, step):
             value = super().loss(model, batch, step)
-            # The root is finite at 0, its gradient is not.
+            # The square root is finite at 0, but its gradient is not.
             return value + (value * 0).sqrt() if step == 19 else value
 
     setup = Poisoned(**vars(TOY.setup))
@@ -467,23 +464,22 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tm
     assert [entry["step"] for entry in log] == [10]
 
 
-def test_two_processes_train_the_models_that_one_would_and_one_writes(tmp_path):
+def test_two_processes_train_the_same_model_as_one_and_one_of_them_writes(tmp_path):
     pytest.importorskip("accelerate")
     script = tmp_path / "script.py"
     script.write_text("from tests.studies.engine.toy import TOY\n"
                       "from studies.engine import main\n"
                       "main(TOY)\n")  # fmt: skip
     changes = ["model=linear", "seed=0", "training.n_steps=10", "training.evaluate_every=10"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script)]
-    words = ["--workers", "1", "--out", str(tmp_path / "two"), *changes]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script)]
+    command += ["--workers", "1", "--out", str(tmp_path / "two"), *changes]
     environment = {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*launch, *words], capture_output=True, text=True, timeout=200,
-        env=os.environ | environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("results and figures") == 1
+    completed = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=200
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count("results and figures") == 1
     run(TOY, changes=changes, resources=Resources(root=tmp_path / "one"))
     one, two = (
         load_file(next((tmp_path / number).glob("models/*/last.safetensors")))

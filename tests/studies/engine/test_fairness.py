@@ -10,7 +10,8 @@ from tests.studies.engine.synthetic import result_of
 from tests.studies.engine.toy import TOY
 
 
-def cells(**columns):
+def cells_with_rates():
+    """Two models at three learning rates; the best rate of `b` is the largest."""
     return [
         {"model": m, "rate": rate, "seed": s, "id": 0.9 - abs(rate - best), "ood": 0.5}
         for m, best in (("a", 0.2), ("b", 0.4))
@@ -19,8 +20,8 @@ def cells(**columns):
     ]
 
 
-def test_a_condition_has_the_values_that_were_tried_and_whether_the_best_lies_at_their_edge():
-    data = assess(result_of(cells(), tuned=("rate",)), None).data
+def test_conditions_have_the_number_of_tuned_values_and_whether_the_best_is_at_the_edge():
+    data = assess(result_of(cells_with_rates(), tuned=("rate",)), None).data
     assert data["values_tried"].to_numpy().tolist() == [3, 3]
     assert data["at_edge"].to_numpy().tolist() == [0, 1]
     assert data["n_seeds"].to_numpy().tolist() == [2, 2]
@@ -28,8 +29,8 @@ def test_a_condition_has_the_values_that_were_tried_and_whether_the_best_lies_at
     assert data["label"].to_numpy().tolist() == ["a", "b"]
 
 
-def test_without_tuned_settings_rates_make_conditions():
-    data = assess(result_of(cells()), None).data
+def test_each_rate_is_a_condition_if_it_is_not_tuned():
+    data = assess(result_of(cells_with_rates()), None).data
     assert data["values_tried"].to_numpy().tolist() == [1] * 6
     assert data["at_edge"].to_numpy().tolist() == [0] * 6
 
@@ -38,33 +39,33 @@ def test_without_tuned_settings_rates_make_conditions():
     ("better", "bound", "expected"),
     [("higher", 0.5, [1, 0]), ("lower", 0.5, [0, 1]), ("higher", 0.1, [1, 1])],
 )
-def test_trained_is_as_good_as_the_bound_in_distribution(better, bound, expected):
-    some = [
+def test_a_condition_is_trained_if_it_reaches_the_bound_in_distribution(better, bound, expected):
+    cells = [
         {"model": m, "seed": s, "id": value + 0.1 * s, "ood": 1 - value}
         for m, value in (("a", 0.8), ("b", 0.2))
         for s in range(2)
     ]
-    data = assess(result_of(some, better=better), TrainedIf(reaches=bound)).data
+    data = assess(result_of(cells, better=better), TrainedIf(reaches=bound)).data
     assert data["trained"].to_numpy().tolist() == expected
 
 
-def test_trained_can_be_a_share_of_a_reference():
-    some = [{"model": "a", "seed": 0, "id": 0.35, "ood": 0.0}]
+def test_the_bound_can_be_a_multiple_of_a_reference():
+    cells = [{"model": "a", "seed": 0, "id": 0.35, "ood": 0.0}]
     for share, expected in ((3.0, 1), (4.0, 0)):
         bound = TrainedIf(reaches=share, share_of="chance")
-        assert assess(result_of(some), bound).data["trained"].item() == expected
+        assert assess(result_of(cells), bound).data["trained"].item() == expected
 
 
-def test_costs_and_success_are_those_of_the_models_with_the_chosen_settings():
-    some = [
+def test_costs_and_training_are_judged_on_the_chosen_settings():
+    cells = [
         {"model": "a", "rate": rate, "seed": s, "id": right, "ood": 0.5, "parameters": n}
         for rate, right, n in ((0.1, 0.9, 100), (0.2, 0.1, 300))
         for s in range(2)
     ]
-    data = assess(result_of(some, tuned=("rate",)), TrainedIf(reaches=0.8)).data
+    data = assess(result_of(cells, tuned=("rate",)), TrainedIf(reaches=0.8)).data
     assert data["parameters"].item() == 100
     assert data["trained"].item() == 1
-    # 100 updates of 8.
+    # 100 updates with 8 examples each.
     assert (data["updates"].item(), data["examples"].item()) == (100, 800)
 
 
@@ -78,22 +79,22 @@ def test_costs_and_success_are_those_of_the_models_with_the_chosen_settings():
         ([0.3], np.nan),
     ],
 )
-def test_late_gain_is_the_share_of_the_last_fifth(values, gain):
+def test_late_gain_is_the_share_of_improvement_in_the_last_fifth(values, gain):
     np.testing.assert_allclose(late_gain(np.array(values)), gain)
 
 
-def test_training_that_stopped_where_it_may_was_not_cut_off():
+def test_training_that_reached_stop_at_has_no_late_gain():
     log = [
         {"step": 10 * n, "loss": 1.0, "learning_rate": 0.1, "seconds": 1.0, "id/accuracy": n / 4}
         for n in range(1, 4)
     ]
     for stop_at, gain in ((None, 0.5), (0.7, 0.0)):
         training = replace(TOY.setup.training, stop_at=stop_at)
-        found = training_dataset(replace(TOY.setup, training=training), log)
-        assert found["late_gain"] == pytest.approx(gain)
+        training_data = training_dataset(replace(TOY.setup, training=training), log)
+        assert training_data["late_gain"] == pytest.approx(gain)
 
 
-def test_what_still_improves_is_said():
-    some = [{"model": m, "seed": 0, "id": 0.5, "ood": 0.5} for m in "ab"]
-    data = assess(result_of(some, late_gain=[0.3, 0.01]), None).data
+def test_conditions_that_still_improve_are_marked():
+    cells = [{"model": m, "seed": 0, "id": 0.5, "ood": 0.5} for m in "ab"]
+    data = assess(result_of(cells, late_gain=[0.3, 0.01]), None).data
     assert data["still_improving"].to_numpy().tolist() == [1, 0]

@@ -1,4 +1,4 @@
-"""What counts as the code of something, on a small package of the test's own."""
+"""Code digests, on a small package that the tests write and edit."""
 
 import functools
 import importlib
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from studies import raven_latent_code
 from studies.engine import fingerprints
+from studies.engine.cells import run_training
 from studies.engine.fingerprints import changed_files, code_of
 
 FILES = {
@@ -88,24 +90,28 @@ def package(tmp_path, monkeypatch, request):
         del sys.modules[key]
 
 
-def user(folder):
+def import_user(folder):
     return importlib.import_module(f"{folder.name}.user")
 
 
-def changed(folder, file, before, after, root="Model"):
-    """The files whose digest changes with an edit."""
-    first = code_of(getattr(user(folder), root))
+def file_names(code):
+    return [Path(path).name for path in code]
+
+
+def changed_by_edit(folder, file, before, after):
+    """The files whose digest, as part of `Model`, changes with an edit."""
+    first = code_of(import_user(folder).Model)
     text = (folder / file).read_text()
     assert before in text
     (folder / file).write_text(text.replace(before, after))
     fingerprints.forget()
-    return [Path(name).name for name in changed_files(first, code_of(getattr(user(folder), root)))]
+    return file_names(changed_files(first, code_of(import_user(folder).Model)))
 
 
-def test_the_code_of_a_class_is_followed_through_modules(package):
-    files = {Path(name).name for name in code_of(user(package).Model)}
-    assert files == {"user.py", "deep.py", "helpers.py", "late.py"}
-    assert {Path(name).name for name in code_of(user(package).measure)} == {"user.py"}
+def test_the_code_of_a_class_is_followed_across_modules(package):
+    module = import_user(package)
+    assert {*file_names(code_of(module.Model))} == {"user.py", "deep.py", "helpers.py", "late.py"}
+    assert file_names(code_of(module.measure)) == ["user.py"]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +125,8 @@ def test_the_code_of_a_class_is_followed_through_modules(package):
         ("deep.py", "class Layer:", "print('a side effect')\n\nclass Layer:"),
     ],
 )
-def test_what_is_run_counts(package, file, before, after):
-    assert changed(package, file, before, after) == [file]
+def test_edits_of_code_that_runs_change_the_digest(package, file, before, after):
+    assert changed_by_edit(package, file, before, after) == [file]
 
 
 @pytest.mark.parametrize(
@@ -136,21 +142,20 @@ def test_what_is_run_counts(package, file, before, after):
         ("user.py", "return 1", "return 2"),
     ],
 )
-def test_what_is_not_run_does_not_count(package, file, before, after):
-    assert changed(package, file, before, after) == []
+def test_edits_of_code_that_does_not_run_keep_the_digest(package, file, before, after):
+    assert changed_by_edit(package, file, before, after) == []
 
 
 def test_instances_count_by_their_class_and_values(package):
-    module = user(package)
+    module = import_user(package)
 
     @dataclass(frozen=True)
     class Holder:
         value: object
 
-    whole = code_of(Holder(module.Model()))
-    assert code_of(module.Model).items() <= whole.items()
+    assert code_of(module.Model).items() <= code_of(Holder(module.Model())).items()
     bound = functools.partial(module.measure, model=module.Model)
-    assert {Path(name).name for name in code_of(bound)} >= {"user.py", "deep.py"}
+    assert {*file_names(code_of(bound))} >= {"user.py", "deep.py"}
     assert code_of({"a": [module.Model]}) == code_of(module.Model)
 
 
@@ -158,31 +163,27 @@ def test_methods_of_builtins_do_not_count():
     assert code_of("{:.1f}".format) == {}
 
 
-def test_libraries_do_not_count():
-    names = code_of(importlib.import_module("studies.engine.cells").run_training)
-    assert "studies/engine/training.py" in names
-    assert all(name.split("/")[0] in fingerprints.PACKAGES for name in names)
-    assert not {f"studies/engine/{name}.py" for name in fingerprints.BOOKKEEPING} & set(names)
+def test_libraries_and_bookkeeping_do_not_count():
+    paths = code_of(run_training)
+    assert "studies/engine/training.py" in paths
+    assert all(path.split("/")[0] in fingerprints.PACKAGES for path in paths)
+    assert not {f"studies/engine/{name}.py" for name in fingerprints.BOOKKEEPING} & set(paths)
 
 
-def test_a_mechanism_counts_for_the_models_that_have_it_and_no_others():
-    setup = importlib.import_module("studies.raven_latent_code").STUDY.setup
-    names = code_of(setup)
-    assert "mechanisms/attention/multi_head.py" in names
-    assert "mechanisms/models/dnc.py" not in names
-    assert "tasks/raven/task.py" in names
-    assert "tasks/expressions/listops.py" not in names
+def test_a_mechanism_counts_only_for_models_that_use_it():
+    paths = code_of(raven_latent_code.STUDY.setup)
+    assert "mechanisms/attention/multi_head.py" in paths
+    assert "mechanisms/models/dnc.py" not in paths
+    assert "tasks/raven/task.py" in paths
+    assert "tasks/expressions/listops.py" not in paths
 
 
-def test_digests_are_those_of_another_process():
+def test_digests_are_the_same_in_another_process():
     script = (
         "from studies.engine.fingerprints import code_of\n"
         "from studies.engine.cells import run_training\n"
         "print(sorted(code_of(run_training).items()))"
     )
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
-    )
-    run_training = importlib.import_module("studies.engine.cells").run_training
-    assert done.stdout.strip() == str(sorted(code_of(run_training).items()))
+    arguments = {"cwd": Path(__file__).parents[3], "capture_output": True, "text": True}
+    process = subprocess.run([sys.executable, "-c", script], **arguments, check=True)
+    assert process.stdout.strip() == str(sorted(code_of(run_training).items()))

@@ -28,7 +28,7 @@ class Other:
     names: tuple[str, ...] = ("a",)
 
 
-def test_equal_configs_have_equal_hashes_and_others_do_not():
+def test_only_equal_configs_have_equal_hashes():
     assert config_hash(Config()) == config_hash(Config())
     assert config_hash(Config()) != config_hash(Config(size=2))
     assert config_hash(Config()) != config_hash(Other())
@@ -36,19 +36,19 @@ def test_equal_configs_have_equal_hashes_and_others_do_not():
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "result.nc"
-    write_atomically(path, lambda place: place.write_text("old"))
+    write_atomically(path, lambda temporary: temporary.write_text("old"))
 
-    def half(place):
-        place.write_text("ne")
+    def fail_halfway(temporary):
+        temporary.write_text("ne")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(RunError, match=r"cannot write .*result.nc: No space left"):
-        write_atomically(path, half)
+        write_atomically(path, fail_halfway)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_set_aside_is_kept(tmp_path):
+def test_earlier_runs_are_kept_under_numbered_names(tmp_path):
     for number in (1, 2):
         write_json(tmp_path / "run" / "config.json", {"number": number})
         set_aside(tmp_path / "run")
@@ -58,20 +58,20 @@ def test_what_is_set_aside_is_kept(tmp_path):
     set_aside(tmp_path / "run")
 
 
-def test_a_folder_is_locked_once(tmp_path):
+def test_a_folder_can_be_locked_only_once_at_a_time(tmp_path):
     with locked(tmp_path), pytest.raises(RunError, match="another process"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="cannot write"), locked(tmp_path / "file" / "run"):
         pass
 
 
-def test_damaged_json_is_told(tmp_path):
+def test_damaged_json_is_an_error_and_a_missing_file_is_empty(tmp_path):
     assert read_json(tmp_path / "none.json") == {}
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config.json is damaged"):

@@ -9,34 +9,34 @@ from studies.engine.measures import configured
 
 
 def counting(trained: Trained, n: int = 20, parts: tuple[int, ...] = (1, 2)):
-    """Tell what it is given.
+    """Return the arguments.
 
     Args:
-        n: examples,
+        n: number of examples,
             or fewer.
-        parts: of them.
+        parts: numbers of the parts.
     """
     return trained, n, parts
 
 
-def bare(trained, n=20):
+def without_annotations(trained, n=20):
     return n
 
 
-def lacking(trained: Trained, n: int, share: float = 0.5):
+def without_a_default(trained: Trained, n: int, share: float = 0.5):
     return n, share
 
 
-def plain(trained: Trained):
-    """Take no settings."""
+def without_settings(trained: Trained):
+    """Return the model."""
     return trained
 
 
-def test_what_a_function_takes_beside_a_model_are_settings():
+def test_parameters_after_the_model_become_settings():
     measure = configured(counting)
     assert settings.describe(measure) == [
-        ("n", 20, "examples, or fewer."),
-        ("parts", (1, 2), "of them."),
+        ("n", 20, "number of examples, or fewer."),
+        ("parts", (1, 2), "numbers of the parts."),
     ]
     assert settings.parse(measure, "parts", "3,4") == ((3, 4),)
     assert measure("model") == ("model", 20, (1, 2))
@@ -47,24 +47,26 @@ def test_what_a_function_takes_beside_a_model_are_settings():
         measure.n = 4
 
 
-def test_without_annotations_settings_are_of_the_type_of_their_defaults():
-    assert settings.parse(configured(bare), "n", "3") == (3,)
+def test_without_annotations_settings_have_the_types_of_their_defaults():
+    measure = configured(without_annotations)
+    assert settings.parse(measure, "n", "3") == (3,)
     with pytest.raises(ValueError, match="n must be of type int, got 'x'"):
-        settings.parse(configured(bare), "n", "x")
+        settings.parse(measure, "n", "x")
 
 
 def test_a_setting_without_a_default_is_refused():
-    with pytest.raises(TypeError, match="the measure lacking must have defaults of n: what"):
-        configured(lacking)
+    message = "all settings of measure without_a_default must have defaults, got n without"
+    with pytest.raises(TypeError, match=message):
+        configured(without_a_default)
 
 
-def test_its_code_is_that_of_the_function_and_it_can_be_sent_to_workers():
-    assert code_of(configured(counting)) == code_of(counting) != code_of(configured(plain))
+def test_a_configured_measure_has_the_code_of_its_function_and_can_be_sent_to_workers():
+    assert code_of(configured(counting)) == code_of(counting)
+    assert code_of(counting) != code_of(configured(without_settings))
     sent = cloudpickle.loads(cloudpickle.dumps(settings.put(configured(counting), {"n": 7})))
     assert sent("model") == ("model", 7, (1, 2))
 
 
-def test_what_has_no_settings_or_has_them_already_stays_as_it_is():
-    measure = configured(counting)
-    for one in (plain, measure, len):
-        assert configured(one) is one
+def test_measures_without_settings_and_configured_ones_are_returned_as_they_are():
+    for measure in (without_settings, configured(counting), len):
+        assert configured(measure) is measure

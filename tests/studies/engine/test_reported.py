@@ -1,4 +1,4 @@
-"""Numbers that papers report: whose settings they are of, and where results show them."""
+"""Numbers reported by papers: which settings they apply to, and where results show them."""
 
 import csv
 
@@ -12,15 +12,15 @@ from tests.contracts.test_studies import STUDIES
 from tests.studies.engine import toy
 
 
-def number(text, value=0.5, split="ood"):
-    return Reported("toy", "accuracy", split, "all", value, text, "Table 1")
+def number(settings_text, value=0.5, split="ood"):
+    return Reported("toy", "accuracy", split, "all", value, settings_text, "Table 1")
 
 
-def test_a_number_is_of_models_with_its_settings():
+def test_a_number_applies_to_models_with_its_settings():
     setup = toy.TOY.setup
     assert number("").is_of(setup)
-    own = f"training.n_steps={setup.training.n_steps} training.clip={setup.training.clip}"
-    assert number(f"model={setup.model} {own}").is_of(setup)
+    training = f"training.n_steps={setup.training.n_steps} training.clip={setup.training.clip}"
+    assert number(f"model={setup.model} {training}").is_of(setup)
     assert number("training=TrainingConfig").is_of(setup)
     assert not number("training=MluConfig").is_of(setup)
     assert not number("model=another").is_of(setup)
@@ -28,14 +28,14 @@ def test_a_number_is_of_models_with_its_settings():
     assert not number(f"model={setup.model} training.n_steps=1").is_of(setup)
 
 
-def test_what_is_reported_stands_beside_scores():
+def test_reported_numbers_are_added_to_scores():
     coords = {"cell": ["a", "b"], "split": ["id", "ood"], "group": ["all", "near"]}
-    about = {"long_name": "share of right answers", "units": "1"}
-    scores = xr.Dataset({"accuracy": (tuple(coords), [[[1, 1], [1, 1]]] * 2, about)}, coords)
+    attrs = {"long_name": "share of right answers", "units": "1"}
+    scores = xr.Dataset({"accuracy": (tuple(coords), [[[1, 1], [1, 1]]] * 2, attrs)}, coords)
     assert "accuracy_paper" not in with_reported(scores.copy(), [[], []])
-    # The task of the smallest presets need not have all of the paper's splits.
-    found = with_reported(scores.copy(), [[], [number(""), number("", split="far")]])
-    paper = found["accuracy_paper"]
+    # Small presets may lack some of the paper's splits, here "far".
+    numbers = [[], [number(""), number("", split="far")]]
+    paper = with_reported(scores.copy(), numbers)["accuracy_paper"]
     assert paper.sel(cell="b", split="ood", group="all") == 0.5
     assert int(paper.notnull().sum()) == 1
     assert paper.attrs == {"long_name": "share of right answers, paper", "units": "1"}
@@ -60,9 +60,9 @@ def test_an_unknown_experiment_is_an_error():
         engine.reported("mittal_2021", "image")
 
 
-def reached(cell, settings_of_one):
-    """The cell with settings that are given as text; None where it has no such settings."""
-    pairs = [one.split("=") for one in settings_of_one.split()]
+def with_settings(cell, settings_text):
+    """The cell with settings given as text; None if it does not have them."""
+    pairs = [setting.split("=") for setting in settings_text.split()]
     try:
         values = {
             path: settings.parse(cell, path, text)[0]
@@ -74,20 +74,21 @@ def reached(cell, settings_of_one):
         return None
 
 
-def test_every_number_can_be_reached_by_settings():
-    """A setting that is misspelt would match nothing, and no column would show the number."""
+def test_every_reported_number_applies_to_some_cell():
+    """A misspelt setting would match no cell, so that no result would show the number."""
     cells = {}
     for study in (parameter.values[0] for parameter in STUDIES):
         for preset in {"laptop", *study.presets}:
             cell = study.plan(preset).cells[0]
             cells[type(cell), type(getattr(cell, "task", None))] = cell
-    missed, n_known = set(), 0
-    for setup in {setup for setup, _ in cells}:
-        n_known += len(setup.reported)
-        for one in setup.reported:
-            found = (reached(cell, one.settings) for cell in cells.values() if type(cell) is setup)
-            if not any(cell is not None and one.is_of(cell) for cell in found):
-                missed.add(one)
-    assert missed == set()
-    written = sum(len(list(csv.DictReader(path.open()))) for path in PAPERS.glob("*.csv"))
-    assert n_known == written
+    unmatched, n_reported = set(), 0
+    for setup_class in {setup_class for setup_class, _ in cells}:
+        n_reported += len(setup_class.reported)
+        own_cells = [cell for cell in cells.values() if type(cell) is setup_class]
+        for reported in setup_class.reported:
+            candidates = (with_settings(cell, reported.settings) for cell in own_cells)
+            if not any(cell is not None and reported.is_of(cell) for cell in candidates):
+                unmatched.add(reported)
+    assert unmatched == set()
+    n_in_files = sum(len(list(csv.DictReader(path.open()))) for path in PAPERS.glob("*.csv"))
+    assert n_reported == n_in_files

@@ -25,7 +25,7 @@ def result(folder):
     return read_result(folder / "result.nc")
 
 
-def test_a_result_has_all_groups_and_says_how_it_was_made(result, folder):
+def test_a_result_has_all_groups_and_attributes_of_its_provenance(result, folder):
     assert set(GROUPS) <= set(result.children)
     assert {"weights", "weights_along_training", "hidden"} <= set(result.children)
     assert set(ATTRIBUTES) <= set(result.attrs)
@@ -60,7 +60,7 @@ def test_scores_have_intervals_groups_and_references(result):
     assert (abs(counts.sel(group="first") - 1024) < 150).all()
 
 
-def test_measures_along_training_are_of_the_kept_checkpoints(result):
+def test_measures_along_training_are_taken_at_the_kept_checkpoints(result):
     sizes = result["weights_along_training"]["size"]
     assert sizes["train_step"].to_numpy().tolist() == [10, 30]
     trained = sizes.sel(control="trained").transpose("cell", "train_step").to_numpy()
@@ -69,7 +69,7 @@ def test_measures_along_training_are_of_the_kept_checkpoints(result):
     assert (untrained[:, 0] == untrained[:, 1]).all()
 
 
-def test_training_says_when_the_best_was_and_what_it_cost(result):
+def test_training_and_costs_agree_with_the_curves_and_the_architecture(result):
     training = result["training"].to_dataset()
     assert training["train_step"].to_numpy().tolist() == [10, 20, 30, 40]
     curve = training["accuracy"].sel(split="id", group="all")
@@ -81,14 +81,15 @@ def test_training_says_when_the_best_was_and_what_it_cost(result):
     np.testing.assert_array_equal(costs["operations"], [128, 128, 32, 32])
 
 
-def test_the_summary_is_over_seeds(result):
+def test_the_summary_has_means_over_seeds(result):
     mean = result["summary"]["mean"].sel(reading="accuracy, id").to_numpy()
     values = result["scores"]["accuracy"].sel(split="id", group="all").to_numpy()
     np.testing.assert_allclose(mean, [values[:2].mean(), values[2:].mean()])
     np.testing.assert_array_equal(result["summary"]["n_seeds"].sel(reading="accuracy, id"), [2, 2])
 
 
-def broken(result, change):
+def schema_error(result, change):
+    """The message of the SchemaError for a result with a change."""
     copy = result.copy(deep=True)
     change(copy)
     with pytest.raises(SchemaError) as error:
@@ -96,7 +97,7 @@ def broken(result, change):
     return str(error.value)
 
 
-def test_what_does_not_follow_the_schema_is_refused(result):
+def test_results_that_do_not_follow_the_schema_are_refused(result):
     check_result(result)
 
     def drop_attribute(tree):
@@ -105,14 +106,14 @@ def test_what_does_not_follow_the_schema_is_refused(result):
     def drop_group(tree):
         del tree["claims"]
 
-    def unnamed(tree):
+    def drop_long_name(tree):
         tree["costs"]["parameters"].attrs.clear()
 
     def unknown_dim(tree):
         data = tree["hidden"].to_dataset().assign(x=("thing", [1.0], {"long_name": "x"}))
         tree["hidden"] = xr.DataTree(data)
 
-    def crossed(tree):
+    def swap_bounds(tree):
         data = tree["scores"].to_dataset()
         low, high = data["accuracy_low"], data["accuracy_high"]
         tree["scores"] = xr.DataTree(data.assign(accuracy_low=high, accuracy_high=low))
@@ -129,17 +130,17 @@ def test_what_does_not_follow_the_schema_is_refused(result):
     for change, message in (
         (drop_attribute, "attribute seeds is missing"),
         (drop_group, "group claims is missing"),
-        (unnamed, "/costs: parameters has no long_name"),
-        (unknown_dim, "dim thing is none of the schema's"),
-        (crossed, "accuracy_low is above accuracy_high"),
-        (one_bound, "/scores: accuracy has one bound"),
+        (drop_long_name, "/costs: parameters has no long_name"),
+        (unknown_dim, "dim thing is not in the schema and has no coordinate"),
+        (swap_bounds, "accuracy_low is above accuracy_high"),
+        (one_bound, "/scores: accuracy has only one bound"),
         (other_cells, "groups have different cells"),
-        (other_version, "schema_version is 1, not 2"),
+        (other_version, "schema_version must be 2, got 1"),
     ):
-        assert message in broken(result, change)
+        assert message in schema_error(result, change)
 
 
-def test_cells_with_other_labels_are_joined():
+def test_cells_with_different_labels_are_joined_with_nan():
     def cell(steps, values, extra=None):
         data = xr.Dataset({"loss": ("train_step", values)}, {"train_step": steps})
         groups = {"training": data}

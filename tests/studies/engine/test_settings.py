@@ -8,12 +8,12 @@ from studies.engine import settings
 
 @dataclass(frozen=True)
 class Inner:
-    """Something inside.
+    """A nested config.
 
     Args:
-        rate: how fast,
-            in steps.
-        kind: of which kind.
+        rate: the rate,
+            per step.
+        kind: the kind.
     """
 
     rate: float = 0.1
@@ -25,9 +25,9 @@ class Outer:
     """A config.
 
     Args:
-        inner: inside.
+        inner: the nested config.
         sizes: several numbers.
-        limit: the most.
+        limit: the upper limit.
         flag, name: a switch, and a name.
 
     Raises:
@@ -45,7 +45,7 @@ class Outer:
             raise ValueError("limit must not be 13")
 
 
-def test_settings_are_read_and_put_by_their_full_names():
+def test_settings_are_accessed_by_dotted_paths():
     assert settings.get(Outer(), "inner.rate") == 0.1
     changed = settings.put(Outer(), {"inner.rate": 0.5, "inner.kind": "b", "limit": 4})
     assert changed == Outer(inner=Inner(0.5, "b"), limit=4)
@@ -72,9 +72,9 @@ def test_a_group_and_one_of_its_settings_can_be_put_together():
     ],
 )
 def test_text_becomes_values_of_the_settings_type(path, text, values):
-    found = settings.parse(Outer(), path, text)
-    assert found == values
-    assert [type(one) for one in found] == [type(one) for one in values]
+    parsed = settings.parse(Outer(), path, text)
+    assert parsed == values
+    assert list(map(type, parsed)) == list(map(type, values))
 
 
 @pytest.mark.parametrize(
@@ -92,24 +92,24 @@ def test_wrong_text_is_refused(path, text, message):
         settings.parse(Outer(), path, text)
 
 
-def test_validation_of_the_config_counts():
+def test_changed_configs_are_validated():
     with pytest.raises(ValueError, match="limit must not be 13"):
         settings.put(Outer(), {"limit": 13})
 
 
-def test_settings_are_described_by_their_docstrings():
-    said = {name: about for name, _, about in settings.describe(Outer())}
-    assert said == {
-        "inner.rate": "how fast, in steps.",
-        "inner.kind": "of which kind.",
+def test_settings_are_documented_by_docstrings():
+    documentation = {name: text for name, _, text in settings.describe(Outer())}
+    assert documentation == {
+        "inner.rate": "the rate, per step.",
+        "inner.kind": "the kind.",
         "sizes": "several numbers.",
-        "limit": "the most.",
+        "limit": "the upper limit.",
         "flag": "a switch, and a name.",
         "name": "a switch, and a name.",
     }
 
 
-def test_configs_as_json_values_tell_their_classes_apart():
+def test_json_values_of_configs_include_their_class():
     @dataclass(frozen=True)
     class Other:
         rate: float = 0.1

@@ -6,12 +6,13 @@ from studies.engine import Claim, Preset, Study, metric
 from tests.studies.engine.toy import TOY, LargestConfig, Weights
 
 
-def described(plan):
+def cells_of(plan):
+    """The model, width, seed and learning rate of each cell."""
     return [(cell.model, cell.width, cell.seed, cell.training.learning_rate) for cell in plan.cells]
 
 
 def test_cells_are_all_combinations_of_the_axes():
-    assert described(TOY.plan()) == [
+    assert cells_of(TOY.plan()) == [
         ("mlp", 8, 0, 0.01),
         ("mlp", 8, 1, 0.01),
         ("linear", 8, 0, 0.01),
@@ -21,33 +22,33 @@ def test_cells_are_all_combinations_of_the_axes():
 
 def test_any_setting_can_be_an_axis():
     plan = TOY.plan("laptop", ["width=4,8", "model=mlp", "seed=3"])
-    assert described(plan) == [("mlp", 4, 3, 0.01), ("mlp", 8, 3, 0.01)]
+    assert cells_of(plan) == [("mlp", 4, 3, 0.01), ("mlp", 8, 3, 0.01)]
     assert [plan.coordinates(cell)["width"] for cell in plan.cells] == [4, 8]
     nested = TOY.plan("laptop", ["task.shift=0.5,1.5", "model=mlp", "seed=0"])
     assert [cell.task.shift for cell in nested.cells] == [0.5, 1.5]
     assert nested.axes["shift"] == "task.shift"
 
 
-def test_the_same_setting_again_is_a_further_value():
+def test_the_values_of_a_repeated_setting_add_up():
     plan = TOY.plan("laptop", ["training.keep_at=10", "training.keep_at=20,30", "seed=0"])
     assert [cell.training.keep_at for cell in plan.cells[:2]] == [(10,), (20, 30)]
     assert plan.coordinates(plan.cells[1])["keep_at"] == "20,30"
 
 
-def test_what_does_not_apply_makes_no_cells_of_its_own():
+def test_a_setting_that_does_not_apply_to_a_model_makes_no_cells():
     plan = TOY.plan("laptop", ["width=4,8", "seed=0"])
-    assert described(plan) == [("mlp", 4, 0, 0.01), ("mlp", 8, 0, 0.01), ("linear", 4, 0, 0.01)]
+    assert cells_of(plan) == [("mlp", 4, 0, 0.01), ("mlp", 8, 0, 0.01), ("linear", 4, 0, 0.01)]
     assert plan.coordinates(plan.cells[2])["width"] is None
 
 
-def test_settings_that_follow_from_others_give_way_to_axes_and_to_the_command_line():
+def test_axes_and_the_command_line_win_over_implied_settings():
     where = {"model": {"linear": "training.learning_rate=0.3 task.shift=2.0"}}
     study = replace(TOY, where=where)
-    assert described(study.plan("laptop", ["seed=0"]))[1] == ("linear", 8, 0, 0.3)
+    assert cells_of(study.plan("laptop", ["seed=0"]))[1] == ("linear", 8, 0, 0.3)
     assert study.plan("laptop", ["seed=0"]).cells[1].task.shift == 2.0
-    told = study.plan("laptop", ["seed=0", "training.learning_rate=0.7"])
-    assert {cell.training.learning_rate for cell in told.cells} == {0.7}
-    assert {one[3] for one in described(study.plan("rates"))} == {1e-3, 1e-2}
+    changed = study.plan("laptop", ["seed=0", "training.learning_rate=0.7"])
+    assert {cell.training.learning_rate for cell in changed.cells} == {0.7}
+    assert {rate for *_, rate in cells_of(study.plan("rates"))} == {1e-3, 1e-2}
 
 
 def test_presets_change_settings_of_cells_and_measures():
@@ -55,18 +56,18 @@ def test_presets_change_settings_of_cells_and_measures():
     assert plan.cells[0].width == 16
     assert plan.measures["weights"] == Weights(30)
     assert plan.measures["scores"].n_test == 4096
-    told = TOY.plan("wide", ["weights.n=7", "scores.n_test=50"])
-    assert (told.measures["weights"].n, told.measures["scores"].n_test) == (7, 50)
+    measures = TOY.plan("wide", ["weights.n=7", "scores.n_test=50"]).measures
+    assert (measures["weights"].n, measures["scores"].n_test) == (7, 50)
 
 
-def test_a_preset_can_have_a_setup_and_grids_of_its_own():
+def test_a_preset_can_replace_the_setup_and_the_grids():
     setup = replace(TOY.setup, task=LargestConfig(n=6))
     preset = Preset(setup=setup, grids=({"seed": (5,)}, {"width": (2, 3)}))
     plan = replace(TOY, presets={"other": preset}).plan("other")
     assert [(c.task.n, c.seed, c.width) for c in plan.cells] == [(6, 5, 8), (6, 0, 2), (6, 0, 3)]
 
 
-def test_the_folder_follows_from_all_settings():
+def test_the_name_of_the_folder_depends_on_all_settings():
     names = {
         TOY.plan(preset, changes).folder_name
         for preset, changes in (
@@ -88,11 +89,11 @@ def test_the_folder_follows_from_all_settings():
         ("laptop", "sed=0", "unknown setting 'sed'; nearest are seed"),
         ("laptop", "weights.m=0", "unknown setting 'weights.m'; nearest are weights.n"),
         ("laptop", "wieghts.n=0", "unknown setting 'wieghts.n'; nearest are weights.n"),
-        ("laptop", "seed", "a setting looks like key=value, got 'seed'"),
+        ("laptop", "seed", "settings must look like key=value, got 'seed'"),
         ("laptop", "seed=0,0", "values of seed must be different"),
         ("laptop", "seed=", "values of seed must be different"),
         ("laptop", "seed=2000", "seed must be a whole number from 0 to 1023, got 2000"),
-        ("laptop", "weights.n=1,2", "weights.n is a measure's and no axis"),
+        ("laptop", "weights.n=1,2", "weights.n must have a single value"),
         ("laptop", "model=tree", "model must be one of mlp, linear, got 'tree'"),
         ("laptop", "training.n_steps=0", "n_steps must be at least 1, got 0"),
         ("laptop", "n_validation=0", "n_validation must be at least 1, got 0"),
@@ -113,20 +114,20 @@ def test_wrong_settings_are_refused(preset, change, message):
         ({"claims": TOY.claims * 2}, "claims must have different statements"),
     ],
 )
-def test_studies_that_contradict_themselves_are_refused(changes, message):
+def test_inconsistent_studies_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(TOY, **changes)
 
 
-def test_a_study_without_a_table_shows_each_metric_on_each_split():
-    plain = Study(name="plain", question="?", setup=TOY.setup, grids=({},))
-    labels = [row.label for row in plain.table.rows]
+def test_the_default_table_shows_each_metric_on_each_split():
+    study = Study(name="plain", question="?", setup=TOY.setup, grids=({},))
+    labels = [row.label for row in study.table.rows]
     assert labels == ["accuracy, id", "accuracy, ood", "loss, id", "loss, ood"]
 
 
-def test_claims_need_one_side_to_compare_with():
-    same = {"statement": "s", "source": "ours", "reading": metric("accuracy", "id"), "of": {}}
-    with pytest.raises(ValueError, match="either exceeds or equals"):
-        Claim(**same)
+def test_claims_need_exceeds_or_equals_and_a_margin():
+    claim = {"statement": "s", "source": "ours", "reading": metric("accuracy", "id"), "of": {}}
+    with pytest.raises(ValueError, match="either exceeds or equals must be given, got"):
+        Claim(**claim)
     with pytest.raises(ValueError, match="margin must be at least 0"):
-        Claim(**same, equals=0.5)
+        Claim(**claim, equals=0.5)

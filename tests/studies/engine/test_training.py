@@ -38,7 +38,7 @@ class Batch:
 
 
 def sample(step, size):
-    """Which of four inputs is the largest."""
+    """A batch of the task: which of four inputs is the largest?"""
     inputs = torch.randn(size, 1, 4, generator=torch.Generator().manual_seed(step))
     return Batch(inputs, inputs.argmax(-1), torch.ones(size, 1, dtype=torch.bool))
 
@@ -59,6 +59,7 @@ def small_model():
 
 
 def run(folder, *, config=CONFIG, model=None, **changes):
+    """Train a small model, or the given one, with `changes` of the arguments of `train`."""
     model = small_model() if model is None else model
     arguments = {
         "config": config,
@@ -74,7 +75,7 @@ def run(folder, *, config=CONFIG, model=None, **changes):
     return model, log
 
 
-def weights(folder, name="last"):
+def tensors_in(folder, name="last"):
     return load_file(folder / f"{name}.safetensors")
 
 
@@ -82,7 +83,7 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_agrees_with_a_plain_loop(tmp_path):
+def test_training_agrees_with_a_plain_pytorch_loop(tmp_path):
     config = replace(CONFIG, n_steps=12, evaluate_every=12, beta2=0.9, clip=0.4)
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -92,8 +93,8 @@ def test_agrees_with_a_plain_loop(tmp_path):
     run(tmp_path / "run", config=config, model=model)
 
     decayed = [p for n, p in copy.named_parameters() if n.endswith("weight")]
-    rest = [p for n, p in copy.named_parameters() if n.endswith("bias")]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest}]
+    biases = [p for n, p in copy.named_parameters() if n.endswith("bias")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": biases}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.9))
     optimizer.param_groups[1]["weight_decay"] = 0.0
     norms = []
@@ -108,8 +109,8 @@ def test_agrees_with_a_plain_loop(tmp_path):
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(copy.parameters(), 0.4))
         optimizer.step()
-    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
+    for parameter, expected in zip(model.parameters(), copy.parameters(), strict=True):
+        assert torch.allclose(parameter, expected, atol=1e-6)
     assert min(norms) < 0.4 < max(norms)
 
 
@@ -124,77 +125,79 @@ def test_learns_and_logs(tmp_path):
     assert evaluate(model.eval())["id/accuracy"] == best["id/accuracy"]
 
 
-def test_the_log_has_the_mean_loss_since_the_evaluation_before(tmp_path):
+def test_the_log_has_the_mean_loss_since_the_previous_evaluation(tmp_path):
     losses, modes = [], []
 
-    def noting(model, batch, step):
+    def recording_objective(model, batch, step):
         value = objective(model, batch, step)
         losses.append(value.item())
         modes.append(model.training)
         return value
 
-    def evaluating(model):
+    def recording_evaluate(model):
         modes.append(model.training)
         return evaluate(model)
 
-    config = replace(CONFIG, n_steps=25)
-    _, log = run(tmp_path / "run", config=config, objective=noting, evaluate=evaluating)
+    _, log = run(
+        tmp_path / "run",
+        config=replace(CONFIG, n_steps=25),
+        objective=recording_objective,
+        evaluate=recording_evaluate,
+    )
     assert [entry["step"] for entry in log] == [10, 20, 25]
     for entry, part in zip(log, (losses[:10], losses[10:20], losses[20:]), strict=True):
         assert entry["loss"] == pytest.approx(sum(part) / len(part), rel=1e-5)
-    # Without dropout where it is evaluated, and with it right after that.
+    # Evaluation mode for evaluations, and training mode right after them.
     assert modes == [*[True] * 10, False, *[True] * 10, False, *[True] * 5, False]
 
 
-def test_every_step_of_every_seed_has_random_numbers_of_its_own(tmp_path):
-    def drawn(seed):
+def test_random_numbers_depend_on_the_step_and_the_seed_alone(tmp_path):
+    def random_numbers(seed, folder):
         numbers = []
 
-        def noting(model, batch, step):
+        def recording_objective(model, batch, step):
             numbers.append(torch.rand(()).item())
             return objective(model, batch, step)
 
-        run(tmp_path / f"{len(found)}", objective=noting, seed=seed)
+        run(folder, objective=recording_objective, seed=seed)
         return numbers
 
-    found = []
-    for seed in (0, 0, 1):
-        found.append(drawn(seed))
-    assert found[0] == found[1]
-    assert len({*found[0], *found[2]}) == 2 * CONFIG.n_steps
+    first, again, other = (
+        random_numbers(seed, tmp_path / name) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert first == again
+    assert len({*first, *other}) == 2 * CONFIG.n_steps
 
 
-def test_the_mask_takes_targets_out():
+def test_masked_targets_do_not_count():
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     batch = sample(0, 2)
     mask = torch.tensor([[True, False, True], [False, False, True]])
     targets = torch.tensor([[0, 1, 2], [3, 0, 1]])
     loss = cross_entropy(logits, Batch(batch.inputs, targets, mask))
-    picked = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    assert loss == pytest.approx(-picked[mask].mean().item())
+    log_probabilities = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    assert loss == pytest.approx(-log_probabilities[mask].mean().item())
 
 
-def test_going_on_from_a_checkpoint_ends_in_the_same_weights(tmp_path):
-    whole, _ = run(tmp_path / "whole")
+def interrupted(step, size):
+    """A sampler that interrupts training at step 27."""
+    if step == 27:
+        raise KeyboardInterrupt
+    return sample(step, size)
 
-    class Stop(Exception):
-        pass
 
-    def interrupted(step, size):
-        if step == 27:
-            raise Stop
-        return sample(step, size)
-
-    with pytest.raises(Stop):
+def test_a_resumed_run_ends_in_the_same_weights(tmp_path):
+    uninterrupted, _ = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", sample=interrupted)
     resumed, log = run(tmp_path / "parts")
     assert [entry["step"] for entry in log] == [10, 20, 30, 40]
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
-    assert same(dict(whole.named_parameters()), dict(resumed.named_parameters()))
+    assert same(tensors_in(tmp_path / "whole"), tensors_in(tmp_path / "parts"))
+    assert same(dict(uninterrupted.named_parameters()), dict(resumed.named_parameters()))
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
-    """kill -9 in the middle of training."""
+def test_a_killed_process_ends_in_the_same_weights_when_run_again(tmp_path):
+    """The process gets SIGKILL in the middle of training."""
     script = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -218,13 +221,13 @@ t.run(Path(sys.argv[1]), sample=slow)
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert weights(folder)["step/0.weight"] < CONFIG.n_steps
+    assert tensors_in(folder)["step/0.weight"] < CONFIG.n_steps
     run(folder)
-    assert same(weights(tmp_path / "whole"), weights(folder))
+    assert same(tensors_in(tmp_path / "whole"), tensors_in(folder))
     assert not list(folder.glob(".last*"))
 
 
-def test_a_finished_run_is_not_run_again(tmp_path):
+def test_a_finished_run_is_not_repeated(tmp_path):
     run(tmp_path / "run")
 
     def never(step, size):
@@ -232,10 +235,10 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 
     model, log = run(tmp_path / "run", sample=never)
     assert len(log) == 4
-    assert torch.equal(model[0].weight, weights(tmp_path / "run")["model/0.weight"])
+    assert torch.equal(model[0].weight, tensors_in(tmp_path / "run")["model/0.weight"])
 
 
-def test_training_ends_early_where_it_may_and_is_not_taken_up_again(tmp_path):
+def test_training_ends_early_at_stop_at_and_is_not_resumed(tmp_path):
     config = replace(CONFIG, n_steps=300, stop_at=0.85)
     model, log = run(tmp_path / "run", config=config)
     assert log[-1]["id/accuracy"] >= 0.85
@@ -244,24 +247,31 @@ def test_training_ends_early_where_it_may_and_is_not_taken_up_again(tmp_path):
     again, same_log = run(tmp_path / "run", config=config)
     assert same_log == log
     assert same(again.state_dict(), model.state_dict())
-    _, whole = run(tmp_path / "full", config=replace(config, stop_at=None))
-    figures = [[entry["loss"], entry["id/accuracy"]] for entry in whole]
-    assert figures[: len(log)] == [[entry["loss"], entry["id/accuracy"]] for entry in log]
+    _, full_log = run(tmp_path / "full", config=replace(config, stop_at=None))
+    metrics = [[entry["loss"], entry["id/accuracy"]] for entry in full_log]
+    assert metrics[: len(log)] == [[entry["loss"], entry["id/accuracy"]] for entry in log]
 
 
-def test_the_learning_rate_falls_to_its_share():
+def test_the_learning_rate_decays_to_its_final_share():
     steps = (0, 4, 5, 22, 39, 100)
-    kept = replace(CONFIG, final_learning_rate=1.0)
-    assert [kept.learning_rate_at(step) for step in steps[1:]] == [1e-2] * 5
-    falling = replace(CONFIG, final_learning_rate=0.2)
-    rates = [falling.learning_rate_at(step) for step in steps]
+    constant = replace(CONFIG, final_learning_rate=1.0)
+    assert [constant.learning_rate_at(step) for step in steps[1:]] == [1e-2] * 5
+    decaying = replace(CONFIG, final_learning_rate=0.2)
+    rates = [decaying.learning_rate_at(step) for step in steps]
     assert rates[0] == pytest.approx(2e-3)
     assert rates[1:3] == pytest.approx([1e-2, 1e-2])
     halfway = 5 + 35 // 2
     progress = (halfway - 5) / 35
     expected = 1e-2 * (0.2 + 0.8 * (1 + math.cos(math.pi * progress)) / 2)
-    assert falling.learning_rate_at(halfway) == pytest.approx(expected)
+    assert decaying.learning_rate_at(halfway) == pytest.approx(expected)
     assert rates[-1] == pytest.approx(2e-3)
+
+
+def assert_last_good_checkpoint(folder):
+    """Check that the checkpoint of step 10 is there, with finite tensors."""
+    tensors = tensors_in(folder)
+    assert tensors["step/0.weight"] == 10
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
@@ -271,79 +281,68 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
 
     with pytest.raises(TrainingError, match="not finite after a step between 10 and 19"):
         run(tmp_path / "run", sample=poisoned)
-    kept = weights(tmp_path / "run")
-    assert kept["step/0.weight"] == 10
-    assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert_last_good_checkpoint(tmp_path / "run")
     _, log = run(tmp_path / "run")
     assert log[-1]["step"] == 40
 
 
 def test_a_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path):
-    """Just before a checkpoint is due: the loss is finite still, the weights are not."""
+    """Right before a checkpoint is due; the loss is still finite, the weights are not."""
 
-    def objective(model, batch, step):
-        value = cross_entropy(model(batch.inputs), batch)
+    def poisoned(model, batch, step):
+        value = objective(model, batch, step)
         return value + (value * 0).sqrt() if step == 19 else value
 
     with pytest.raises(TrainingError, match="a gradient is not finite after a step between 10 and"):
-        run(tmp_path / "run", objective=objective)
-    kept = weights(tmp_path / "run")
-    assert kept["step/0.weight"] == 10
-    assert all(tensor.isfinite().all() for tensor in kept.values())
+        run(tmp_path / "run", objective=poisoned)
+    assert_last_good_checkpoint(tmp_path / "run")
 
 
-def test_lower_can_be_better(tmp_path):
-    def loss(model):
+def test_a_metric_can_be_better_if_it_is_lower(tmp_path):
+    def evaluate_loss(model):
         return {"id/loss": 1 - evaluate(model)["id/accuracy"]}
 
-    changes = {"evaluate": loss, "select": "id/loss", "sign": -1}
+    changes = {"evaluate": evaluate_loss, "select": "id/loss", "sign": -1}
     config = replace(CONFIG, learning_rate=0.3, stop_at=0.15, n_steps=300)
     model, log = run(tmp_path / "run", config=config, **changes)
     assert log[-1]["id/loss"] == min(entry["id/loss"] for entry in log) <= 0.15
     assert log[-1]["step"] < 300
     load_weights(model, tmp_path / "run" / "best.safetensors")
-    assert loss(model.eval())["id/loss"] == log[-1]["id/loss"]
+    assert evaluate_loss(model.eval())["id/loss"] == log[-1]["id/loss"]
 
 
-def test_weights_are_kept_where_they_are_asked_for_also_after_an_interruption(tmp_path):
+def test_weights_are_kept_at_keep_at_also_in_a_resumed_run(tmp_path):
     config = replace(CONFIG, keep_at=(3, 20, 25, 1000))
     run(tmp_path / "whole", config=config)
-    kept = {path.name for path in (tmp_path / "whole").glob("step-*")}
-    assert kept == {f"step-{step}.safetensors" for step in (3, 20, 25)}
-
-    def interrupted(step, size):
-        if step == 27:
-            raise KeyboardInterrupt
-        return sample(step, size)
-
+    names = {path.name for path in (tmp_path / "whole").glob("step-*")}
+    assert names == {f"step-{step}.safetensors" for step in (3, 20, 25)}
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", config=config, sample=interrupted)
-    checkpoint = weights(tmp_path / "parts")
+    checkpoint = tensors_in(tmp_path / "parts")
     assert checkpoint["step/0.weight"] == 20
-    kept = weights(tmp_path / "parts", "step-20")
-    assert same(kept, {k: v for k, v in checkpoint.items() if k.startswith("model/")})
+    weights = {k: v for k, v in checkpoint.items() if k.startswith("model/")}
+    assert same(tensors_in(tmp_path / "parts", "step-20"), weights)
     run(tmp_path / "parts", config=config)
     for name in ("step-3", "step-20", "step-25", "last"):
-        assert same(weights(tmp_path / "whole", name), weights(tmp_path / "parts", name))
+        assert same(tensors_in(tmp_path / "whole", name), tensors_in(tmp_path / "parts", name))
     run(tmp_path / "plain")
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "plain"))
+    assert same(tensors_in(tmp_path / "whole"), tensors_in(tmp_path / "plain"))
 
 
-def test_parameters_that_are_not_trained_go_on_from_a_checkpoint_too(tmp_path):
-    def model():
-        net = small_model()
-        net[0].bias.requires_grad = False
-        return net
+def test_a_run_with_frozen_parameters_can_be_resumed(tmp_path):
+    def frozen_bias():
+        model = small_model()
+        model[0].bias.requires_grad = False
+        return model
 
-    whole, _ = run(tmp_path / "whole", model=model())
+    trained, _ = run(tmp_path / "whole", model=frozen_bias())
     short = replace(CONFIG, n_steps=20)
-    run(tmp_path / "parts", config=short, model=model(), identity=f"{CONFIG}")
-    assert torch.equal(whole[0].bias, model()[0].bias)
-    parts = tmp_path / "parts"
-    assert not {"step/0.bias"} & set(weights(parts))
-    resumed, log = run(parts, config=short, model=model(), identity=f"{CONFIG}")
+    run(tmp_path / "parts", config=short, model=frozen_bias(), identity=f"{CONFIG}")
+    assert torch.equal(trained[0].bias, frozen_bias()[0].bias)
+    assert "step/0.bias" not in tensors_in(tmp_path / "parts")
+    resumed, log = run(tmp_path / "parts", config=short, model=frozen_bias(), identity=f"{CONFIG}")
     assert log[-1]["step"] == 20
-    assert torch.equal(resumed[0].bias, whole[0].bias)
+    assert torch.equal(resumed[0].bias, trained[0].bias)
 
 
 def test_checkpoints_of_other_configs_are_refused(tmp_path):
@@ -362,16 +361,16 @@ def test_a_truncated_checkpoint_is_refused_and_kept(tmp_path):
     assert path.read_bytes() == content
 
 
-def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_leaves_existing_files_alone(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run(folder, config=replace(CONFIG, n_steps=40))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     longer = tmp_path / "longer"
 
-    def full(*arguments):
+    def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("studies.engine.checkpoints.save_file", full)
+    monkeypatch.setattr("studies.engine.checkpoints.save_file", fail)
     with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
         run(longer)
     assert not list(longer.glob("*.safetensors"))
@@ -380,24 +379,24 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path, monkeypa
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="cannot write"):
         run(tmp_path / "file" / "run")
 
 
-def test_two_processes_do_not_share_a_folder(tmp_path):
+def test_two_processes_cannot_lock_the_same_folder(tmp_path):
     script = "import sys; from filelock import FileLock; FileLock(sys.argv[1], timeout=0).acquire()"
     with locked(tmp_path / "run"):
-        words = [sys.executable, "-c", script, str(tmp_path / "run" / ".lock")]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert "could not be acquired" in done.stderr
+        command = [sys.executable, "-c", script, str(tmp_path / "run" / ".lock")]
+        completed = subprocess.run(command, capture_output=True, text=True)
+        assert "could not be acquired" in completed.stderr
         with (
-            pytest.raises(RunError, match="another process is at work in"),
+            pytest.raises(RunError, match="another process is using"),
             locked(tmp_path / "run"),
         ):
             pass
-    assert subprocess.run(words).returncode == 0
+    assert subprocess.run(command).returncode == 0
 
 
 def test_dropout_leaves_the_global_random_state_alone(tmp_path):
@@ -407,8 +406,8 @@ def test_dropout_leaves_the_global_random_state_alone(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_compiled_training_leaves_the_eager_model_to_hooks(tmp_path, monkeypatch):
-    """The step goes through the compiled handle, evaluation through the model itself."""
+def test_compiled_training_leaves_the_eager_model_uncompiled(tmp_path, monkeypatch):
+    """Training steps use the compiled handle, evaluations the model itself."""
     calls = []
 
     def compile_stub(model):
@@ -423,7 +422,7 @@ def test_compiled_training_leaves_the_eager_model_to_hooks(tmp_path, monkeypatch
     assert not model._forward_hooks
 
 
-def test_bfloat16_trains(tmp_path):
+def test_training_in_bfloat16_keeps_float32_weights(tmp_path):
     model, log = run(tmp_path / "run", config=replace(CONFIG, precision="bf16"))
     assert model[0].weight.dtype == torch.float32
     assert math.isfinite(log[-1]["loss"])

@@ -20,33 +20,40 @@ from tests.studies.engine.toy import TOY
 ROOT = Path(__file__).parents[3]
 
 
-# Several at once. What jobs do, they write down: they run in other processes.
+# Jobs run in other processes, so they record their calls in a file.
 
 
-def note(folder, text):
-    with (folder / "notes").open("a") as file:
+def record(folder, text):
+    with (folder / "calls").open("a") as file:
         file.write(f"{text}\n")
 
 
-def notes(folder):
-    return Counter((folder / "notes").read_text().split("\n")[:-1])
+def recorded(folder):
+    """How often each text was recorded."""
+    return Counter((folder / "calls").read_text().split("\n")[:-1])
 
 
 def works(folder, name, *, seconds=0.0):
-    note(folder, name)
+    record(folder, name)
     time.sleep(seconds)
 
 
 def raises(folder, name, *, error):
-    note(folder, name)
+    record(folder, name)
     raise error
 
 
 def dies(folder, name, *, times):
-    note(folder, name)
-    if notes(folder)[name] <= times:
+    record(folder, name)
+    if recorded(folder)[name] <= times:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def records_process(folder):
+    record(folder, os.getpid())
+    time.sleep(0.3)
+    return 3
 
 
 def call(jobs, n, *, scheduler=None, names=None):
@@ -56,7 +63,7 @@ def call(jobs, n, *, scheduler=None, names=None):
 
 @pytest.fixture(scope="module")
 def scheduler():
-    """The address of a scheduler with two workers, and the repository as their directory."""
+    """The address of a dask scheduler with two workers."""
     from distributed import LocalCluster
 
     with LocalCluster(
@@ -70,30 +77,25 @@ def scheduler():
         yield cluster.scheduler_address
 
 
-def writes_process(folder):
-    note(folder, os.getpid())
-    time.sleep(0.3)
-    return 3
-
-
-def test_a_process_that_dies_costs_only_its_job(scheduler, tmp_path):
-    work = [functools.partial(works, tmp_path, f"work {n}", seconds=0.1) for n in range(20)]
-    jobs = [functools.partial(dies, tmp_path, "death", times=1), *work]
+def test_the_death_of_a_process_repeats_only_its_job(scheduler, tmp_path):
+    names = [f"work {n}" for n in range(20)]
+    jobs = [functools.partial(works, tmp_path, name, seconds=0.1) for name in names]
+    jobs = [functools.partial(dies, tmp_path, "death", times=1), *jobs]
     call(jobs, 1, scheduler=scheduler)
-    once = [f"work {n}" for n in range(20)]
-    assert notes(tmp_path) == {"death": 2} | dict.fromkeys(once, 1)
+    assert recorded(tmp_path) == {"death": 2} | dict.fromkeys(names, 1)
 
 
-def test_this_process_works_beside_the_others_and_they_live_on(tmp_path):
+def test_this_process_is_one_of_the_workers_and_the_others_persist(tmp_path):
+    job, own = functools.partial(records_process, tmp_path), str(os.getpid())
     with Workers(2) as workers:
-        assert workers.call([functools.partial(writes_process, tmp_path)] * 40) == [3] * 40
-        done = notes(tmp_path)
-        assert sum(done.values()) == 40
-        assert len(done) == 2
-        assert done[str(os.getpid())] >= 5
-        workers.call([functools.partial(writes_process, tmp_path)] * 4)
-    assert notes(tmp_path).keys() == done.keys()
-    assert notes(tmp_path)[str(os.getpid())] < done[str(os.getpid())] + 4
+        assert workers.call([job] * 40) == [3] * 40
+        first = recorded(tmp_path)
+        assert sum(first.values()) == 40
+        assert len(first) == 2
+        assert first[own] >= 5
+        workers.call([job] * 4)
+    assert recorded(tmp_path).keys() == first.keys()
+    assert recorded(tmp_path)[own] < first[own] + 4
 
 
 def test_results_are_in_the_order_of_the_jobs(scheduler):
@@ -101,25 +103,27 @@ def test_results_are_in_the_order_of_the_jobs(scheduler):
     assert call(jobs, 1) == call(jobs, 1, scheduler=scheduler) == [2**n for n in range(10)]
 
 
-def test_with_one_worker_the_first_error_ends_it(tmp_path):
-    jobs = [functools.partial(works, tmp_path, "a"),
-            functools.partial(raises, tmp_path, "b", error=KeyError("b")),
-            functools.partial(works, tmp_path, "c")]  # fmt: skip
+def test_with_one_worker_the_first_error_stops_the_jobs(tmp_path):
+    jobs = [
+        functools.partial(works, tmp_path, "a"),
+        functools.partial(raises, tmp_path, "b", error=KeyError("b")),
+        functools.partial(works, tmp_path, "c"),
+    ]
     with pytest.raises(KeyError):
         call(jobs, 1)
-    assert notes(tmp_path) == {"a": 1, "b": 1}
+    assert recorded(tmp_path) == {"a": 1, "b": 1}
 
 
-def test_an_error_in_this_process_waits_for_the_others_too(tmp_path):
+def test_an_error_in_this_process_is_raised_after_all_jobs(tmp_path):
     jobs = [functools.partial(raises, tmp_path, "b", error=RunError("broken"))]
     jobs += [functools.partial(works, tmp_path, name) for name in "cde"]
     with pytest.raises(RunError, match=r"job 0: broken \(1 of 4 failed\)"):
         call(jobs, 2)
-    assert notes(tmp_path) == dict.fromkeys("bcde", 1)
+    assert recorded(tmp_path) == dict.fromkeys("bcde", 1)
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "expected"),
     [
         (TrainingError("not finite"), TrainingError),
         (RunError("not finite"), RunError),
@@ -128,7 +132,7 @@ def test_an_error_in_this_process_waits_for_the_others_too(tmp_path):
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
-def test_an_error_waits_until_the_others_are_done(error, kind, scheduler, tmp_path):
+def test_an_error_is_raised_after_all_jobs(error, expected, scheduler, tmp_path):
     jobs = [
         functools.partial(works, tmp_path, "a"),
         functools.partial(raises, tmp_path, "b", error=error),
@@ -136,29 +140,29 @@ def test_an_error_waits_until_the_others_are_done(error, kind, scheduler, tmp_pa
         *[functools.partial(works, tmp_path, name, seconds=0.2) for name in "defg"],
     ]
     message = r"model b: .*not finite.* \(2 of 7 failed\)"
-    with pytest.raises(kind, match=message) as caught:
+    with pytest.raises(expected, match=message) as caught:
         call(jobs, 1, scheduler=scheduler, names=[f"model {name}" for name in "abcdefg"])
-    assert type(caught.value) is kind
+    assert type(caught.value) is expected
     assert isinstance(caught.value.__cause__, type(error))
-    # The traceback leads into the job.
+    # The traceback reaches into the job.
     assert any(
         entry.name == "raises"
         for entry in pytest.ExceptionInfo.from_exception(caught.value.__cause__).traceback
     )
-    assert notes(tmp_path) == dict.fromkeys("abcdefg", 1)
+    assert recorded(tmp_path) == dict.fromkeys("abcdefg", 1)
 
 
-def test_a_job_that_always_dies_is_given_up_and_no_other_is(scheduler, tmp_path):
+def test_only_a_job_whose_process_always_dies_is_given_up(scheduler, tmp_path):
     jobs = [
         functools.partial(dies, tmp_path, "death", times=99),
         *[functools.partial(works, tmp_path, name, seconds=2) for name in "abc"],
     ]
     with pytest.raises(RunError, match=r"^job 0: its process died 2 times.* \(1 of 4 failed\)"):
         call(jobs, 1, scheduler=scheduler)
-    assert notes(tmp_path) == {"death": 2} | dict.fromkeys("abc", 1)
+    assert recorded(tmp_path) == {"death": 2} | dict.fromkeys("abc", 1)
 
 
-def test_a_scheduler_that_is_not_there(tmp_path):
+def test_a_missing_scheduler_is_an_error(tmp_path):
     with pytest.raises(RunError, match="there is no dask scheduler at 'nowhere'"):
         call([functools.partial(works, tmp_path, "a")], 1, scheduler="nowhere")
 
@@ -179,7 +183,7 @@ if __name__ == "__main__":
     process = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environment)
     try:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "notes").exists() or notes(tmp_path)["a"] < 2:
+        while not (tmp_path / "calls").exists() or recorded(tmp_path)["a"] < 2:
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.05)
@@ -191,8 +195,8 @@ if __name__ == "__main__":
     assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
-def test_a_study_on_a_schedulers_workers_has_the_same_result(scheduler, tmp_path, monkeypatch):
-    # Not a path that the workers would find as it is.
+def test_a_study_on_a_scheduler_has_the_same_result(scheduler, tmp_path, monkeypatch):
+    # The root is a relative path, and the workers have another working directory.
     monkeypatch.chdir(tmp_path)
     changes = ["training.n_steps=20", "scores.n_test=200"]
     readings = {"ood": metric("accuracy", "ood")}

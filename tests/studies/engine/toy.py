@@ -1,4 +1,4 @@
-"""A small study: which of four numbers is the largest? It trains in a second."""
+"""A small study that trains in a second: which of four numbers is the largest?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ SPLITS = ("train", "id", "ood")
 
 @dataclass(frozen=True)
 class LargestConfig:
-    """Args: n: numbers; shift: what is added to those of `ood`; size: of the splits, 0: no end."""
+    """The config of `Largest`.
+
+    Args:
+        n: how many numbers an example has.
+        shift: added to the numbers of `ood`.
+        size: examples per split; 0: endless.
+    """
 
     n: int = 4
     shift: float = 0.5
@@ -35,17 +41,15 @@ class LargestConfig:
 
 
 class Largest:
-    """The task; of a finite split example number k is always the same."""
+    """The task. It records all batches that are drawn."""
 
     def __init__(self, config: LargestConfig):
         self.config = config
-        self.drawn: list[tuple[str, int, int]] = []
 
     def batch(self, split, index, size, device="cpu"):
-        self.drawn.append((split, index, size))
         if self.config.size and split != "train":
             numbers = torch.arange(index * size, (index + 1) * size) % self.config.size
-            inputs = torch.stack([self._one(split, int(number)) for number in numbers])
+            inputs = torch.cat([self._draw(split, int(number), 1) for number in numbers])
         else:
             inputs = self._draw(split, index, size)
             numbers = torch.full((size,), index)
@@ -55,23 +59,20 @@ class Largest:
 
     def _draw(self, split, index, size):
         seed = 3 * (index % 2**32) + SPLITS.index(split)
-        random = torch.Generator().manual_seed(seed + index // 2**30 * 7919)
+        generator = torch.Generator().manual_seed(seed + index // 2**30 * 7919)
         shift = self.config.shift * (split == "ood")
-        return torch.randn(size, 1, self.config.n, generator=random) + shift
-
-    def _one(self, split, number):
-        return self._draw(split, number, 1)[0]
+        return torch.randn(size, 1, self.config.n, generator=generator) + shift
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToySetup(Setup):
-    """A perceptron.
+    """A multi-layer perceptron, or a linear model.
 
     Args:
         model: `mlp`, or `linear`, to which width and dropout do not apply.
-        task: which numbers.
-        width: hidden units.
-        dropout: of them.
+        task: the task.
+        width: number of hidden units.
+        dropout: dropout rate of the hidden units.
     """
 
     task: LargestConfig = LargestConfig()
@@ -107,10 +108,10 @@ class ToySetup(Setup):
             return nn.Sequential(hidden, nn.ReLU(), drop, nn.Linear(self.width, n))
 
     def scores(self, output, batch, split):
-        one = torch.ones(len(batch))
+        ones = torch.ones(len(batch))
         loss = nn.functional.cross_entropy(output[:, 0], batch.targets[:, 0], reduction="none")
-        return {"accuracy": ((output.argmax(-1) == batch.targets)[:, 0].float(), one),
-                "loss": (loss, one)}  # fmt: skip
+        right = (output.argmax(-1) == batch.targets)[:, 0].float()
+        return {"accuracy": (right, ones), "loss": (loss, ones)}
 
     def groups(self, batch):
         return {"first": batch.latents["position"] == 0}
@@ -124,10 +125,10 @@ SAMPLERS: dict[LargestConfig, Largest] = {}
 
 @dataclass(frozen=True)
 class Weights:
-    """The mean size of the first layer's weights, trained and untrained.
+    """The mean magnitude of the first layer's weights, trained and untrained.
 
     Args:
-        n: examples whose mean input is told.
+        n: examples for the mean input.
     """
 
     n: int = 20
@@ -148,11 +149,10 @@ class Weights:
 
 
 def only_mlp(trained):
-    """Something that only one of the models has."""
+    """The width, which only one of the models has."""
     if trained.setup.model != "mlp":
         return None
-    about = {"long_name": "width"}
-    return xr.Dataset({"hidden": ((), trained.setup.width, about)})
+    return xr.Dataset({"hidden": ((), trained.setup.width, {"long_name": "width"})})
 
 
 TRAINING = TrainingConfig(
