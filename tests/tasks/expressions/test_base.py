@@ -230,7 +230,7 @@ def test_every_prefix_is_balanced(label_list, seed):
     for prefix in range(1, len(labels) + 1):
         for label in set(label_list):
             expected = prefix * label_list.count(label) / len(label_list)
-            # Each labels is at most half an example off, and all others round as well.
+            # Each label is at most half an example off, and all others round as well.
             assert abs((labels[order[:prefix]] == label).sum() - expected) <= 2
 
 
