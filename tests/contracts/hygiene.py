@@ -1,4 +1,4 @@
-"""What a study must not do with its examples: looked for while it trains and measures."""
+"""Detection of breaches of data hygiene: which examples a study draws in training and measures."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ SHORT = (
 
 
 class Recorder:
-    """A sampler that notes which batches are drawn, and whether the engine draws them."""
+    """A sampler that records which batches are drawn, and whether the engine draws them."""
 
     def __init__(self, sampler, calls):
         self._sampler, self._calls = sampler, calls
@@ -30,9 +30,9 @@ class Recorder:
             frames.append((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
             frame = frame.f_back
         by_engine = frames[0][0] == "examples.py"
-        # What guessing gives may be counted on training examples; no model sees them.
-        known = any(name == "references" for _, name in frames)
-        if not known:
+        # References such as chance may be computed on training examples; no model sees them.
+        for_references = any(name == "references" for _, name in frames)
+        if not for_references:
             self._calls.append((split, index, size, by_engine))
         return self._sampler.batch(split, index, size, device)
 
@@ -41,82 +41,80 @@ class Recorder:
 
 
 def breaches(study, preset, folder, monkeypatch):
-    """What a study does wrong in its first cell, in words: nothing if all is well."""
+    """Messages about all breaches in the first cell of a study; empty if there are none."""
     setups = study.plan(preset, [*SHORT, "seed=0,1"]).cells
     setup = setups[0]
-    other = next(one for one in setups if one.seed == 1 and one.model == setup.model)
+    other = next(other for other in setups if other.seed == 1 and other.model == setup.model)
     calls = []
     sampler = type(setup).sampler
     monkeypatch.setattr(type(setup), "sampler", lambda self: Recorder(sampler(self), calls))
-    found = [] if initial_weights_differ(setup, other) else ["both seeds have the same weights"]
-    Cell(setup, root=folder).train()
-    found += training_breaches(setup, calls)
-    cell, drawn = Cell(setup, root=folder), {}
-    fresh = {}
+    messages = []
+    if have_equal_weights(initial_model(setup, "cpu"), initial_model(other, "cpu")):
+        messages.append("both seeds have the same weights")
+    cell = Cell(setup, root=folder)
+    cell.train()
+    messages += training_breaches(setup, calls)
+    calls_of_measures = {}
     for name, measure in study.plan(preset, SHORT).measures.items():
         calls.clear()
-        trained = trained_of(cell, name)
-        fresh[name] = trained
+        trained = trained_for(name, cell)
         measure(trained)
-        drawn[name] = list(calls)
+        calls_of_measures[name] = list(calls)
         if any(split == TRAIN for split, *_ in calls):
-            found.append(f"measure {name} draws from train")
+            messages.append(f"measure {name} draws from train")
         if not all(by_engine for *_, by_engine in calls):
-            found.append(f"measure {name} draws batches by itself")
-    found += stream_breaches(setup, drawn)
-    first = next(iter(fresh.values()))
-    pairs = zip(first.model.parameters(), first.untrained.parameters(), strict=True)
-    if all(torch.equal(a, b) for a, b in pairs):
-        found.append("the untrained model has the trained model's weights")
-    return found
+            messages.append(f"measure {name} draws batches by itself")
+        if name == "scores" and have_equal_weights(trained.model, trained.untrained):
+            messages.append("the untrained model has the trained model's weights")
+    return messages + stream_breaches(setup, calls_of_measures)
 
 
-def initial_weights_differ(first, second):
-    pairs = zip(
-        initial_model(first, "cpu").parameters(),
-        initial_model(second, "cpu").parameters(),
-        strict=True,
-    )
-    return any(not torch.equal(a, b) for a, b in pairs)
+def have_equal_weights(first, second):
+    return all(map(torch.equal, first.parameters(), second.parameters()))
 
 
 def training_breaches(setup, calls):
-    """Of training: it draws one batch of `train` a step, and the validation examples."""
-    found = []
-    steps = [index for split, index, _, _ in calls if split == TRAIN]
-    if sorted(set(steps)) != [0, 1] or len(steps) != 2:
-        found.append(f"training draws batches {steps} of train, not 0 and 1")
+    """Breaches in training, which draws one batch of `train` a step, and validation examples."""
+    messages = []
+    steps = [index for split, index, *_ in calls if split == TRAIN]
+    if sorted(steps) != [0, 1]:
+        messages.append(f"training draws batches {steps} of train, not 0 and 1")
     if not all(by_engine for *_, by_engine in calls):
-        found.append("training draws batches by itself")
+        messages.append("training draws batches by itself")
+    n_batches = -(-setup.n_validation // setup.at_once)
     for split in {split for split, *_ in calls} - {TRAIN}:
         if split not in setup.splits:
-            found.append(f"training draws from {split}, which is not scored")
-        ends = [(index + 1) * size for one, index, size, _ in calls if one == split]
-        room = -(-setup.n_validation // setup.at_once) * setup.at_once
-        if setup.size(split) is None and {i for s, i, *_ in calls if s == split} != {0}:
-            found.append(f"training draws more than the validation examples of {split}")
-        if setup.size(split) is not None and max(ends) > room:
-            found.append(f"training draws more than the validation examples of {split}")
-    return found
+            messages.append(f"training draws from {split}, which is not scored")
+        draws = [(index, size) for drawn, index, size, _ in calls if drawn == split]
+        if setup.size(split) is None:
+            too_many = any(index != 0 for index, _ in draws)
+        else:
+            last = max((index + 1) * size for index, size in draws)
+            too_many = last > n_batches * setup.at_once
+        if too_many:
+            messages.append(f"training draws more than the validation examples of {split}")
+    return messages
 
 
-def stream_breaches(setup, drawn):
-    """Of streams: no batch is drawn for two measures, or for one that chooses."""
-    seen = {}
-    found = []
-    for name, calls in drawn.items():
-        for split, index, _, _ in calls:
+def stream_breaches(setup, calls_of_measures):
+    """Breaches in endless splits, whose batches belong to validation or to a single measure."""
+    owners = {}
+    messages = []
+    for name, calls in calls_of_measures.items():
+        for split, index, *_ in calls:
             if setup.size(split) is not None:
                 continue
             if index == 0:
-                found.append(f"measure {name} sees the validation examples of {split}")
-            if seen.setdefault((split, index), name) != name:
-                found.append(f"measures {name} and {seen[split, index]} share examples of {split}")
-    return found
+                messages.append(f"measure {name} sees the validation examples of {split}")
+            owner = owners.setdefault((split, index), name)
+            if owner != name:
+                messages.append(f"measures {name} and {owner} share examples of {split}")
+    return messages
 
 
-def trained_of(cell, name):
+def trained_for(measure, cell):
+    """The argument of a measure, for the trained model of a cell."""
     model = initial_model(cell.setup, "cpu")
     load_weights(model, cell.folder / "best.safetensors")
-    fresh = Examples(cell.setup, "cpu").fresh(name)
+    fresh = Examples(cell.setup, "cpu").fresh(measure)
     return Trained(cell.setup, model.eval(), 2, "cpu", fresh)

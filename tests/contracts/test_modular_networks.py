@@ -1,4 +1,4 @@
-"""Task, network and probes together, where the truth is known: modules that are the operations."""
+"""Tasks, modular networks and probes together, with modules that compute the true operations."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ import probes
 import tasks
 
 TASK = tasks.MathEquations(tasks.MathEquationsConfig(n_ood=400, n_points=500))
-PERMUTED = (3, 0, 4, 1, 2)
-"""The operation of each module."""
+OPERATION_OF_MODULE = (3, 0, 4, 1, 2)
 
 
 def network(**changes):
-    names = tuple(TASK.operations[operation] for operation in PERMUTED)
+    """A network whose modules are the operations of the task, permuted, with an oracle router."""
+    names = tuple(TASK.operations[operation] for operation in OPERATION_OF_MODULE)
     matching = mechanisms.MatchingConfig(d_key=8)
     config = mechanisms.ModularNetworkConfig(
         **{
@@ -36,65 +36,69 @@ def network(**changes):
 
 
 def true_paths(batch):
-    """The module that is the operation which each layer should perform."""
-    module_of = torch.tensor(PERMUTED).argsort()
-    return module_of[batch.latents["operator"]]
+    """The module with the right operation, for each example and layer."""
+    module_of_operation = torch.tensor(OPERATION_OF_MODULE).argsort()
+    return module_of_operation[batch.latents["operator"]]
 
 
-def planted():
-    """A structural oracle whose queries match the module of the right operation."""
+def network_with_true_router():
+    """A network whose router always chooses the module with the right operation."""
     model = network()
-    n = len(PERMUTED)
+    n = len(OPERATION_OF_MODULE)
     with torch.no_grad():
         for parameter in (model.W_E, model.b_E, model.router.W_Q):
             parameter.zero_()
         model.W_E[1 : 1 + n, :n] = torch.eye(n)
         model.router.W_Q[:, :n, :n] = torch.eye(n)
         model.router.matching.keys.zero_()
-        for module, operation in enumerate(PERMUTED):
+        for module, operation in enumerate(OPERATION_OF_MODULE):
             model.router.matching.keys[:, module, operation] = 10
     return model
 
 
-def routing(model, batch):
+def module_choice(model, batch):
+    """The routing decisions, one-hot [example, layer, module]."""
     choice = probes.Quantity("layers.*.hook_module_choice", dims=("example", "module"))
     return probes.capture(model, [batch], {"choice": choice})["choice"]
+
+
+def routed_paths(model, batch):
+    """The module that the router chooses, for each example and layer."""
+    return torch.from_numpy(module_choice(model, batch).argmax("module").to_numpy())
 
 
 @pytest.mark.parametrize("method", ["exact", "beam", "best_first"])
 def test_true_operations_have_a_path_without_loss(method):
     model, batch = network(), TASK.batch("ood", 0, 300)
-    routed = torch.from_numpy(routing(model, batch).argmax("module").to_numpy())
-    found = probes.search_paths(model, batch.inputs, batch.targets, routed=routed, method=method)
-    assert found["best_loss"].max() < 1e-10
-    assert found["routed_loss"].mean() > 0.01
+    routed = routed_paths(model, batch)
+    paths = probes.search_paths(model, batch.inputs, batch.targets, routed=routed, method=method)
+    assert paths["best_loss"].max() < 1e-10
+    assert paths["routed_loss"].mean() > 0.01
     with torch.no_grad():
         errors = (model(batch.inputs) - batch.targets).square()[:, 0]
-    assert np.allclose(found["routed_loss"], errors, atol=1e-5)
-    regret = found["routed_loss"] - found["best_loss"]
-    assert np.allclose(found["regret"].sum("layer"), regret, atol=1e-6)
+    assert np.allclose(paths["routed_loss"], errors, atol=1e-5)
+    regret = paths["routed_loss"] - paths["best_loss"]
+    assert np.allclose(paths["regret"].sum("layer"), regret, atol=1e-6)
 
 
-def test_the_path_of_a_task_gives_the_permutation_back():
+def test_the_best_path_of_each_task_recovers_the_permutation():
     model, batch = network(), TASK.batch("ood", 0, 1000)
-    learned = network(
-        n_modules=5, pool=mechanisms.MlpPoolConfig(d_mlp=16)
-    )  # modules that know nothing
+    untrained = network(n_modules=5, pool=mechanisms.MlpPoolConfig(d_mlp=16))
     scores = probes.score_paths(
         model,
         batch.inputs,
         batch.targets,
         routed=true_paths(batch),
         task=batch.latents["task"],
-        untrained=learned,
+        untrained=untrained,
     )
-    module_of = np.argsort(PERMUTED)
+    module_of_operation = np.argsort(OPERATION_OF_MODULE)
     for task in scores["task"].to_numpy():
         operators = TASK.combinations[task]
         path = scores["task_path"].sel(control="trained", task=task).to_numpy()
-        # The square of the second operand is the same, whatever came before.
+        # The square of the second operand does not depend on the first layer's result.
         if TASK.operations[operators[1]] != "square_second":
-            assert path.tolist() == module_of[operators].tolist()
+            assert path.tolist() == module_of_operation[operators].tolist()
     loss = scores["loss"]
     assert loss.sel(control="trained", path=["sample", "task", "routed"]).max() < 1e-10
     assert loss.sel(control="trained", path="mean") > 0.1
@@ -103,19 +107,22 @@ def test_the_path_of_a_task_gives_the_permutation_back():
 
 def test_a_few_labels_find_the_path_that_the_router_misses():
     model, batch = network(), TASK.batch("ood", 0, 1000)
-    routed = torch.from_numpy(routing(model, batch).argmax("module").to_numpy())
     adapted = probes.adapt_paths(
-        model, batch.inputs, batch.targets, routed=routed, task=batch.latents["task"]
+        model,
+        batch.inputs,
+        batch.targets,
+        routed=routed_paths(model, batch),
+        task=batch.latents["task"],
     )
     assert adapted["gap_closed"].sel(examples=64) == pytest.approx(1, abs=1e-6)
     assert adapted["gap_closed"].sel(examples=1) > 0.5
 
 
-def test_a_planted_router_is_fully_specialized():
-    model, batch = planted(), TASK.batch("ood", 0, 500)
+def test_the_true_router_is_fully_specialized():
+    model, batch = network_with_true_router(), TASK.batch("ood", 0, 500)
     with torch.no_grad():
         assert (model(batch.inputs) - batch.targets).abs().max() < 1e-5
-    choice = routing(model, batch)
+    choice = module_choice(model, batch)
     expected = one_hot(true_paths(batch), 5)
     assert np.array_equal(choice.transpose("example", "layer", "module"), expected)
     operation = xr.DataArray(batch.latents["operator"].numpy(), dims=("example", "layer"))
@@ -123,11 +130,11 @@ def test_a_planted_router_is_fully_specialized():
     observed = scores.sel(control="observed", layer="pooled")
     for name in ("specialization", "collapse", "assignment_accuracy"):
         assert observed[name] == pytest.approx(1)
-    assert observed["assignment"].to_numpy().tolist() == np.argsort(PERMUTED).tolist()
+    assert observed["assignment"].to_numpy().tolist() == np.argsort(OPERATION_OF_MODULE).tolist()
 
 
 @pytest.mark.parametrize("bottleneck", ["oracle", "attention", "none"])
-def test_the_search_walks_the_paths_that_hooks_take(bottleneck):
+def test_the_search_agrees_with_hooks_that_set_each_path(bottleneck):
     pool = mechanisms.MlpPoolConfig(d_mlp=8)
     model = network(pool=pool, functional_bottleneck=bottleneck)
     batch = TASK.batch("ood", 0, 40)
@@ -144,10 +151,10 @@ def test_the_search_walks_the_paths_that_hooks_take(bottleneck):
             with torch.no_grad():
                 answers = model.run_with_hooks(batch.inputs, fwd_hooks=hooks)
             losses.append((answers - batch.targets).square()[:, 0].numpy())
-    routed = torch.from_numpy(routing(model, batch).argmax("module").to_numpy())
-    found = probes.search_paths(model, batch.inputs, batch.targets, routed=routed)
-    assert np.allclose(found["best_loss"], np.min(losses, axis=0), atol=1e-6)
-    assert np.allclose(found["mean_loss"], np.mean(losses, axis=0), atol=1e-5)
-    number = found["best_path"].to_numpy() @ [5, 1]
-    chosen = np.array(losses)[number, np.arange(40)]
-    assert np.allclose(chosen, found["best_loss"], atol=1e-6)
+    routed = routed_paths(model, batch)
+    paths = probes.search_paths(model, batch.inputs, batch.targets, routed=routed)
+    assert np.allclose(paths["best_loss"], np.min(losses, axis=0), atol=1e-6)
+    assert np.allclose(paths["mean_loss"], np.mean(losses, axis=0), atol=1e-5)
+    path_numbers = paths["best_path"].to_numpy() @ [5, 1]
+    losses_of_best = np.array(losses)[path_numbers, np.arange(40)]
+    assert np.allclose(losses_of_best, paths["best_loss"], atol=1e-6)

@@ -1,4 +1,4 @@
-"""What holds for everything that the packages export."""
+"""Contracts that hold for everything that the packages export."""
 
 import ast
 import importlib
@@ -36,10 +36,10 @@ def test_packages_do_not_import_one_another(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_imports_nothing_heavy(package):
     script = f"import sys, {package}; print(*sys.modules)"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    assert not {"torch", "transformer_lens", "sklearn", "xarray"} & set(done.stdout.split())
+    assert not {"torch", "transformer_lens", "sklearn", "xarray"} & set(process.stdout.split())
 
 
 @pytest.mark.parametrize(("package", "name"), EXPORTS, ids=lambda x: getattr(x, "__name__", x))
@@ -48,7 +48,7 @@ def test_exports_exist_and_are_documented(package, name):
     assert name in dir(package)
     if inspect.isclass(export) or inspect.isfunction(export):
         assert inspect.getdoc(export), name
-        # A dataclass without a docstring of its own is given its signature.
+        # The docstring of a dataclass without its own is its signature.
         assert not (export.__doc__ or "").startswith(f"{name}("), name
 
 
@@ -93,7 +93,8 @@ TASKS = [
 ]
 
 
-def read_by_model(batch):
+def inputs_of(batch):
+    """The inputs of a batch as a tuple."""
     return batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
 
 
@@ -104,22 +105,22 @@ def test_batches_are_pure_functions_and_name_their_latents(task):
     for split in task.splits:
         first, second = task.batch(split, 3, 5), task.batch(split, 3, 5)
         other = task.batch(split, 4, 5)
-        assert all(map(torch.equal, read_by_model(first), read_by_model(second)))
+        assert all(map(torch.equal, inputs_of(first), inputs_of(second)))
         assert torch.equal(first.targets, second.targets)
-        assert not all(map(torch.equal, read_by_model(first), read_by_model(other)))
+        assert not all(map(torch.equal, inputs_of(first), inputs_of(other)))
         assert len(first) == 5
         assert first.mask.dtype == torch.bool
         assert first.latents
         for name, latent in first.latents.items():
             assert latent.shape[0] == 5, name
             assert torch.equal(latent, second.latents[name])
-        assert [len(piece) for piece in first.parts(2)] == [2, 2, 1]
-        pieces = zip(*map(read_by_model, first.parts(2)), strict=True)
-        assert all(map(torch.equal, map(torch.cat, pieces), read_by_model(first)))
-        part = first[1:3]
-        for some, every in zip(read_by_model(part), read_by_model(first), strict=True):
-            assert torch.equal(some, every[1:3])
+        assert [len(part) for part in first.parts(2)] == [2, 2, 1]
+        inputs_of_parts = zip(*map(inputs_of, first.parts(2)), strict=True)
+        assert all(map(torch.equal, map(torch.cat, inputs_of_parts), inputs_of(first)))
+        sliced = first[1:3]
+        for sliced_input, full_input in zip(inputs_of(sliced), inputs_of(first), strict=True):
+            assert torch.equal(sliced_input, full_input[1:3])
         assert all(
-            torch.equal(part.latents[name], first.latents[name][1:3]) for name in part.latents
+            torch.equal(sliced.latents[name], first.latents[name][1:3]) for name in sliced.latents
         )
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,4 +1,4 @@
-"""Every model that `mechanisms` exports can be captured from, decoded and patched."""
+"""Every model that `mechanisms` exports works with `probes.capture` and `probes.interchange`."""
 
 import numpy as np
 import pytest
@@ -53,8 +53,41 @@ MODELS = [
 ]
 
 
+def assert_capture_agrees_with_cache(model, batches, cache):
+    """Check that all hooks, captured from batches, equal the cache of the last examples."""
+    quantities = {
+        name: probes.Quantity(
+            name, dims=("example", *(f"{name}_{axis}" for axis in range(1, cache[name].ndim)))
+        )
+        for name in model.hook_dict
+    }
+    data = probes.capture(model, batches, quantities)
+    for name in model.hook_dict:
+        expected = cache[name].detach()
+        captured = torch.from_numpy(data[name].to_numpy())[-len(expected) :]
+        assert torch.allclose(captured, expected, atol=1e-6), name
+
+
+def patch_all_positions(model, base, source, *, hooks, answer, answers):
+    """How often the answer becomes that of the source when hooks are patched at all positions.
+
+    Returns:
+        [site]: the rate for each of `hooks`, and for `none`.
+    """
+    result = probes.interchange(
+        model,
+        base,
+        source,
+        hooks=hooks,
+        where=torch.ones(1, 1, 1, dtype=torch.bool),
+        answer=answer,
+        outcomes={"source": answers},
+    )
+    return result["rate"].sel(outcome="source")
+
+
 @pytest.mark.parametrize("model", MODELS)
-def test_capture_keeps_what_the_cache_shows_for_all_positions(model):
+def test_captured_patterns_agree_with_the_cache(model):
     quantity = probes.Quantity(
         "blocks.*.attn.hook_pattern", dims=("example", "head", "query_pos", "key_pos")
     )
@@ -64,35 +97,34 @@ def test_capture_keeps_what_the_cache_shows_for_all_positions(model):
     for number, batch in enumerate(batches):
         _, cache = model.run_with_cache(batch.inputs)
         for layer in range(model.config.n_layers):
-            ours = data["pattern"].isel(example=slice(5 * number, 5 * number + 5), layer=layer)
-            theirs = cache[f"blocks.{layer}.attn.hook_pattern"].detach().numpy()
-            assert np.allclose(ours, theirs, atol=1e-6)
+            captured = data["pattern"].isel(example=slice(5 * number, 5 * number + 5), layer=layer)
+            cached = cache[f"blocks.{layer}.attn.hook_pattern"].detach().numpy()
+            assert np.allclose(captured, cached, atol=1e-6)
         rules = data["rule"].isel(example=slice(5 * number, 5 * number + 5))
         assert np.array_equal(rules, batch.latents["rule"])
 
 
 def ranking(logits):
-    """The order of all logits: two untrained models' best answers are often the same."""
+    """The order of all logits: the argmax of an untrained model is often the same everywhere."""
     return logits.argsort(-1)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_patching_everything_from_the_source_gives_the_sources_answers(model):
+def test_patching_all_positions_gives_the_answers_of_the_source(model):
     base, source = (TASK.batch("id", index, 20) for index in (0, 1))
     with torch.no_grad():
         answers = ranking(model(source.inputs))
     last = model.config.n_layers - 1
-    result = probes.interchange(
+    rate = patch_all_positions(
         model,
         base.inputs,
         source.inputs,
         hooks={"stream": f"blocks.{last}.hook_resid_post", "embedding": "hook_embed"},
-        where=torch.ones(1, 1, 1, dtype=torch.bool),
         answer=ranking,
-        outcomes={"source": answers},
+        answers=answers,
     )
-    assert result["rate"].sel(site=["stream", "embedding"], outcome="source").min() == 1
-    assert result["rate"].sel(site="none", outcome="source") < 1
+    assert rate.sel(site=["stream", "embedding"]).min() == 1
+    assert rate.sel(site="none") < 1
 
 
 EXPRESSIONS = tasks.TableLookup(
@@ -127,40 +159,30 @@ SEQUENCE_MODELS = {name: router(name) for name in ("ndr", "abs_rel_gate", "trans
 @pytest.mark.parametrize("model", SEQUENCE_MODELS.values(), ids=SEQUENCE_MODELS)
 def test_capture_keeps_every_hook_of_a_sequence_model(model):
     batches = [EXPRESSIONS.batch("id", index, 5) for index in range(2)]
-    model(batches[1].inputs)  # recurrent models name their steps when they first take them
+    model(batches[1].inputs)  # recurrent models create the hooks of a step when they first take it
     logits, cache = model.run_with_cache(batches[1].inputs)
-    quantities = {
-        name: probes.Quantity(
-            name, dims=("example", *(f"{name}_{axis}" for axis in range(1, cache[name].ndim)))
-        )
-        for name in model.hook_dict
-    }
-    data = probes.capture(model, batches, quantities)
     assert len(model.hook_dict) > 5
-    for name in model.hook_dict:
-        ours = torch.from_numpy(data[name].to_numpy()[5:])
-        assert torch.allclose(ours, cache[name], atol=1e-6), name
+    assert_capture_agrees_with_cache(model, batches, cache)
     assert logits.shape == (5, 1, 8)
 
 
 @pytest.mark.parametrize("model", SEQUENCE_MODELS.values(), ids=SEQUENCE_MODELS)
-def test_patching_the_embedding_gives_the_sources_answers(model):
-    # Of one length, since the read-out column is not in the embedding.
+def test_patching_the_embedding_gives_the_answers_of_the_source(model):
+    # Examples of the same length, since the read-out column is not in the embedding.
     batch = EXPRESSIONS.batch("valid", 0, 30)
-    same = (batch.latents["depth"] == 6).nonzero()[:, 0]
-    base, source = batch.inputs[same], batch.inputs[same.flip(0)]
+    same_depth = (batch.latents["depth"] == 6).nonzero()[:, 0]
+    base, source = batch.inputs[same_depth], batch.inputs[same_depth.flip(0)]
     with torch.no_grad():
         answers = model(source).argmax(-1)
-    result = probes.interchange(
+    rate = patch_all_positions(
         model,
         base,
         source,
         hooks={"embedding": "hook_embed"},
-        where=torch.ones(1, 1, 1, dtype=torch.bool),
         answer=lambda logits: logits.argmax(-1),
-        outcomes={"source": answers},
+        answers=answers,
     )
-    assert result["rate"].sel(site="embedding", outcome="source") == 1
+    assert rate.sel(site="embedding") == 1
 
 
 PARTS = {
@@ -173,7 +195,8 @@ PARTS = {
 PATCHES = {"image_size": 8, "patch_size": 4, "n_channels": 1}
 
 
-def drawn(*shape, below=None, seed=0):
+def random_inputs(*shape, below=None, seed=0):
+    """Uniform numbers in [0, 1), or integers below a number."""
     generator = torch.Generator().manual_seed(seed)
     if below is None:
         return torch.rand(shape, generator=generator)
@@ -185,32 +208,32 @@ def seeded(model, **changes):
     return model(config, generator=torch.Generator().manual_seed(0)).eval()
 
 
-# With the inputs of 12 examples and where the stream is patched; what else the model is given
-# is the same for all.
+# The model, the inputs of 12 examples, and the hook that is patched. Inputs that the patch does not
+# replace are the same for all examples.
 MODELS_OF_SEVERAL_INPUTS = {
     "patches": (
         seeded(mechanisms.PatchTransformer, **PATCHES),
-        (drawn(12, 1, 8, 8),),
+        (random_inputs(12, 1, 8, 8),),
         "hook_embed",
     ),
     "patches and a vector": (
         seeded(mechanisms.PatchTransformer, **PATCHES, d_condition=5),
-        (drawn(12, 1, 8, 8), drawn(12, 5)),
+        (random_inputs(12, 1, 8, 8), random_inputs(12, 5)),
         "hook_embed",
     ),
     "patches and tasks": (
         seeded(mechanisms.PatchTransformer, **PATCHES | {"d_output": (3, 7)}),
-        (drawn(12, 1, 8, 8), torch.ones(12, dtype=torch.int64)),
+        (random_inputs(12, 1, 8, 8), torch.ones(12, dtype=torch.int64)),
         "hook_embed",
     ),
     "images": (
         seeded(mechanisms.RelationClassifier, image_size=8),
-        (drawn(12, 4, 1, 8, 8),),
+        (random_inputs(12, 4, 1, 8, 8),),
         "hook_embed",
     ),
     "encoder-decoder": (
         seeded(mechanisms.EncoderDecoder, d_input=5, begin=5, end=6, padding=-1),
-        (drawn(12, 6, below=5), torch.tensor([[5, 1, 0]]).repeat(12, 1)),
+        (random_inputs(12, 6, below=5), torch.tensor([[5, 1, 0]]).repeat(12, 1)),
         "hook_encoded",
     ),
     "pairs": (
@@ -224,7 +247,7 @@ MODELS_OF_SEVERAL_INPUTS = {
             ),
             generator=torch.Generator().manual_seed(0),
         ),
-        (drawn(12, 6, below=5), drawn(12, 4, below=5, seed=1)),
+        (random_inputs(12, 6, below=5), random_inputs(12, 4, below=5, seed=1)),
         "hook_aggregated",
     ),
 }
@@ -241,37 +264,27 @@ def test_capture_keeps_every_hook_of_a_model_of_several_inputs(model, inputs, _)
         latents={"number": torch.arange(12)},
     )
     _, cache = model.run_with_cache(*inputs)
-    quantities = {
-        name: probes.Quantity(
-            name, dims=("example", *(f"{name}_{axis}" for axis in range(1, cache[name].ndim)))
-        )
-        for name in model.hook_dict
-    }
-    data = probes.capture(model, batch.parts(5), quantities)
     assert len(model.hook_dict) > 10
-    for name in model.hook_dict:
-        assert np.allclose(data[name], cache[name].detach(), atol=1e-5), name
+    assert_capture_agrees_with_cache(model, batch.parts(5), cache)
 
 
 @pytest.mark.parametrize(
     ("model", "inputs", "site"), MODELS_OF_SEVERAL_INPUTS.values(), ids=MODELS_OF_SEVERAL_INPUTS
 )
-def test_patching_a_model_of_several_inputs_gives_the_sources_answers(model, inputs, site):
-    source = tuple(part.flip(0) for part in inputs)
+def test_patching_a_model_of_several_inputs_gives_the_answers_of_the_source(model, inputs, site):
+    source = tuple(each.flip(0) for each in inputs)
     with torch.no_grad():
-        # The order of the logits: an untrained model's best one may be the same for all.
-        answers = model(*source).argsort(-1).flatten(1)
-    result = probes.interchange(
+        answers = ranking(model(*source)).flatten(1)
+    rate = patch_all_positions(
         model,
         inputs,
         source,
         hooks={"stream": site},
-        where=torch.ones(1, 1, 1, dtype=torch.bool),
-        answer=lambda logits: logits.argsort(-1).flatten(1),
-        outcomes={"source": answers},
+        answer=lambda logits: ranking(logits).flatten(1),
+        answers=answers,
     )
-    assert result["rate"].sel(site="stream", outcome="source") == 1
-    assert result["rate"].sel(site="none", outcome="source") < 1
+    assert rate.sel(site="stream") == 1
+    assert rate.sel(site="none") < 1
 
 
 def test_a_compiled_transformer_is_refused():

@@ -1,4 +1,4 @@
-"""What holds for every study; and broken copies of one, to see that each rule can break."""
+"""Contracts that hold for every study, and broken studies that show that breaches are detected."""
 
 import importlib
 from dataclasses import replace
@@ -26,18 +26,18 @@ def all_studies():
 STUDIES = list(all_studies())
 
 
-def test_names_are_different():
-    names = [one.values[0].name for one in STUDIES]
+def test_studies_have_different_names():
+    names = [parameter.values[0].name for parameter in STUDIES]
     assert len(set(names)) == len(names) > 0
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_examples_are_used_once(study, tmp_path, monkeypatch):
+def test_no_study_breaks_data_hygiene(study, tmp_path, monkeypatch):
     assert breaches(study, "smoke", tmp_path, monkeypatch) == []
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_every_preset_chooses_in_distribution_or_names_its_protocol(study):
+def test_every_preset_selects_in_distribution_or_names_its_protocol(study):
     for preset in ("laptop", *study.presets):
         for setup in study.plan(preset).cells:
             selection = setup.selection
@@ -45,13 +45,13 @@ def test_every_preset_chooses_in_distribution_or_names_its_protocol(study):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_every_study_has_its_presets_claims_with_sources_and_documented_settings(study):
+def test_every_study_has_presets_a_question_and_sources_of_its_claims(study):
     assert {"smoke", "paper"} <= set(study.presets)
     assert all(claim.source for claim in study.claims)
     assert study.question.endswith("?")
 
 
-def test_the_toy_study_breaks_no_rule(tmp_path, monkeypatch):
+def test_the_toy_study_has_no_breaches(tmp_path, monkeypatch):
     assert breaches(TOY, "laptop", tmp_path, monkeypatch) == []
 
 
@@ -65,21 +65,23 @@ class IgnoresTheSeed(ToySetup):
         return super().build(torch.Generator().manual_seed(7))
 
 
-class KeepsOneModel(ToySetup):
-    kept = {}  # noqa: RUF012
+class SharesOneModel(ToySetup):
+    built = {}  # noqa: RUF012
 
     def build(self, generator):
-        return self.kept.setdefault(self.seed, super().build(generator))
+        return self.built.setdefault(self.seed, super().build(generator))
 
 
-def decodes_what_chose(trained):
-    batch = trained.task.batch("id", 0, 50)
+def mean_of(batch):
     return xr.Dataset({"x": ((), float(batch.inputs.mean()), {"long_name": "x"})})
 
 
-def decodes_training_examples(trained):
-    batch = trained.task.batch("train", 3, 50)
-    return xr.Dataset({"x": ((), float(batch.inputs.mean()), {"long_name": "x"})})
+def measures_validation_examples(trained):
+    return mean_of(trained.task.batch("id", 0, 50))
+
+
+def measures_training_examples(trained):
+    return mean_of(trained.task.batch("train", 3, 50))
 
 
 @pytest.mark.parametrize(
@@ -88,31 +90,26 @@ def decodes_training_examples(trained):
         ({"setup": TrainsOnTest(**vars(TOY.setup))}, "training draws batches by itself"),
         ({"setup": TrainsOnTest(**vars(TOY.setup))}, "more than the validation examples of ood"),
         ({"setup": IgnoresTheSeed(**vars(TOY.setup))}, "both seeds have the same weights"),
-        ({"setup": KeepsOneModel(**vars(TOY.setup))}, "untrained model has the trained model's"),
-        ({"measures": {"x": decodes_what_chose}}, "measure x sees the validation examples of id"),
-        ({"measures": {"x": decodes_what_chose}}, "measure x draws batches by itself"),
-        ({"measures": {"x": decodes_training_examples}}, "measure x draws from train"),
+        ({"setup": SharesOneModel(**vars(TOY.setup))}, "untrained model has the trained model's"),
+        (
+            {"measures": {"x": measures_validation_examples}},
+            "measure x sees the validation examples of id",
+        ),
+        ({"measures": {"x": measures_validation_examples}}, "measure x draws batches by itself"),
+        ({"measures": {"x": measures_training_examples}}, "measure x draws from train"),
     ],
 )
-def test_a_broken_copy_is_seen(changes, message, tmp_path, monkeypatch):
+def test_breaches_are_detected(changes, message, tmp_path, monkeypatch):
     study = replace(TOY, **({"measures": {}, "along_training": ()} | changes))
     assert message in "; ".join(breaches(study, "laptop", tmp_path, monkeypatch))
 
 
-def test_choosing_out_of_distribution_is_refused():
-    class Chooses(ToySetup):
+def test_selection_out_of_distribution_needs_a_protocol():
+    class SelectsOutOfDistribution(ToySetup):
         selection = Selection("ood", "accuracy")
 
     with pytest.raises(ValueError, match="must not be chosen by 'ood'"):
-        Chooses(**vars(TOY.setup))
-    Chooses.selection = Selection("ood", "accuracy", protocol="Someone 2020, section 3")
-    assert Chooses(**vars(TOY.setup)).selection.protocol
-
-
-def test_seeds_see_other_training_examples(tmp_path):
-    from studies.engine.examples import Examples
-
-    batches = [
-        Examples(replace(TOY.setup, seed=seed), "cpu").train(0, 16).inputs for seed in (0, 1)
-    ]
-    assert not torch.equal(*batches)
+        SelectsOutOfDistribution(**vars(TOY.setup))
+    protocol = Selection("ood", "accuracy", protocol="Someone 2020, section 3")
+    SelectsOutOfDistribution.selection = protocol
+    assert SelectsOutOfDistribution(**vars(TOY.setup)).selection == protocol

@@ -13,27 +13,31 @@ ID, OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 
 
 def measured(rates, **coords):
-    """Two seeds of models `a` and `b` with a variable `rate` [cell, split, place] in `probed`."""
+    """Two seeds of models `a` and `b`, with `rate` [cell, split, position] in `probed`."""
     result = two_models([0.5, 0.7], [0.6, 0.8])
     coords = {"split": ["id", "ood"]} | coords
-    rate = (("cell", "split", "place"), np.asarray(rates, dtype=float))
+    rate = (("cell", "split", "position"), np.asarray(rates, dtype=float))
     chance = ("cell", np.full(4, 0.25))
     result["probed"] = xr.DataTree(xr.Dataset({"rate": rate, "chance": chance}, coords))
     return result
 
 
-PROBED = {"data": values("probed", "rate"), "along": "place", "ylabel": "rate"}
+PROBED = {"data": values("probed", "rate"), "along": "position", "ylabel": "rate"}
 RATES = np.arange(24).reshape(4, 2, 3) / 24
 
 
 def curve(axis, label):
-    """Points of the line that has a label."""
-    (found,) = (bars for bars in axis.containers if bars.get_label() == label)
-    return np.array(found.lines[0].get_data()).T
+    """The points [point, (x, y)] of the line with a label."""
+    (container,) = (bars for bars in axis.containers if bars.get_label() == label)
+    return np.array(container.lines[0].get_data()).T
+
+
+def legend_texts(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_lines_are_means_over_seeds_by_condition_and_row():
-    result = measured(RATES, place=[1, 2, 4])
+    result = measured(RATES, position=[1, 2, 4])
     known = {"chance": values("probed", "chance")}
     figure = plots.lines(result, **PROBED, rows="split", known=known)
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "", ""]
@@ -43,7 +47,7 @@ def test_lines_are_means_over_seeds_by_condition_and_row():
         np.testing.assert_allclose(line.get_xdata(), [1, 2, 4])
         np.testing.assert_allclose(line.get_ydata(), RATES[cells, split].mean(0))
         assert axis.lines[-1].get_ydata()[0] == 0.25
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["chance"]
+    assert legend_texts(figure) == ["chance"]
 
 
 def test_lines_leave_out_conditions_that_were_not_measured():
@@ -57,24 +61,23 @@ def test_lines_leave_out_conditions_that_were_not_measured():
     assert plots.lines(measured(rates), **PROBED | other) is None
 
 
-def test_names_along_an_axis_have_their_places_whether_measured_or_not():
+def test_names_along_an_axis_have_positions_even_if_they_were_not_measured():
     rates = RATES.copy()
     rates[:, :, 2] = np.nan
-    result = measured(rates, place=["first", "second_one", "third"])
+    result = measured(rates, position=["first", "second_name", "third"])
     figure = plots.lines(result, **PROBED | {"data": values("probed", "rate", split="id")})
     for axis in figure.axes:
-        assert [label.get_text() for label in axis.get_xticklabels()] == [
-            "first", "second one", "third",
-        ]  # fmt: skip
+        labels = [label.get_text() for label in axis.get_xticklabels()]
+        assert labels == ["first", "second name", "third"]
         assert axis.get_xlim() == (-0.5, 2.5)
 
 
 def test_matrices_show_shares_of_their_row_with_numbers():
     counts = np.zeros((4, 2, 3))
     counts[:2] = [[1, 0, 3], [0, 2, 0]]
-    result = measured(counts, place=["x", "y", "z"])
+    result = measured(counts, position=["x", "y", "z"])
     figure = plots.matrices(
-        result, data=values("probed", "rate"), y="split", x="place", title="share", shares=True
+        result, data=values("probed", "rate"), y="split", x="position", title="share", shares=True
     )
     first, second = (axis.images[0].get_array() for axis in figure.axes[:2])
     np.testing.assert_allclose(first, [[0.25, 0, 0.75], [0, 1, 0]])
@@ -82,30 +85,30 @@ def test_matrices_show_shares_of_their_row_with_numbers():
     assert [text.get_text() for text in figure.axes[0].texts] == ["25", "75", "100"]
 
 
-def test_lines_of_all_conditions_share_panels_that_are_selected():
+def test_conditions_can_be_lines_of_the_same_panel():
     rates = RATES.copy()
     rates[0, 1, 1] = rates[1, 1, 1] = np.nan
-    more = {"columns": "split", "lines": CONDITIONS}
-    more["data"] = values("probed", "rate", split=["ood", "test"])
-    figure = plots.lines(measured(rates, place=[1, 2, 4]), **PROBED | more)
+    arguments = {"columns": "split", "lines": CONDITIONS}
+    arguments["data"] = values("probed", "rate", split=["ood", "test"])
+    figure = plots.lines(measured(rates, position=[1, 2, 4]), **PROBED | arguments)
     (axis,) = figure.axes
     assert axis.get_title() == "out of distribution"
     np.testing.assert_allclose(curve(axis, "a")[:, 0], [1, 4])
     np.testing.assert_allclose(curve(axis, "b")[:, 1], RATES[2:, 1].mean(0))
 
 
-def test_panels_and_lines_are_in_the_order_that_is_asked_for():
+def test_panels_and_lines_are_in_the_requested_order():
     selected = {"data": values("probed", "rate", split=["ood", "id"])}
     figure = plots.lines(measured(RATES), **PROBED | selected, rows="split", lines=None)
-    labels = [figure.axes[place].get_ylabel() for place in (0, 2)]
+    labels = [figure.axes[number].get_ylabel() for number in (0, 2)]
     assert labels == ["rate\nout of distribution", "rate\nin distribution"]
-    of = {"second": {"split": "ood"}, "first": {"split": "id"}, "none": {"split": "test"}}
-    figure = plots.lines(measured(RATES), **PROBED, lines=of)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["second", "first"]
+    by = {"second": {"split": "ood"}, "first": {"split": "id"}, "none": {"split": "test"}}
+    figure = plots.lines(measured(RATES), **PROBED, lines=by)
+    assert legend_texts(figure) == ["second", "first"]
     np.testing.assert_allclose(curve(figure.axes[0], "first")[:, 1], RATES[:2, 0].mean(0))
 
 
-def test_the_interval_of_two_seeds_is_both_of_them_and_of_more_students():
+def test_the_interval_is_the_range_of_two_seeds_and_students_t_for_more():
     rates = np.concatenate([RATES[:, :1], RATES[[1, 0, 3, 2], :1] + 0.1], axis=1)
     table = values("probed", "rate")(measured(rates))
     two = over_cells(table.isel(cell=[0, 1]))
@@ -120,7 +123,7 @@ def test_the_interval_of_two_seeds_is_both_of_them_and_of_more_students():
     np.testing.assert_allclose(over_cells(one)["high"], rates[0] + 0.2)
 
 
-def test_a_line_looks_alike_in_all_panels():
+def test_a_line_has_the_same_style_in_all_panels():
     rates = RATES.copy()
     rates[:2, 0] = np.nan
     figure = plots.lines(measured(rates), **PROBED, lines="split")
@@ -128,16 +131,13 @@ def test_a_line_looks_alike_in_all_panels():
     colours = {bars.lines[0].get_color() for axis in figure.axes for bars in axis.containers}
     assert len(colours) == 2
     assert [bars.get_label() for bars in first.containers] == ["out of distribution"]
-    looks = [
-        (line.get_linestyle(), line.get_marker(), line.get_color())
-        for axis in (first, second)
-        for line in [axis.containers[-1].lines[0]]
-    ]
-    assert looks[0] == looks[1]
+    last_lines = [axis.containers[-1].lines[0] for axis in (first, second)]
+    styles = {(line.get_linestyle(), line.get_marker(), line.get_color()) for line in last_lines}
+    assert len(styles) == 1
 
 
-def test_a_line_for_each_seed_and_no_mean():
-    result = measured(RATES, place=[1, 2, 4])
+def test_training_curves_have_a_line_for_each_seed_and_no_mean():
+    result = measured(RATES, position=[1, 2, 4])
     result["training"] = xr.DataTree(
         xr.Dataset(
             {"accuracy": (("cell", "split", "group", "train_step"), RATES[:, :, None])},
@@ -154,39 +154,41 @@ def test_a_line_for_each_seed_and_no_mean():
     assert figure.axes[0].get_xlabel() == "training step"
 
 
-def cells_of_sizes():
-    """A model at three sizes, in no order, and one that has no size."""
-    own = {"id": 0.5}
-    sized = [{"model": "a", "size": n, "seed": s, "ood": n / 10 + s / 100} for n in (4, 1, 2)
-             for s in (0, 1)]  # fmt: skip
-    return result_of([*(own | one for one in sized), own | {"model": "b", "seed": 0, "ood": 0.3}])
+def result_of_sizes():
+    """A result of a model at three sizes, not sorted, and of a model without a size."""
+    cells = [
+        {"model": "a", "size": size, "seed": seed, "id": 0.5, "ood": size / 10 + seed / 100}
+        for size in (4, 1, 2)
+        for seed in (0, 1)
+    ]
+    return result_of([*cells, {"model": "b", "seed": 0, "id": 0.5, "ood": 0.3}])
 
 
-def test_readings_against_a_setting_are_in_its_order_with_a_dot_for_each_seed():
-    figure = plots.against(cells_of_sizes(), readings={"ood": OOD}, setting="size", ylabel="right")
+def test_readings_against_a_setting_are_sorted_by_it_with_a_dot_for_each_seed():
+    figure = plots.against(result_of_sizes(), readings={"ood": OOD}, setting="size", ylabel="right")
     line, dots = figure.axes[0].lines
     np.testing.assert_allclose(line.get_xdata(), [1, 2, 4])
     np.testing.assert_allclose(line.get_ydata(), [0.105, 0.205, 0.405])
     np.testing.assert_allclose(dots.get_ydata(), [0.1, 0.11, 0.2, 0.21, 0.4, 0.41])
-    # What has no size is no line, not even in the legend.
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
-    one_value = two_models([0.5], [0.6])
-    assert plots.against(one_value, readings={"ood": OOD}, setting="seed", ylabel="right") is None
+    # The model without a size has no line, not even in the legend.
+    assert legend_texts(figure) == ["a"]
+    one_seed = two_models([0.5], [0.6])
+    assert plots.against(one_seed, readings={"ood": OOD}, setting="seed", ylabel="right") is None
 
 
-NOTHING = {"test": metric("accuracy", "test")}
+NOT_MEASURED = {"test": metric("accuracy", "test")}
 
 
 def drawn_points(axis):
-    """Dots of each condition and reading, and the means that lines are drawn at."""
+    """The dots of each condition and reading, and the positions of the lines at their means."""
     dots = [bars.lines[0] for bars in axis.containers]
     means = [line.get_xdata()[0] for line in axis.lines if line.get_marker() == "None"]
     return [line.get_xdata() for line in dots], means
 
 
-def test_points_are_all_seeds_of_each_reading_with_their_mean():
+def test_points_show_all_seeds_of_each_reading_with_their_mean():
     result = two_models([0.5, 0.7], [0.6, 0.8])
-    figure = plots.points(result, readings={"id": ID, "ood": OOD} | NOTHING, xlabel="right")
+    figure = plots.points(result, readings={"id": ID, "ood": OOD} | NOT_MEASURED, xlabel="right")
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]
     dots, means = drawn_points(axis)
@@ -194,16 +196,14 @@ def test_points_are_all_seeds_of_each_reading_with_their_mean():
     np.testing.assert_allclose(means, [0.9, 0.9, 0.6, 0.7])
     colours = [bars.lines[0].get_color() for bars in axis.containers]
     assert colours[0] == colours[1] != colours[2] == colours[3]
-    assert plots.points(result, readings=NOTHING, xlabel="right") is None
+    assert plots.points(result, readings=NOT_MEASURED, xlabel="right") is None
 
 
-def test_readings_apart_have_panels_with_known_values_and_intervals():
+def test_readings_apart_have_their_own_panels_with_references_and_intervals():
     result = two_models([0.5], [0.6])
     scores = result["scores"].to_dataset()
-    ends = {
-        f"accuracy{end}": scores["accuracy"] + by for end, by in (("_low", -0.1), ("_high", 0.2))
-    }
-    result["scores"] = xr.DataTree(scores.assign(ends))
+    bounds = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
+    result["scores"] = xr.DataTree(scores.assign(bounds))
     known = {"chance": values_of({"ood": metric("accuracy_chance", "ood")})}
     readings = {"id": ID, "ood": OOD}
     figure = plots.points(result, readings=readings, apart=True, known=known)
@@ -221,21 +221,22 @@ def test_conditions_without_a_value_have_no_row():
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a"]
 
 
-def test_conditions_that_no_table_names_have_different_colours():
+def test_conditions_without_fixed_colours_have_different_styles():
     a, b = shown_conditions(two_models([0.5], [0.6]))
     assert (a.label, b.label) == ("a", "b")
     assert a.colour != b.colour
     assert a.marker != b.marker
 
 
-def test_mechanisms_have_their_own_colours_whatever_their_order():
+def test_mechanisms_have_fixed_colours_in_any_order():
     cells = [{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in ("hyla", "softmax")]
-    for some in (cells, cells[::-1]):
-        found = {one.label: one.colour for one in shown_conditions(result_of(some))}
-        assert found == {"HYLA": "#cc3311", "softmax attention": "#4477aa"}
+    for ordered in (cells, cells[::-1]):
+        conditions = shown_conditions(result_of(ordered))
+        colours = {condition.label: condition.colour for condition in conditions}
+        assert colours == {"HYLA": "#cc3311", "softmax attention": "#4477aa"}
 
 
-def test_figures_need_not_be_closed():
+def test_figures_are_not_registered_with_pyplot():
     before = plt.get_fignums()
     plots.scatter(two_models([0.5], [0.6]), x=ID, y=OOD, xlabel="id", ylabel="ood")
     assert plt.get_fignums() == before

@@ -17,25 +17,30 @@ ID, OOD, CHANCE = (
 )
 
 
-def printed(result, *rows, **more):
-    """The words of each line."""
-    table = Table(title="title", rows=rows, **more)
-    result["summary"] = xr.DataTree(table.summary(result))
+def render(table):
+    """The printed text of a table."""
     stream = StringIO()
-    Console(width=120, file=stream).print(table.render(result))
-    return [line.split() for line in stream.getvalue().splitlines() if line.strip()]
+    Console(width=120, file=stream).print(table)
+    return stream.getvalue()
 
 
-def test_what_stands_beside_a_row_is_the_mean_of_all_conditions():
+def printed(result, *rows, conditions="columns"):
+    """The words of each printed line of a table with these rows."""
+    table = Table(title="title", rows=rows, conditions=conditions)
+    result["summary"] = xr.DataTree(table.summary(result))
+    return [line.split() for line in render(table.render(result)).splitlines() if line.strip()]
+
+
+def test_extra_columns_show_the_mean_over_all_conditions():
     rows = (Row("right", OOD, beside={"chance": CHANCE, "gap": OOD - CHANCE}), Row("id", ID))
     lines = printed(two_models([0.5], [0.75]), *rows)
-    # Chance is 0.1 + 0 * accuracy; only the first row has something beside it.
+    # Chance is 0.1; only the first row has extra columns.
     assert ["a", "b", "chance", "gap"] in lines
     assert ["right", "50.0", "75.0", "10.0", "52.5"] in lines
     assert ["id", "90.0", "90.0"] in lines
 
 
-def test_where_conditions_are_rows_each_has_its_own_number_beside():
+def test_where_conditions_are_rows_extra_columns_show_one_number_each():
     row = Row("right", OOD, beside={"gap": OOD - CHANCE})
     lines = printed(two_models([0.5], [0.75]), row, Row("id", ID), conditions="rows")
     assert ["right", "right,", "gap", "id"] in lines
@@ -43,24 +48,24 @@ def test_where_conditions_are_rows_each_has_its_own_number_beside():
     assert ["b", "75.0", "65.0", "90.0"] in lines
 
 
-def test_what_brackets_hold_depends_on_the_number_of_seeds():
+def test_the_content_of_brackets_depends_on_the_number_of_seeds():
     two = printed(two_models([0.4, 0.6], [0.7, 0.9]), Row("right", OOD))
     assert ["right", "50.0", "[40-60]", "80.0", "[70-90]"] in two
     assert ["Means", "over", "two", "seeds;"] in [line[:4] for line in two]
     three = printed(two_models([0.4, 0.5, 0.6], [0.7, 0.8, 0.9]), Row("right", OOD))
-    # Student's t, 2 degrees of freedom: 4.303 * 0.1 / sqrt(3) is 0.248.
+    # Student's t with 2 degrees of freedom: 4.303 * 0.1 / sqrt(3) is 0.248.
     assert ["right", "50.0", "[25-75]", "80.0", "[55-105]"] in three
     one = printed(two_models([0.4], [0.7]), Row("right", OOD))
     assert ["One", "seed;"] in [line[:2] for line in one]
 
 
-def test_brackets_of_one_seed_are_intervals_over_its_own_examples():
+def test_brackets_of_one_seed_are_intervals_over_examples():
     result = two_models([0.4], [0.7])
     scores = result["scores"].to_dataset()
-    ends = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
-    result["scores"] = xr.DataTree(scores.assign(ends))
-    one = printed(result, Row("right", OOD))
-    assert ["right", "40.0", "[30-60]", "70.0", "[60-90]"] in one
+    bounds = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
+    result["scores"] = xr.DataTree(scores.assign(bounds))
+    lines = printed(result, Row("right", OOD))
+    assert ["right", "40.0", "[30-60]", "70.0", "[60-90]"] in lines
 
 
 def test_only_models_with_the_chosen_settings_are_shown():
@@ -74,26 +79,25 @@ def test_only_models_with_the_chosen_settings_are_shown():
     assert ["Means", "over", "two", "seeds;"] in [line[:4] for line in lines]
 
 
-def test_claims_are_shown_with_effect_interval_and_what_is_missing():
-    reading = {"reading": OOD, "of": {"model": "a"}}
+def test_claims_are_shown_with_effect_interval_and_verdict():
+    sides = {"reading": OOD, "of": {"model": "a"}}
     claims = [
-        Claim("a is better", "ours", **reading, exceeds={"model": "b"}),
-        Claim("a is far better", "ours", **reading, exceeds={"model": "b"}, margin=0.28),
-        Claim("a is better than c", "ours", **reading, exceeds={"model": "c"}),
+        Claim("a is better", "ours", **sides, exceeds={"model": "b"}),
+        Claim("a is far better", "ours", **sides, exceeds={"model": "b"}, margin=0.28),
+        Claim("a is better than c", "ours", **sides, exceeds={"model": "c"}),
     ]
     result = two_models([0.80, 0.82, 0.84], [0.50, 0.55, 0.54])
     result["claims"] = xr.DataTree(judge(result, claims, assess(result, None)))
-    stream = StringIO()
-    Console(width=120, file=stream).print(render_claims(result))
-    text, words = stream.getvalue(), " ".join(stream.getvalue().split())
-    lines = {line.split("(ours)")[0].strip(): line.split("(ours)")[-1].split()
-             for line in text.splitlines() if "(ours)" in line}  # fmt: skip
+    text = render(render_claims(result))
+    rows = [line.split("(ours)") for line in text.splitlines() if "(ours)" in line]
+    cells = {statement.strip(): words.split() for statement, words in rows}
     # Differences .3, .27, .3: their mean .29 has the interval .29 -+ 4.303 * .0173 / sqrt(3).
-    assert lines["a is better"] == [".29", "[.25,", ".33]", "3", "holds"]
-    assert lines["a is far better"][:5] == [".29", "[.25,", ".33]", "3", "undecided:"]
-    assert "seeds would decide" in words
+    assert cells["a is better"] == [".29", "[.25,", ".33]", "3", "holds"]
+    assert cells["a is far better"][:5] == [".29", "[.25,", ".33]", "3", "undecided:"]
     assert "a is better than c" not in text
-    assert "1 further claims ask for settings that were not run" in words
+    text_in_one_line = " ".join(text.split())
+    assert "seeds would decide" in text_in_one_line
+    assert "1 further claims ask for settings that were not run" in text_in_one_line
     result["claims"] = result["claims"].isel(claim=[2])
     assert render_claims(result) is None
 
@@ -114,7 +118,7 @@ def test_conditions_that_are_not_trained_or_still_improve_are_named():
     ]
 
 
-def test_sections_tell_rows_of_one_label_apart():
+def test_rows_with_the_same_label_must_be_in_different_sections():
     rows = (Row("right", ID), Section(), Row("right ", OOD))
     with pytest.raises(ValueError, match="rows must have different labels, got 'right' twice"):
         Table(title="title", rows=rows).readings()
@@ -124,7 +128,7 @@ def test_sections_tell_rows_of_one_label_apart():
 
 
 @pytest.mark.parametrize("conditions", ["columns", "rows"])
-def test_what_was_not_measured_is_not_shown(conditions):
+def test_rows_without_any_number_are_not_shown(conditions):
     rows = (Row("right", OOD), Row("nothing", metric("accuracy", "test")))
     lines = printed(two_models([0.5], [0.75]), *rows, conditions=conditions)
     assert not any("nothing" in line for line in lines)
