@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -120,6 +120,13 @@ def layer_numbers(pattern: str, names: Sequence[str]) -> list[int]:
             f"it matches {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
         )
     return [int(parts[varying[0]]) for parts in split_names]
+
+
+def broadcasts(mask: Tensor, activation: Tensor) -> bool:
+    """Whether a mask has all dims of an activation, each of the same size or 1."""
+    return mask.ndim == activation.ndim and all(
+        size in (1, expected) for size, expected in zip(mask.shape, activation.shape, strict=True)
+    )
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
     return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
 
 
-def take_examples(inputs: Inputs, rows: slice) -> Inputs:
+def take_rows(inputs: Inputs, rows: slice) -> Inputs:
     """Take a slice of the examples, in the same layout."""
     if isinstance(inputs, Tensor):
         return inputs[rows]

@@ -11,15 +11,8 @@ import xarray as xr
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
-from probes.capturing.inputs import (
-    Inputs,
-    call,
-    check_answer,
-    count_examples,
-    slices,
-    take_examples,
-)
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -118,7 +111,7 @@ def cut(
     unpatched_answers: list[Tensor] = []
     with evaluating(model):
         for rows in slices(len(targets), batch_size):
-            batch = take_examples(inputs, rows)
+            batch = take_rows(inputs, rows)
             n_rows = rows.stop - rows.start
             check = partial(_check_answers, examples=n_rows)
             unpatched_answers.append(check(answer(call(model, batch))))
@@ -257,11 +250,7 @@ def _run_cut(
         entries = closed[:, step].to(activation.device)
         # A gate is [batch, pos, d], closed for all d; a pattern [batch, head, query, key].
         entries = entries[..., None] if entries.ndim == 2 else entries[:, None]
-        fits = activation.ndim == entries.ndim and all(
-            size in (1, expected)
-            for size, expected in zip(entries.shape, activation.shape, strict=True)
-        )
-        if not fits:
+        if not broadcasts(entries, activation):
             raise ValueError(
                 f"the activation at {name!r} must have the shape {tuple(entries.shape)} of the "
                 f"graphs (1 stands for features or heads), got {tuple(activation.shape)}"

@@ -9,7 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from probes.capturing.hooking import HookedModel
-from probes.capturing.inputs import Inputs, slices, take_examples
+from probes.capturing.inputs import Inputs, slices, take_rows
 from probes.control_flow.capture import capture_control_flow
 from probes.control_flow.cutting import cut
 from probes.control_flow.graphs import extract_control_flow
@@ -78,8 +78,7 @@ def examine_control_flow(
             )
     """
     examples = [
-        _Examples(take_examples(inputs, rows))
-        for rows in slices(truth.sizes["example"], batch_size)
+        _Examples(take_rows(inputs, rows)) for rows in slices(truth.sizes["example"], batch_size)
     ]
     columns = capture_control_flow(model, examples, answer=answer)
     control = capture_control_flow(untrained, examples, answer=answer)

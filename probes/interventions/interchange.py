@@ -10,15 +10,8 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
-from probes.capturing.inputs import (
-    Inputs,
-    call,
-    check_answer,
-    count_examples,
-    slices,
-    take_examples,
-)
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
 from probes.statistics.intervals import exact_rates, interval_variables
 
 NO_SITE = "none"
@@ -92,8 +85,8 @@ def interchange(
     with evaluating(model):
         for rows in slices(examples, batch_size):
             n_rows = rows.stop - rows.start
-            base = take_examples(base_inputs, rows)
-            source = _collect(model, take_examples(source_inputs, rows), all_hooks)
+            base = take_rows(base_inputs, rows)
+            source = _collect(model, take_rows(source_inputs, rows), all_hooks)
             unpatched = check_answer(answer(call(model, base)), n_rows)
             for scope, entries in scopes.items():
                 answers[scope, NO_SITE].append(unpatched)
@@ -193,22 +186,14 @@ def _run_patched(
                 f"the source's activation at {name!r} must have the shape of the base's, "
                 f"{tuple(activation.shape)}, got {tuple(source.shape)}"
             )
-        _check_broadcast(name, entries, activation)
+        if not broadcasts(entries, activation):
+            raise ValueError(
+                f"where must broadcast to the activation at {name!r}, {tuple(activation.shape)}, "
+                f"dim by dim, got {tuple(entries.shape)} for these examples"
+            )
         return torch.where(entries.to(activation.device), source, activation)
 
     return call(model, inputs, {name: partial(patch, name=name) for name in sources})
-
-
-def _check_broadcast(name: str, entries: Tensor, activation: Tensor) -> None:
-    fits = entries.ndim == activation.ndim and all(
-        size in (1, expected)
-        for size, expected in zip(entries.shape, activation.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"where must broadcast to the activation at {name!r}, {tuple(activation.shape)}, dim "
-            f"by dim, got {tuple(entries.shape)} for these examples"
-        )
 
 
 def _hits(answers: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
-from probes.capturing.inputs import Inputs, call, count_examples, slices, take_examples
+from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 CONDITIONS = ("none", "true", "random", "hardened")
@@ -111,7 +111,7 @@ def force_pairing(
     errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
     with evaluating(model):
         for rows in slices(examples, batch_size):
-            batch = take_examples(inputs, rows)
+            batch = take_rows(inputs, rows)
             batch_scores = None if familiar_scores is None else familiar_scores[rows]
             pairing = _Pairing(searches, targets[rows], random_numbers[rows], batch_scores)
             choices = (None, pairing.true, pairing.random, pairing.hardened, pairing.familiar)
