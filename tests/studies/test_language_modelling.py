@@ -360,7 +360,7 @@ def test_wrong_settings_are_refused(changes, message):
 
 def test_a_missing_text_is_told(tmp_path):
     changes = [f"task.path={tmp_path / 'none.txt'}"]
-    with pytest.raises(RunError, match=r"there is nothing\. Put there a text file"):
+    with pytest.raises(RunError, match=r"path must exist, got .*\. Put there a text file"):
         run(STUDY, "smoke", changes, resources=Resources(root=tmp_path))
 
 

@@ -9,6 +9,8 @@ import torch
 
 from tasks.contextual_retrieval import ContextualRetrieval, ContextualRetrievalConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: ContextualRetrieval(ContextualRetrievalConfig())}
+
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "contextual_retrieval_data.npz")
 SAMPLES = sorted(name.removesuffix(".inputs") for name in GOLDEN if name.endswith(".inputs"))
 SIZES = [(1, 4), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3)]

@@ -10,6 +10,8 @@ from matplotlib import image
 
 from tasks.esbn import ESBN, ESBN_CHARACTERS, ESBN_RELATIONS, ESBNConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: ESBN(ESBNConfig(rule="rmts", n_withheld=50))}
+
 PAPER = [(rule, m) for rule in ESBN_RELATIONS for m in (0, 50, 85, 95)] + [("same_different", 98)]
 SIZES = {
     "same_different": (2, 2),

@@ -10,6 +10,8 @@ import torch
 
 from tasks.fuzzy_logic import FuzzyLogic, FuzzyLogicConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: FuzzyLogic(FuzzyLogicConfig())}
+
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "fuzzy_logic.npz")
 SIZES = [(4, 2), (5, 3), (3, 2)]
 

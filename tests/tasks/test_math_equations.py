@@ -16,6 +16,10 @@ from tasks.math_equations import (
     results,
 )
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: MathEquations(MathEquationsConfig(n_points=101, n_id=31, n_ood=31))
+}
+
 PAPER = (3, 5, 7, 10, 15)
 FEW = {"n_points": 300, "n_id": 60, "n_ood": 50}
 

@@ -9,6 +9,8 @@ import torch
 
 from tasks.mlu import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLUConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: MLU(MLUConfig(low=-20, high=20))}
+
 SMALL = {"low": -5, "high": 4}
 LINE = re.compile(r"([xy])=(-?\d+),([xy])=(-?\d+),([xy][-+*][xy])")
 

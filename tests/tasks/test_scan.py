@@ -8,6 +8,8 @@ import torch
 
 from tasks.scan import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS, Scan, ScanConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: Scan(ScanConfig(split="length"))}
+
 PUBLISHED = {
     "simple": (16_728, 4_182),
     "length": (16_990, 3_920),

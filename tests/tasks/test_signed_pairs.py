@@ -9,6 +9,8 @@ from sklearn.linear_model import LogisticRegression
 
 from tasks.signed_pairs import SignedPairs, SignedPairsConfig
 
+CONTRACT_EXAMPLES = {"": lambda folder: SignedPairs(SignedPairsConfig())}
+
 
 def task_of(**changes):
     return SignedPairs(SignedPairsConfig(**changes))

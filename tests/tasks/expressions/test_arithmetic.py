@@ -12,6 +12,20 @@ from tasks.expressions.arithmetic import Arithmetic, ArithmeticConfig
 from tasks.expressions.trees import held_out
 from tests.tasks.expressions.expression_reference import check_latents, distinct, parse_infix
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: Arithmetic(
+        ArithmeticConfig(
+            n_train=101,
+            train_depth=2,
+            valid_depths=(3, 3),
+            ood_depths=(4, 4),
+            n_id=31,
+            n_valid=31,
+            n_ood=31,
+        )
+    )
+}
+
 SMALL = {"n_train": 6_000, "n_id": 1_000, "n_valid": 200, "n_ood": 400}
 
 

@@ -95,7 +95,7 @@ def test_the_true_dataflow_is_that_of_expressions_worked_out_by_hand(name):
     edges = truth["edges"].to_numpy()
     assert {tuple(edge) for edge in edges[0].tolist() if edge != [-1, -1]} == expected
     assert truth["level"][0].to_numpy().tolist() == level
-    # Tokens and counts out is read last, and from the root.
+    # The readout edge comes last, from the root.
     (last,) = (edge for edge in expected if edge[1] == level.index(max(level)))
     assert (int(truth["root"][0]), int(truth["readout"][0])) == last
     actual = {}

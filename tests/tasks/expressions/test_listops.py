@@ -26,6 +26,21 @@ from tests.tasks.expressions.expression_reference import (
     reduce,
 )
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: ListOps(
+        ListOpsConfig(
+            n_train=101,
+            train_depth=2,
+            valid_depths=(3, 3),
+            ood_depths=(4, 4),
+            n_id=31,
+            n_valid=31,
+            n_ood=31,
+        ),
+        cache=None,
+    )
+}
+
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "ndr_listops_ops.json").read_text())
 SMALL = {"n_train": 3_000, "n_id": 500, "n_valid": 100, "n_ood": 12}
 TINY = {

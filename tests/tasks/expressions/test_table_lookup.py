@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 from tasks.expressions.table_lookup import TableLookup, TableLookupConfig, look_up
 from tests.tasks.expressions.expression_reference import check_latents, distinct, parse_tables
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: TableLookup(
+        TableLookupConfig(n_compositions=101, n_id=31, n_valid=31, n_ood=31)
+    )
+}
+
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "ndr_ctl_reversed0_arg_last.json").read_text()
 )

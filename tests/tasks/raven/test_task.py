@@ -18,6 +18,8 @@ from tasks import RAVEN_RULES, Raven, RavenConfig
 from tasks.raven.task import rule_answers
 from tests.tasks.raven import raven_reference as reference
 
+CONTRACT_EXAMPLES = {"": lambda folder: Raven(RavenConfig(n_features=2))}
+
 GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "sraven_samples.npz")
 ROOT = Path(__file__).parents[3]
 

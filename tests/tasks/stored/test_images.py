@@ -16,6 +16,14 @@ from tasks.stored import opening
 from tasks.stored.images import Images, ImagesConfig
 from tasks.triangles import Triangles, TrianglesConfig
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: Images(
+        ImagesConfig(
+            sources=("triangles",), triangles=TrianglesConfig(n_train=101, n_valid=31, n_test=31)
+        )
+    )
+}
+
 FEW = TrianglesConfig(n_train=20, n_valid=7, n_test=6)
 SIZES = {"cifar10": (30, 12), "fashion_mnist": (24, 8), "animals": (21, 9), "triangles": (20, 6)}
 SHAPES = {"cifar10": (32, 32, 3), "fashion_mnist": (28, 28), "animals": (32, 64, 3)}

@@ -11,6 +11,10 @@ import torch
 from tasks.stored import opening
 from tasks.stored.text import Text, TextConfig
 
+CONTRACT_EXAMPLES = {
+    "": lambda folder: Text(TextConfig(path=__file__, held_out=0.2, length=8), cache=None)
+}
+
 LINE = "Füchse, 狐 und 🦊: the quick brown fox, the quicker one & the quickest.\n"
 WORDS = ["the", "fox", "über", "狐", "jumps", "123", "\n", "\n\n", "=", "lazy", "🦊", "dog's"]
 TINY = {"vocabulary_size": 300, "length": 16}
