@@ -11,19 +11,19 @@ import inspect
 import pytest
 
 import mechanisms
+import tasks
 
 
 def exports_with(package, *attributes):
-    """The classes a package exports that have all these attributes."""
-    classes = [getattr(package, name) for name in package.__all__]
-    # A protocol is a description, no class to make instances of.
+    """The exported classes with all these attributes, except protocols and abstract classes."""
+    exports = [getattr(package, name) for name in package.__all__]
     return [
-        one
-        for one in classes
-        if inspect.isclass(one)
-        and not getattr(one, "_is_protocol", False)
-        and not inspect.isabstract(one)
-        and all(hasattr(one, attribute) for attribute in attributes)
+        export
+        for export in exports
+        if inspect.isclass(export)
+        and not getattr(export, "_is_protocol", False)
+        and not inspect.isabstract(export)
+        and all(hasattr(export, attribute) for attribute in attributes)
     ]
 
 
@@ -42,3 +42,5 @@ def examples_of(export):
 
 ATTENTION_CONFIGS = exports_with(mechanisms, "measures_distances", "needs_all_queries", "build")
 ATTENTIONS = [example for export in ATTENTION_CONFIGS for example in examples_of(export)]
+TASK_CLASSES = exports_with(tasks, "batch", "splits")
+TASKS = [example for export in TASK_CLASSES for example in examples_of(export)]

@@ -92,6 +92,14 @@ def task_of(path, name, **changes):
     return Classification(ClassificationConfig(name=name, path=str(path), **arguments))
 
 
+def small_imdb(folder):
+    folders(folder)
+    return task_of(folder, "imdb", n_valid=7)
+
+
+CONTRACT_EXAMPLES = {"imdb": small_imdb}
+
+
 def words_of(text):
     for mark in ",!</>":
         text = text.replace(mark, f" {mark} ")

@@ -96,6 +96,15 @@ def task_of(folder, name, **changes):
     return Pairs(PairsConfig(name=name, path=str(folder), **{"min_count": 1} | changes))
 
 
+def small_snli(folder):
+    for seed, split in enumerate(("train", "dev", "test")):
+        write_json(folder / f"snli_1.0_{split}.jsonl", rows_of(ENTAILMENT, 12, seed))
+    return task_of(folder, "snli")
+
+
+CONTRACT_EXAMPLES = {"snli": small_snli}
+
+
 def words_of(text):
     """Return a sentence as lower-case words and punctuation."""
     return text.lower().replace(".", " .")

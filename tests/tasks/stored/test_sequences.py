@@ -23,7 +23,11 @@ def pairs(split):
 
 @pytest.fixture
 def parallel(tmp_path):
-    """Files in the format of IWSLT'15."""
+    return write_parallel(tmp_path)
+
+
+def write_parallel(tmp_path):
+    """Write files in the format of IWSLT'15 and return their folder."""
     for split, name in {"train": "train", "valid": "tst2012", "test": "tst2013"}.items():
         for side, texts in zip(("en", "vi"), zip(*pairs(split), strict=True), strict=True):
             (tmp_path / f"{name}.{side}").write_text("\n".join(texts) + "\n")
@@ -53,6 +57,9 @@ def programs(tmp_path):
 def translation(path, **changes):
     arguments = {"source": "en", "target": "vi", "vocabulary_size": 300} | changes
     return Sequences(SequencesConfig(path=str(path), **arguments))
+
+
+CONTRACT_EXAMPLES = {"iwslt15": lambda folder: translation(write_parallel(folder))}
 
 
 def lisp(path, **changes):
