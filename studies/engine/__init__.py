@@ -3,7 +3,6 @@
 A study file imports from here: `Study`, `Setup`, `Preset`, `Claim`, ... and `main`.
 """
 
-from studies.engine.cells import Trained
 from studies.engine.claims import Claim
 from studies.engine.command import main
 from studies.engine.execution import Resources, run
@@ -14,6 +13,7 @@ from studies.engine.reported import Reported, reported
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, kept
 from studies.engine.study import Preset, Study, Where
+from studies.engine.trained import Trained
 from studies.engine.training import TrainingConfig, TrainingError, answer, cross_entropy
 from studies.report.table import Row, Section, Table, count, percent, short
 

@@ -16,7 +16,7 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from studies.engine import folders, results, settings
-from studies.engine.cells import Cell, Trained, run_training
+from studies.engine.cells import Cell, run_training
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
@@ -25,6 +25,7 @@ from studies.engine.folders import RunError
 from studies.engine.processes import process_device
 from studies.engine.reported import with_reported
 from studies.engine.study import Plan, Study
+from studies.engine.trained import Trained
 from studies.engine.workers import Workers
 
 if TYPE_CHECKING:

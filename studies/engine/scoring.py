@@ -19,7 +19,7 @@ from studies.engine.setup import ALL, Setup
 from tasks import Batch
 
 if TYPE_CHECKING:
-    from studies.engine.cells import Trained
+    from studies.engine.trained import Trained
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xarray as xr
 
 from studies.engine import settings
-from studies.engine.cells import Measure, model_costs
+from studies.engine.cells import model_costs
 from studies.engine.claims import Claim
 from studies.engine.examples import first_batch
 from studies.engine.fairness import TrainedIf
@@ -20,6 +20,7 @@ from studies.engine.readings import metric
 from studies.engine.results import GROUPS
 from studies.engine.scoring import Scores
 from studies.engine.setup import Setup
+from studies.engine.trained import Measure
 from studies.report.table import Row, Table, percent, short
 
 if TYPE_CHECKING:

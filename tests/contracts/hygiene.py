@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from studies.engine.cells import Cell, Trained, initial_model
+from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
 from studies.engine.examples import TRAIN, Examples
+from studies.engine.trained import Trained, initial_model
 
 SHORT = (
     "training.n_steps=2",

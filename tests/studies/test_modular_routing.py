@@ -9,10 +9,10 @@ import xarray as xr
 
 import mechanisms
 from studies.engine import Resources, read_result, run, settings
-from studies.engine.cells import Trained
 from studies.engine.checkpoints import load_weights
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
+from studies.engine.trained import Trained
 from studies.modular_routing import STUDY, measure_paths, measure_specialization, specialization
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
 

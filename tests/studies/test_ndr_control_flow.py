@@ -13,10 +13,10 @@ from rich.console import Console
 import probes
 import tasks
 from studies.engine import Resources, Trained, read_result, run
-from studies.engine.cells import initial_model
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
+from studies.engine.trained import initial_model
 from studies.ndr_control_flow import (
     KINDS,
     PRESETS,
