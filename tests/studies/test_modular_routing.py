@@ -248,7 +248,7 @@ def made_up(rows, n_seeds=4):
 
 
 class AllAlike:
-    def against(self, first, second, *, of_learning=False):
+    def objections(self, first, second, *, of_learning=False):
         return ""
 
 
