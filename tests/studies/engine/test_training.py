@@ -14,17 +14,10 @@ from torch import nn
 
 from studies.engine.checkpoints import load_weights
 from studies.engine.folders import RunError, locked
-from studies.engine.training import TrainingConfig, TrainingError, cross_entropy, train
+from studies.engine.training import TrainingError, cross_entropy, train
+from tests.studies.engine import toy
 
-CONFIG = TrainingConfig(
-    n_steps=40,
-    batch_size=16,
-    learning_rate=1e-2,
-    weight_decay=0.1,
-    warmup_steps=5,
-    evaluate_every=10,
-    clip=1.0,
-)
+CONFIG = replace(toy.TRAINING, keep_at=(), clip=1.0)
 
 
 @dataclass(frozen=True)
