@@ -69,9 +69,13 @@ def test_the_paths_that_it_names_exist():
     for path in re.findall(r"\]\(([\w./]+)\)", text):
         assert (README.parent / path).exists(), path
     tree = re.search(r"    mechanisms/.*?\n\n", text, flags=re.DOTALL).group()
-    folder = ""
+    package = ""
     for line in tree.splitlines():
         if match := re.match(r"    (\w+)/", line):
-            folder = match.group(1)
+            package = match.group(1)
         for name in re.findall(r"\w+\.py", line):
-            assert (README.parent / folder / name).exists(), f"{folder}/{name}"
+            assert (README.parent / package / name).exists(), f"{package}/{name}"
+    for package in ("mechanisms", "tasks", "probes"):
+        for path in (README.parent / package).glob("*/__init__.py"):
+            folder = path.parent.name
+            assert f" {folder}/ " in tree, f"{package}/{folder}"
