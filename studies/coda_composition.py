@@ -269,7 +269,7 @@ RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
 CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
 DRAWN = {
-    "training": partial(plots.training, metric="accuracy", known=CHANCE),
+    "training": partial(plots.training, metric="accuracy", references=CHANCE),
     "saturation": partial(
         plots.lines,
         data=values("saturation_along_training", "saturated_mean", split="id"),

@@ -40,7 +40,10 @@ def combinations(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
     for split in setup.splits:
         batch = trained.batch(split, n)
         with torch.no_grad():
-            parts = [setup.answer(trained.model, part) for part in batch.parts(setup.at_once)]
+            parts = [
+                setup.answer(trained.model, part)
+                for part in batch.parts(setup.evaluation_batch_size)
+            ]
         error = trained.task.score(torch.cat(parts), batch)["absolute_error"]
         first, second = batch.latents["preference"].unbind(-1)
         labels = {"preference_0": first, "preference_1": second}
@@ -221,7 +224,7 @@ MAP = {"y": "preference_0", "x": "preference_1", "rows": "split"}
 VIEWS = {
     "errors": partial(plots.points, readings=MEASURED, xlabel="mean absolute error"),
     "shares": partial(plots.points, readings=SHARE, xlabel="error / that of always answering 0"),
-    "training": partial(plots.training, metric="error", known=ZERO, log="y"),
+    "training": partial(plots.training, metric="error", references=ZERO, log="y"),
     "combinations": partial(
         plots.matrices, data=values("combinations", "error"), title="mean absolute error", **MAP
     ),
@@ -232,7 +235,7 @@ VIEWS = {
         along="group",
         rows="fitted",
         lines="control",
-        known={"chance": values("pairing", "chance", search="pooled")},
+        references={"chance": values("pairing", "chance", search="pooled")},
         ylabel="choices that agree, fitted",
         ylim=(0.0, 1.03),
     ),

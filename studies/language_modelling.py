@@ -203,7 +203,7 @@ STUDY = engine.Study(
         "training": partial(plots.training, metric="loss"),
         "losses": partial(
             plots.points,
-            apart=True,
+            separate=True,
             readings={"test loss": LOSS, "minus softmax (paired)": LESS_SOFTMAX},
         ),
         "position": partial(

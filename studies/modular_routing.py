@@ -288,7 +288,7 @@ paths_view = partial(plots.lines, ylabel=ON_OOD)
 losses_by = partial(plots.against, readings=BOTH_LOSSES, ylabel=ERROR)
 
 VIEWS = {
-    "training": partial(plots.training, metric="loss", known=CONSTANT, log="y"),
+    "training": partial(plots.training, metric="loss", references=CONSTANT, log="y"),
     "losses": partial(plots.points, readings=LOSSES, log=True, xlabel=ERROR),
     "routing": partial(plots.points, readings=SCORES, xlabel="score"),
     "specialization": specialization,
@@ -305,11 +305,11 @@ VIEWS = {
         paths_view,
         data=paths("regret"),
         along="layer",
-        known={"routed": KNOWN_PATHS["routed"]},
+        references={"routed": KNOWN_PATHS["routed"]},
         log="y",
     ),
     "adaptation": partial(
-        paths_view, data=paths("adapted"), along="examples", known=KNOWN_PATHS, log="xy"
+        paths_view, data=paths("adapted"), along="examples", references=KNOWN_PATHS, log="xy"
     ),
     "by_task": partial(paths_view, data=paths("task_loss"), along="task", lines="path", log="y"),
     "loss_against_specialization": partial(

@@ -52,7 +52,7 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
         attention_threshold=views.LEAST_READ,
         routes=None if isinstance(setup.task, tasks.TableLookupConfig) else 1,
         seed=trained.seed,
-        batch_size=setup.at_once,
+        batch_size=setup.evaluation_batch_size,
     )
 
 
@@ -72,7 +72,7 @@ def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
     batch = expressions.examples_of_all_depths(trained, n * setup.task.ood_depths[1])
     batch = batch[batch.latents["depth"] >= setup.task.train_depth]
     examples = range(len(batch))
-    parts = batch.parts(setup.at_once)
+    parts = batch.parts(setup.evaluation_batch_size)
     data = probes.capture_control_flow(trained.model, parts, answer=expressions.most_probable)
     words = [f"BOS {' '.join(task.words(batch, example))} EOS" for example in examples]
     texts = {
@@ -272,11 +272,11 @@ VIEWS = {
     "accuracy": functools.partial(
         by_depth,
         data=views.accuracy,
-        known=CHANCE,
+        references=CHANCE,
         ylabel="share of right answers",
         ylim=(0, 1.02),
     ),
-    "training": functools.partial(plots.training, metric="accuracy", known=CHANCE),
+    "training": functools.partial(plots.training, metric="accuracy", references=CHANCE),
     **{
         f"scores_{nodes}": functools.partial(
             by_depth,

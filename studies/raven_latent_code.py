@@ -247,7 +247,7 @@ bars = partial(
     scopes={"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"},
 )
 VIEWS = {
-    "accuracy": partial(plots.training, metric="accuracy", known=LIMITS),
+    "accuracy": partial(plots.training, metric="accuracy", references=LIMITS),
     "decoding": partial(
         plots.lines,
         data=values("decoding", "score", metric="accuracy", key="all"),

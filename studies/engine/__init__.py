@@ -11,7 +11,7 @@ from studies.engine.folders import RunError
 from studies.engine.readings import Reading, constant, metric, read
 from studies.engine.reported import Reported, reported
 from studies.engine.results import SchemaError, read_result
-from studies.engine.setup import ALL, Metric, Selection, Setup, kept
+from studies.engine.setup import ALL, Metric, Selection, Setup, cached
 from studies.engine.study import Preset, Study, Where
 from studies.engine.trained import Trained
 from studies.engine.training import TrainingConfig, TrainingError, answer, cross_entropy
@@ -39,10 +39,10 @@ __all__ = [
     "TrainingError",
     "Where",
     "answer",
+    "cached",
     "constant",
     "count",
     "cross_entropy",
-    "kept",
     "main",
     "metric",
     "percent",

@@ -47,12 +47,14 @@ class Examples:
         return Fresh(self._setup, self, measure)
 
     def of_stream(self, split: str, index: int, n: int) -> Iterator[Batch[Any]]:
-        """Batch number `index`, with `n` examples, of an endless split, in parts of `at_once`."""
-        yield from self._task.batch(split, index, n, self._device).parts(self._setup.at_once)
+        """Batch `index`, with `n` examples, of an endless split, in evaluation batches."""
+        yield from self._task.batch(split, index, n, self._device).parts(
+            self._setup.evaluation_batch_size
+        )
 
     def of_range(self, split: str, first: int, last: int) -> Iterator[Batch[Any]]:
-        """Examples `first` to `last - 1` of a finite split, in parts of `at_once`."""
-        size = self._setup.at_once
+        """Examples `first` to `last - 1` of a finite split, in parts of `evaluation_batch_size`."""
+        size = self._setup.evaluation_batch_size
         for index in range(first // size, -(-last // size)):
             start = index * size
             batch = self._task.batch(split, index, size, self._device)
@@ -67,7 +69,7 @@ class Fresh:
         self._next: dict[str, int] = {}
 
     def batches(self, split: str, n: int | None = None) -> Iterator[Batch[Any]]:
-        """The next `n` examples of a split, `setup.at_once` at a time.
+        """The next `n` examples of a split, `setup.evaluation_batch_size` at a time.
 
         A finite split may have fewer left; None gives all that are left.
 

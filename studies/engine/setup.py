@@ -30,21 +30,21 @@ over all examples, or over those of a group."""
 References = dict[str, dict[str, dict[str, float]]]
 """Reference values, such as `chance`: `{reference: {metric: {group: value}}}`."""
 
-Kept = TypeVar("Kept")
+Instance = TypeVar("Instance")
 
 
 @functools.lru_cache(maxsize=64)
-def kept(kind: Callable[[Any], Kept], config: Any) -> Kept:
-    """`kind(config)`, cached: equal configs share one instance, such as a task with its examples.
+def cached(function: Callable[[Any], Instance], config: Any) -> Instance:
+    """`function(config)`, cached: equal configs share one instance, such as a task.
 
     Args:
-        kind: a class or function of a config.
+        function: a class or function of a config.
         config: a hashable config.
 
     Example:
-        `kept(tasks.MLU, tasks.MLUConfig())`
+        `cached(tasks.MLU, tasks.MLUConfig())`
     """
-    return kind(config)
+    return function(config)
 
 
 class Task(Protocol):
@@ -147,10 +147,10 @@ class Setup(ABC):
         seed: seed of the initial weights, of dropout and of the order of training examples.
 
     Attributes:
-        kind: the class of the task; it is called with the setting `task`, see `sampler`.
+        task_type: the class of the task, called with the setting `task`; see `sampler`.
         metrics: the metrics by name.
         selection: the criterion for checkpoints and tuned settings.
-        at_once: batch size where a model is scored or measured.
+        evaluation_batch_size: batch size where a model is scored or measured.
         reported: numbers that papers report, for these and other settings.
 
     Raises:
@@ -163,12 +163,12 @@ class Setup(ABC):
     n_validation: int = 1024
     seed: int = 0
 
-    kind: ClassVar[Callable[[Any], Task] | None] = None
+    task_type: ClassVar[Callable[[Any], Task] | None] = None
     metrics: ClassVar[Mapping[str, Metric]] = {
         "accuracy": Metric("share of right answers", percent=True)
     }
     selection: ClassVar[Selection] = Selection("id", "accuracy")
-    at_once: ClassVar[int] = 1024
+    evaluation_batch_size: ClassVar[int] = 1024
     reported: ClassVar[tuple[Reported, ...]] = ()
 
     def __post_init__(self):
@@ -219,12 +219,12 @@ class Setup(ABC):
             raise ValueError(f"model must be one of {', '.join(allowed)}, got {self.model!r}")
 
     def sampler(self) -> Any:
-        """The `Task` that examples are drawn from: `kind(task)`, one instance per config."""
+        """The `Task` that examples are drawn from: `task_type(task)`, one instance per config."""
         # From the class, because a function would become a method of the instance.
-        kind = type(self).kind
-        if kind is None:
-            raise TypeError(f"{type(self).__name__} must define `kind` or override `sampler`")
-        return kept(kind, settings.get(self, "task"))
+        task_type = type(self).task_type
+        if task_type is None:
+            raise TypeError(f"{type(self).__name__} must define `task_type` or override `sampler`")
+        return cached(task_type, settings.get(self, "task"))
 
     @abstractmethod
     def build(self, generator: torch.Generator) -> nn.Module:

@@ -49,7 +49,7 @@ class Trained:
         return initial_model(self.setup, self.device).eval()
 
     def batches(self, split: str, n: int | None = None) -> Iterator[Batch[Any]]:
-        """The next `n` examples of a split, `setup.at_once` at a time; see `Fresh.batches`.
+        """The next `n` examples of a split, in evaluation batches; see `Fresh.batches`.
 
         They were not used by training, checkpoint selection or earlier calls, nor, in an endless
         split, by other measures.

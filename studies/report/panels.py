@@ -127,14 +127,14 @@ class Shown:
     marker: str
 
 
-def shown_conditions(result: xr.DataTree, *, but: Sequence[str] = ()) -> list[Shown]:
+def shown_conditions(result: xr.DataTree, *, ignore: Sequence[str] = ()) -> list[Shown]:
     """The conditions of a result with their styles, in order.
 
     Args:
         result: the result.
-        but: coordinates to ignore; conditions that differ only in them are merged.
+        ignore: coordinates to ignore; conditions that differ only in them are merged.
     """
-    names = [name for name in varied(result) if name not in but]
+    names = [name for name in varied(result) if name not in ignore]
     merged: dict[tuple[Any, ...], list[Condition]] = {}
     for condition in conditions_of(result):
         key = tuple(condition.values[name] for name in names)

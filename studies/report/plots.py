@@ -6,7 +6,7 @@ a study binds the other arguments with `functools.partial`. Arguments that sever
 - `data`: the data, for example `values("scores", "accuracy", group="all")`; see `panels.Data`.
 - `readings`: readings by label.
 - `rows`, `columns`, `lines`: how the data is split, a dim or `CONDITIONS`; see `panels.By`.
-- `known`: reference values, such as chance, by label: data with the same dims as `data`, or fewer.
+- `references`: reference values, such as chance, by label, with the dims of `data` or fewer.
 - `ylabel`: label of the y-axis.
 - `log`: the logarithmic axes: `x`, `y` or `xy`.
 """
@@ -55,12 +55,12 @@ def lines(
     rows: By = None,
     columns: By = CONDITIONS,
     lines: By = None,
-    known: Mapping[str, Data] | None = None,
+    references: Mapping[str, Data] | None = None,
     seeds: Literal["interval", "dots", "each", "points"] = "interval",
     shaded: Callable[[xr.DataTree], tuple[float, float]] | None = None,
     ylim: tuple[float, float] | None = None,
     log: str = "",
-    but: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
 ) -> Figure | None:
     """Values along a dim, with conditions as panels or as lines.
 
@@ -69,26 +69,29 @@ def lines(
         along: the dim of the x-axis.
         lines: how the data of a panel is split into lines. In the panel of a condition the first
             line has the condition's colour and the others, controls, are grey.
-        known: reference values; drawn as a horizontal line at their mean over the cells of a
+        references: reference values; drawn as a horizontal line at their mean over the cells of a
             panel, or as a further line if they have the dim `along`.
         seeds: how cells are drawn: the mean with its `interval`, the mean with `dots` for the
             cells, a line for `each` cell, or `points` with intervals and no line.
         shaded: result -> the range of the x-axis that is shaded.
         ylim: limits of the y-axis.
-        but: coordinates to ignore; conditions that differ only in them are merged.
+        ignore: coordinates to ignore; conditions that differ only in them are merged.
     """
-    conditions, table = shown_conditions(result, but=but), _with_references(result, data, known)
+    conditions, table = (
+        shown_conditions(result, ignore=ignore),
+        _with_references(result, data, references),
+    )
     layout: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
     height = 2.7 if columns == CONDITIONS else 3.2
     figure, panels = facets(table, conditions, height=height, **layout)
     # Split the whole table, so that a line has the same style in all panels.
     line_parts = parts(table, lines, conditions)
-    references = [name for name in known or () if name in table]
+    drawn = [name for name in references or () if name in table]
     for panel in panels:
         if shaded is not None:
             panel.axis.axvspan(*shaded(result), color="#eeeeee")
         curves = [(part.name, part.of(panel.data), part.shown) for part in line_parts]
-        for name in references:
+        for name in drawn:
             if along in panel.data[name].dims:
                 curves.append((name, xr.Dataset({"value": panel.data[name]}), None))
         for number, (name, curve, line_condition) in enumerate(curves):
@@ -103,25 +106,25 @@ def lines(
             }
             if has_values(curve):
                 _draw_along(panel.axis, curve, along, seeds, **style)
-        for name, line_style in zip(references, STYLES[1:], strict=False):
+        for name, line_style in zip(drawn, STYLES[1:], strict=False):
             reference = panel.data[name]
             if along not in reference.dims and reference.notnull().any():
                 mean = reference.mean().item()
                 panel.axis.axhline(mean, color="black", lw=1, ls=line_style, label=name)
-        counts = panel.data["count"].sum("cell").to_numpy() if "count" in panel.data else ()
-        for x, count in enumerate(counts):
+        counts = panel.data["count"].sum("cell") if "count" in panel.data else ()
+        for x, count in zip(_positions(panel.data[along]), counts, strict=False):
             panel.axis.text(x, -0.08, f"{count:.0f}", ha="center", fontsize=6)
         panel.axis.label_outer()
     return finished(figure, ylim=ylim, log=log)
 
 
 def training(
-    result: xr.DataTree, *, metric: str, known: Mapping[str, Data] | None = None, log: str = ""
+    result: xr.DataTree, *, metric: str, references: Mapping[str, Data] | None = None, log: str = ""
 ) -> Figure | None:
     """A metric on the validation examples over training: a panel per split, a line per cell.
 
     Args:
-        result, known, log: see the module's docstring.
+        result, references, log: see the module's docstring.
         metric: one of the setup's metrics.
     """
     attrs = result["scores"][metric].attrs
@@ -132,7 +135,7 @@ def training(
         along="train_step",
         columns="split",
         lines=CONDITIONS,
-        known=known,
+        references=references,
         seeds="each",
         ylabel=attrs["long_name"],
         ylim=(-0.02, 1.02) if is_share else None,
@@ -174,7 +177,7 @@ def against(
         seeds="dots",
         ylabel=ylabel,
         log=log,
-        but=coordinates,
+        ignore=coordinates,
     )
 
 
@@ -207,8 +210,8 @@ def points(
     *,
     readings: Mapping[str, Reading],
     xlabel: str = "",
-    apart: bool = False,
-    known: Mapping[str, Data] | None = None,
+    separate: bool = False,
+    references: Mapping[str, Data] | None = None,
     log: bool = False,
 ) -> Figure | None:
     """Readings of each condition: dots for its cells, with intervals over examples, and the mean.
@@ -216,28 +219,30 @@ def points(
     Args:
         result, readings: see the module's docstring.
         xlabel: label of the x-axis.
-        apart: whether each reading has its own panel and x-axis, rather than its own colour.
-        known: reference values by label, as data [cell, reading] with labels of `readings`.
+        separate: whether each reading has its own panel and x-axis, rather than its own colour.
+        references: reference values by label, as data [cell, reading] with labels of `readings`.
         log: whether the x-axis is logarithmic.
     """
-    table = _with_references(result, values_of(readings), known)
+    table = _with_references(result, values_of(readings), references)
     rows = parts(table, CONDITIONS, shown_conditions(result))
     labels = [row.name for row in rows]
     label_width = 0.06 * max(map(len, labels), default=0)
-    columns, width = ("reading", 3.1) if apart else (None, 5 + label_width)
-    n_strips = 1 if apart else len(readings)
+    columns, width = ("reading", 3.1) if separate else (None, 5 + label_width)
+    n_strips = 1 if separate else len(readings)
     height = 0.8 + len(rows) * (0.15 + 0.15 * n_strips) * (1 if len(rows) <= 12 else 0.6)
-    figure, panels = facets(table, [], columns=columns, width=width, height=height, share=not apart)
+    figure, panels = facets(
+        table, [], columns=columns, width=width, height=height, share=not separate
+    )
     for panel in panels:
-        strips = parts(panel.data, None if apart else "reading", [])
+        strips = parts(panel.data, None if separate else "reading", [])
         colours = colours_of([reading.labels.get("reading") for reading in strips])
         for (number, reading), (row, condition) in product(enumerate(strips), enumerate(rows)):
             cells = condition.of(reading.of(panel.data)).dropna("cell", subset=["value"])
             shown: Any = condition.shown
             strip = row - 0.4 + 0.8 / len(strips) * np.array([number, number + 1])
-            colour = shown.colour if apart else colours[number]
+            colour = shown.colour if separate else colours[number]
             _draw_cells(panel.axis, cells, strip, colour, reading.name)
-            for label, style in zip(known or (), STYLES[1:], strict=False):
+            for label, style in zip(references or (), STYLES[1:], strict=False):
                 if label in cells and cells[label].notnull().any():
                     x = [cells[label].mean().item()] * 2
                     panel.axis.plot(x, strip, style, color="black", label=label)
@@ -371,23 +376,27 @@ def only(
 
 
 def _with_references(
-    result: xr.DataTree, data: Data, known: Mapping[str, Data] | None
+    result: xr.DataTree, data: Data, references: Mapping[str, Data] | None
 ) -> xr.Dataset:
     """The data, with a further variable for each of the reference values."""
     table = data(result)
-    for label, take in (known or {}).items():
+    for label, take in (references or {}).items():
         if table and (reference := take(result)):
             table[label] = reference["value"].drop_vars("cell", errors="ignore")
     return table
 
 
+def _positions(labels: xr.DataArray) -> np.ndarray:
+    """Where the labels of a dim are on the x-axis: numbers at their values, names in a row."""
+    return labels.to_numpy() if labels.dtype.kind in "if" else np.arange(len(labels))
+
+
 def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: Any) -> None:
     """Draw the values of cells along a dim, without NaN; `seeds` as in `lines`."""
-    labels = data[along].to_numpy()
-    x = labels
+    labels, x = data[along].to_numpy(), _positions(data[along])
     if labels.dtype.kind not in "if":
         # Names keep their positions even where some were not measured.
-        x, names = np.arange(len(labels)), [name_of(label) for label in labels]
+        names = [name_of(label) for label in labels]
         rotation = 90 if max(map(len, names)) > 12 else 0
         axis.set_xticks(x, names, fontsize=7, rotation=rotation)
         axis.set_xlim(-0.5, len(labels) - 0.5)

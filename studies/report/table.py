@@ -150,6 +150,8 @@ class Table:
         note = f"Means over {n_seeds} seeds; brackets: their 95% intervals (Student's t)."
         if n_seeds in BRACKETS:
             note = BRACKETS[n_seeds][0]
+        elif n_seeds == 0:
+            note = "Nothing was measured."
         caption = f"{self.caption} {note}".strip()
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
         fill, separator = self._fill_columns, "\n"

@@ -234,9 +234,9 @@ def benchmark(
             ),
             "scores": partial(
                 plots.points,
-                apart=True,
+                separate=True,
                 readings=readings,
-                known={kind: values_of(some) for kind, some in references.items()},
+                references={kind: values_of(some) for kind, some in references.items()},
             ),
             **(VALUE_SCORE_VIEWS if has_value_scores else {}),
             **(views or {}),

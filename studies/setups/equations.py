@@ -66,7 +66,7 @@ class EquationsSetup(engine.Setup):
     final_temperature: float = 0.5
     entropy: float = 0.0
 
-    kind: ClassVar = tasks.MathEquations
+    task_type: ClassVar = tasks.MathEquations
     metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
     selection: ClassVar = engine.Selection("id", "loss")
 

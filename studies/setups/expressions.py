@@ -81,7 +81,7 @@ class ExpressionSetup(engine.Setup):
     selection: ClassVar = engine.Selection(
         "valid", "accuracy", protocol="Csordas et al. 2021: deeper validation depths"
     )
-    at_once: ClassVar = 250
+    evaluation_batch_size: ClassVar = 250
     reported: ClassVar = engine.reported("csordas_2021", "expressions")
 
     def __post_init__(self):
@@ -100,7 +100,7 @@ class ExpressionSetup(engine.Setup):
         return MODELS
 
     def sampler(self) -> tasks.ExpressionTask:
-        return engine.kept(TASKS[type(self.task)], self.task)
+        return engine.cached(TASKS[type(self.task)], self.task)
 
     def build(self, generator: torch.Generator) -> nn.Module:
         return (self._router if self.model in ROUTERS else self._recurrent)(generator)

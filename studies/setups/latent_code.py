@@ -66,7 +66,7 @@ class RavenSetup(LatentCodeSetup):
     task: RavenConfig
     attention_dropout: float = 0.0
 
-    kind: ClassVar = tasks.Raven
+    task_type: ClassVar = tasks.Raven
     metrics: ClassVar = {
         "accuracy": engine.Metric("share of instances with all features right", percent=True),
         "feature_accuracy": engine.Metric("share of features that are right", percent=True),
@@ -135,7 +135,7 @@ class FuzzySetup(LatentCodeSetup):
             held_out=self.held_out,
             seed=self.seed,
         )
-        return engine.kept(tasks.FuzzyLogic, config)
+        return engine.cached(tasks.FuzzyLogic, config)
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
         """A transformer read out at the queried point."""

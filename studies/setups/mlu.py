@@ -36,7 +36,7 @@ class MluSetup(QuasiSetup):
     d_mlp: int
     n_layers: int
 
-    kind: ClassVar = tasks.MLU
+    task_type: ClassVar = tasks.MLU
     shown: ClassVar = "cross"
     reported: ClassVar = engine.reported("tay_2019", "mlu")
 

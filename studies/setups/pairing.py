@@ -78,7 +78,7 @@ class PairingSetup(HeadsSetup):
         "accuracy": Metric("share of right answers", percent=True),
         "log_likelihood": Metric("mean log-probability of a target", units="nats"),
     }
-    at_once: ClassVar = 200
+    evaluation_batch_size: ClassVar = 200
 
     def models(self) -> tuple[str, ...]:
         return MODELS

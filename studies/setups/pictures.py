@@ -71,7 +71,7 @@ class SortOfClevrSetup(PictureSetup):
 
     task: tasks.SortOfClevrConfig
 
-    kind: ClassVar = tasks.SortOfClevr
+    task_type: ClassVar = tasks.SortOfClevr
     reported: ClassVar = engine.reported("mittal_2021", "sort_of_clevr")
 
     @property
@@ -96,7 +96,7 @@ class TrianglesSetup(PictureSetup):
 
     task: tasks.TrianglesConfig
 
-    kind: ClassVar = tasks.Triangles
+    task_type: ClassVar = tasks.Triangles
     reported: ClassVar = engine.reported("mittal_2021", "triangles")
 
     @property
@@ -114,7 +114,7 @@ class ImagesSetup(PictureSetup):
 
     task: tasks.ImagesConfig
 
-    kind: ClassVar = tasks.Images
+    task_type: ClassVar = tasks.Images
     reported: ClassVar = engine.reported("mittal_2021", "images")
 
     def prepare(self) -> None:
@@ -141,7 +141,7 @@ class EsbnSetup(PairingSetup):
 
     task: tasks.ESBNConfig
 
-    kind: ClassVar = tasks.ESBN
+    task_type: ClassVar = tasks.ESBN
     selection: ClassVar = Selection("id", "accuracy")
 
     @property

@@ -178,6 +178,6 @@ def examples(trained: engine.Trained, n: int) -> dict[str, Any]:
     setup = trained.setup
     batches = {split: trained.batch(split, n) for split in setup.splits}
     return {
-        split: (list(batch.parts(setup.at_once)), setup.places(batch))
+        split: (list(batch.parts(setup.evaluation_batch_size)), setup.places(batch))
         for split, batch in batches.items()
     }

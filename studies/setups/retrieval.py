@@ -55,7 +55,7 @@ class RetrievalSetup(engine.Setup):
         return MODELS
 
     def sampler(self) -> tasks.ContextualRetrieval:
-        return engine.kept(tasks.ContextualRetrieval, replace(self.task, seed=self.seed))
+        return engine.cached(tasks.ContextualRetrieval, replace(self.task, seed=self.seed))
 
     def build(self, generator: torch.Generator) -> mechanisms.RetrievalNetwork:
         """A network with one output per object."""

@@ -39,7 +39,7 @@ class ScanSetup(PairingSetup):
 
     task: tasks.ScanConfig
 
-    kind: ClassVar = partial(tasks.Scan, trimmed=True)
+    task_type: ClassVar = partial(tasks.Scan, trimmed=True)
     metrics: ClassVar = {
         **PairingSetup.metrics,
         "token_accuracy": Metric("share of right actions, those before them given", percent=True),

@@ -34,7 +34,7 @@ class SignedPairsSetup(QuasiSetup):
     task: SignedPairsConfig
     alignment: Literal["heads", "networks"] = "heads"
 
-    kind: ClassVar = tasks.SignedPairs
+    task_type: ClassVar = tasks.SignedPairs
     shown: ClassVar = "a"
 
     def __post_init__(self):

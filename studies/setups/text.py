@@ -44,7 +44,7 @@ class TextSetup(HeadsSetup):
     task: tasks.TextConfig
 
     shared: ClassVar[bool]
-    kind: ClassVar = tasks.Text
+    task_type: ClassVar = tasks.Text
     metrics: ClassVar = {
         "loss": Metric("mean loss of a token", "lower", units="nats"),
         "accuracy": Metric("share of tokens that are the most probable one", percent=True),
@@ -55,7 +55,7 @@ class TextSetup(HeadsSetup):
         "token_perplexity": Metric("perplexity per token", "lower", transform=np.exp),
     }
     selection: ClassVar = Selection("valid", "loss")
-    at_once: ClassVar = 16
+    evaluation_batch_size: ClassVar = 16
 
     @property
     def splits(self) -> Mapping[str, Role]:
@@ -102,7 +102,7 @@ class TextPairingSetup(TextSetup, PairingSetup):
     """The language models of Mittal et al. 2021: shared blocks, T5's bias."""
 
     shared: ClassVar = True
-    at_once: ClassVar = 8
+    evaluation_batch_size: ClassVar = 8
     reported: ClassVar = reported("mittal_2021", "text")
 
 

@@ -82,7 +82,7 @@ def training_breaches(setup, calls):
         messages.append(f"training draws batches {steps} of train, not 0 and 1")
     if not all(by_engine for *_, by_engine in calls):
         messages.append("training draws batches by itself")
-    n_batches = -(-setup.n_validation // setup.at_once)
+    n_batches = -(-setup.n_validation // setup.evaluation_batch_size)
     for split in {split for split, *_ in calls} - {TRAIN}:
         if split not in setup.splits:
             messages.append(f"training draws from {split}, which is not scored")
@@ -91,7 +91,7 @@ def training_breaches(setup, calls):
             too_many = any(index != 0 for index, _ in draws)
         else:
             last = max((index + 1) * size for index, size in draws)
-            too_many = last > n_batches * setup.at_once
+            too_many = last > n_batches * setup.evaluation_batch_size
         if too_many:
             messages.append(f"training draws more than the validation examples of {split}")
     return messages

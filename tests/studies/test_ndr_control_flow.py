@@ -377,9 +377,9 @@ def test_examples_are_spread_over_the_depths_of_all_splits(batch, setup):
     assert not found & {tuple(one for one in row if one >= 0) for row in chose}
 
 
-def columns_of(model, batch, at_once=250):
+def columns_of(model, batch, evaluation_batch_size=250):
     columns = probes.capture_control_flow(
-        model, batch.parts(at_once), answer=expressions.most_probable
+        model, batch.parts(evaluation_batch_size), answer=expressions.most_probable
     )
     return columns.assign(valid=tasks.column_dataflow(batch)["valid"])
 

@@ -64,7 +64,7 @@ def test_batches_have_at_most_as_many_examples_as_the_setup_runs_at_once():
     fresh = examples(FINITE).fresh("decoding")
     sizes = [len(batch) for batch in fresh.batches("id", 150)]
     assert sum(sizes) == 150
-    assert max(sizes) <= FINITE.at_once
+    assert max(sizes) <= FINITE.evaluation_batch_size
     assert [len(b) for b in examples(STREAM).fresh("x").batches("id", 130)] == [64, 64, 2]
 
 
@@ -115,11 +115,11 @@ class WithoutKind(Setup):
 
 
 class ScanSetup(WithoutKind):
-    kind = partial(tasks.Scan, trimmed=True)
+    task_type = partial(tasks.Scan, trimmed=True)
 
 
 class MLUSetup(WithoutKind):
-    kind = tasks.MLU
+    task_type = tasks.MLU
 
 
 def test_the_sampler_is_an_instance_of_the_setups_kind():
@@ -131,5 +131,5 @@ def test_the_sampler_is_an_instance_of_the_setups_kind():
     endless = MLUSetup(task=tasks.MLUConfig(), **settings)
     assert isinstance(endless.sampler(), tasks.MLU)
     assert endless.size("id") is None
-    with pytest.raises(TypeError, match="WithoutKind must define `kind` or override `sampler`"):
+    with pytest.raises(TypeError, match="must define `task_type` or override `sampler`"):
         WithoutKind(task=tasks.MLUConfig(), **settings).sampler()

@@ -83,7 +83,7 @@ class ToySetup(Setup):
         "accuracy": Metric("share of right answers", percent=True),
         "loss": Metric("mean loss", better="lower", units="nats"),
     }
-    at_once: ClassVar = 64
+    evaluation_batch_size: ClassVar = 64
 
     def models(self):
         return ("mlp", "linear")

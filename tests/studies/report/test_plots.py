@@ -39,7 +39,7 @@ def legend_texts(figure):
 def test_lines_are_means_over_seeds_by_condition_and_row():
     result = measured(RATES, position=[1, 2, 4])
     known = {"chance": values("probed", "chance")}
-    figure = plots.lines(result, **PROBED, rows="split", known=known)
+    figure = plots.lines(result, **PROBED, rows="split", references=known)
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "", ""]
     assert figure.axes[2].get_ylabel() == "rate\nout of distribution"
     for axis, cells, split in zip(figure.axes, [[0, 1], [2, 3]] * 2, [0, 0, 1, 1], strict=True):
@@ -145,7 +145,7 @@ def test_training_curves_have_a_line_for_each_seed_and_no_mean():
         )
     )
     known = {"chance": values("scores", "accuracy_chance", group="all")}
-    figure = plots.training(result, metric="accuracy", known=known)
+    figure = plots.training(result, metric="accuracy", references=known)
     for split, axis in enumerate(figure.axes):
         *seeds, chance = axis.lines
         for line, expected in zip(seeds, RATES[:, split], strict=True):
@@ -206,7 +206,7 @@ def test_readings_apart_have_their_own_panels_with_references_and_intervals():
     result["scores"] = xr.DataTree(scores.assign(bounds))
     known = {"chance": values_of({"ood": metric("accuracy_chance", "ood")})}
     readings = {"id": ID, "ood": OOD}
-    figure = plots.points(result, readings=readings, apart=True, known=known)
+    figure = plots.points(result, readings=readings, separate=True, references=known)
     assert [axis.get_title() for axis in figure.axes] == ["in distribution", "out of distribution"]
     dots, chance = zip(*(drawn_points(axis) for axis in figure.axes), strict=True)
     np.testing.assert_allclose(dots, [[[0.9], [0.9]], [[0.5], [0.6]]])
