@@ -37,6 +37,7 @@ KNOWN = {
     "pca": ("PCA", None),
     "tsne": ("t-SNE", None),
     "train_step": ("training step", None),
+    "seen": ("tokens seen", None),
 }
 """Display names and colours of mechanisms, splits and dims."""
 

@@ -1,16 +1,15 @@
 """Stored results follow the schema, and pages say what they hold."""
 
+import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
-import xarray as xr
 from rich.console import Console
 from rich.measure import Measurement
 
 from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
-from studies.engine.results import SCHEMA_VERSION
 from tests.contracts.test_studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
@@ -18,29 +17,21 @@ RESULTS = ROOT / "studies" / "results"
 BY_NAME = {one.values[0].name: one.values[0] for one in STUDIES}
 
 
-def version(path):
-    with xr.open_datatree(path, engine="h5netcdf") as tree:
-        return tree.attrs["schema_version"]
-
-
 def relative(path):
     return str(path.relative_to(RESULTS))
 
 
 FILES = sorted(RESULTS.rglob("*.nc"))
-OLDER = [path for path in FILES if version(path) < SCHEMA_VERSION]
-"""Made before there was one schema: their pages say so, and no table is checked against them."""
-CURRENT = [path for path in FILES if path not in OLDER]
 
 
-@pytest.mark.parametrize("path", CURRENT, ids=relative)
+@pytest.mark.parametrize("path", FILES, ids=relative)
 def test_results_follow_the_schema(path):
     result = read_result(path)
     assert result.attrs["study"] in BY_NAME
     assert "+changes" not in result.attrs["git_commits_of_training"]
 
 
-@pytest.mark.parametrize("path", CURRENT, ids=relative)
+@pytest.mark.parametrize("path", FILES, ids=relative)
 def test_the_table_of_a_result_is_on_its_page(path):
     result = read_result(path)
     stream = StringIO()
@@ -57,7 +48,7 @@ def test_the_table_of_a_result_is_on_its_page(path):
         assert row in text
 
 
-@pytest.mark.parametrize("path", CURRENT, ids=relative)
+@pytest.mark.parametrize("path", FILES, ids=relative)
 def test_figures_can_be_drawn_again(path):
     result = read_result(path)
     for name, view in BY_NAME[result.attrs["study"]].views.items():
@@ -66,6 +57,6 @@ def test_figures_can_be_drawn_again(path):
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.name)
-def test_pages_say_which_results_are_older(page):
-    older = [path for path in OLDER if path.parent.name == page.stem]
-    assert ("older than the present studies" in page.read_text()) == bool(older)
+def test_pages_and_files_name_one_another(page):
+    named = set(re.findall(rf"\]\({page.stem}/([\w.]+)\)", page.read_text()))
+    assert named == {path.name for path in (RESULTS / page.stem).iterdir()}
