@@ -27,7 +27,7 @@ import xarray as xr
 import probes
 from studies import engine
 from studies.engine import Claim, Preset, Reading, Row, metric, read
-from studies.report import plots
+from studies.report import drawings, plots
 from studies.report.panels import values
 from studies.setups.mlu import MluSetup
 from studies.setups.quasi_attention import PLACES, matrices, saturation, signs
@@ -280,7 +280,7 @@ DRAWN = {
         ylim=(-0.02, 1.02),
     ),
     "weights": partial(
-        plots.pictures,
+        drawings.pictures,
         data=values("signs", "distribution", scale="weights", split="ood"),
         mean="distribution",
         rows={"share of weights": {}},

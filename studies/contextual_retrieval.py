@@ -20,7 +20,7 @@ import probes
 import tasks
 from studies import engine
 from studies.engine import Claim, Reading, Row, metric, read
-from studies.report import panels, plots
+from studies.report import drawings, panels, plots
 from studies.report.panels import values
 from studies.setups.retrieval import MODELS, RetrievalSetup
 
@@ -226,7 +226,7 @@ VIEWS = {
     "shares": partial(plots.points, readings=SHARE, xlabel="error / that of always answering 0"),
     "training": partial(plots.training, metric="error", references=ZERO, log="y"),
     "combinations": partial(
-        plots.matrices, data=values("combinations", "error"), title="mean absolute error", **MAP
+        drawings.matrices, data=values("combinations", "error"), title="mean absolute error", **MAP
     ),
     "pairing": pairing,
     "agreement": partial(

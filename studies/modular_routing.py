@@ -25,7 +25,7 @@ import probes
 import tasks
 from studies import engine
 from studies.engine import Claim, Row, metric, read, short
-from studies.report import panels, plots
+from studies.report import drawings, panels, plots
 from studies.report.names import name_of
 from studies.report.panels import group, values
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
@@ -293,7 +293,7 @@ VIEWS = {
     "routing": partial(plots.points, readings=SCORES, xlabel="score"),
     "specialization": specialization,
     "activation": partial(
-        plots.matrices,
+        drawings.matrices,
         data=ordered_activation,
         y="operation",
         x="module",

@@ -23,7 +23,7 @@ import probes
 import tasks
 from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
-from studies.report import plots
+from studies.report import drawings, plots
 from studies.report.panels import group, values
 from studies.setups.latent_code import RavenSetup
 
@@ -258,7 +258,7 @@ VIEWS = {
         ylim=(0, 1.02),
     ),
     "confusion": partial(
-        plots.matrices,
+        drawings.matrices,
         data=values("decoding", "confusion", split=HELD_OUT, **OF_ALL),
         y="true",
         x="predicted",
@@ -266,10 +266,10 @@ VIEWS = {
         title="share of the true rule",
     ),
     "projection": partial(
-        plots.pictures, data=group("projection"), draw=in_the_plane, rows="kind", share=False
+        drawings.pictures, data=group("projection"), draw=in_the_plane, rows="kind", share=False
     ),
     "interchange": partial(
-        plots.pictures,
+        drawings.pictures,
         data=values("interchange", "rate", split=HELD_OUT),
         draw=bars,
         mean="rate",

@@ -1,4 +1,4 @@
-"""Plots for any study: lines, intervals, matrices, pictures, readings against a setting.
+"""Plots for any study: lines, intervals, readings against a setting or against one another.
 
 Each function takes a result first and returns a figure, or None if the result has nothing to draw;
 a study binds the other arguments with `functools.partial`. Arguments that several functions share:
@@ -13,7 +13,6 @@ a study binds the other arguments with `functools.partial`. Arguments that sever
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Literal
@@ -23,7 +22,6 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import probes
 from studies.engine.readings import Reading, conditions_of
 from studies.report.names import CONTROL, MARKERS, colours_of, name_of
 from studies.report.panels import (
@@ -286,76 +284,6 @@ def scatter(
     return finished(figure, log=log)
 
 
-def pictures(
-    result: xr.DataTree,
-    *,
-    data: Data,
-    draw: Callable[[Axes, xr.Dataset], Any],
-    rows: By,
-    mean: str | None = None,
-    share: bool = True,
-    bar: str = "",
-    ylabel: str = "",
-) -> Figure | None:
-    """Panels drawn by a given function, for example one of `probes`: a column per condition.
-
-    Args:
-        result, data, rows, ylabel: see the module's docstring.
-        draw: (axis, data) -> draws one panel. The first colour of the axis is the condition's.
-        mean: name under which `draw` expects the mean over cells of `value`, with its interval
-            as `{mean}_low` and `{mean}_high`. None: `draw` gets all variables of the first cell.
-        share: whether panels share their axes.
-        bar: title of a colour bar for all panels, which then share colour limits from 0 to the
-            largest of all panels.
-    """
-    layout: Any = {"rows": rows, "ylabel": ylabel, "share": share}
-    figure, panels = facets(data(result), shown_conditions(result), **layout)
-    for panel in panels:
-        panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
-        if mean is None:
-            draw(panel.axis, panel.data.isel(cell=0))
-        else:
-            names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
-            draw(panel.axis, over_cells(panel.data).rename(names))
-    images = [image for panel in panels for image in panel.axis.images]
-    if bar and figure is not None:
-        largest = max(image.get_clim()[1] for image in images)
-        for image in images:
-            image.set_clim(0, largest)
-        figure.colorbar(images[0], ax=figure.axes, shrink=0.7, label=bar)
-    return finished(figure)
-
-
-def matrices(
-    result: xr.DataTree,
-    *,
-    data: Data,
-    y: str,
-    x: str,
-    title: str,
-    rows: By = None,
-    shares: bool = False,
-) -> Figure | None:
-    """Matrices of non-negative values, averaged over cells: a column of panels per condition.
-
-    Args:
-        result, data, rows: see the module's docstring.
-        y, x: the dims of the matrix.
-        title: title of the colour bar.
-        shares: whether counts are drawn as shares of their row.
-    """
-    return pictures(
-        result,
-        data=data,
-        draw=functools.partial(_draw_matrix, y=y, x=x, shares=shares),
-        rows=rows,
-        mean="value",
-        share=False,
-        bar=title,
-        ylabel=name_of(y),
-    )
-
-
 def only(
     result: xr.DataTree, *, view: Callable[[xr.DataTree], Figure | None], **coordinates: object
 ) -> Figure | None:
@@ -429,22 +357,3 @@ def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, l
     axis.errorbar(x, y, xerr=np.maximum(np.nan_to_num(lengths), 0), **style)
     if len(x) > 1:
         axis.plot([x.mean()] * 2, strip, color=colour, lw=1)
-
-
-def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) -> None:
-    """Draw a matrix with the names of its rows and columns; shares of at least 10% as numbers."""
-    matrix = data["value"].transpose(y, x)
-    if shares:
-        total = matrix.sum(x)
-        matrix = matrix / total.where(total > 0, 1)
-    axis.set_xlabel(name_of(x), fontsize=SMALL)
-    if matrix.isnull().all():
-        return
-    names = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
-    probes.draw_numbers(
-        axis,
-        matrix.assign_coords(names),
-        limits=(0.0, 1.0 if shares else float(matrix.max())),
-        style=lambda share: f"{100 * share:.0f}" if shares and share >= 0.1 else "",
-        colours="Blues",
-    )

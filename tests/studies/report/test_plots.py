@@ -5,7 +5,7 @@ import xarray as xr
 
 import probes
 from studies.engine import metric
-from studies.report import plots
+from studies.report import drawings, plots
 from studies.report.panels import CONDITIONS, over_cells, shown_conditions, values, values_of
 from tests.studies.engine.synthetic import result_of, two_models
 
@@ -76,7 +76,7 @@ def test_matrices_show_shares_of_their_row_with_numbers():
     counts = np.zeros((4, 2, 3))
     counts[:2] = [[1, 0, 3], [0, 2, 0]]
     result = measured(counts, position=["x", "y", "z"])
-    figure = plots.matrices(
+    figure = drawings.matrices(
         result, data=values("probed", "rate"), y="split", x="position", title="share", shares=True
     )
     first, second = (axis.images[0].get_array() for axis in figure.axes[:2])

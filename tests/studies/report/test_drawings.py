@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from studies.report.drawings import pictures
 from studies.report.panels import group, shown_conditions, values
-from studies.report.plots import pictures
 from tests.studies.report.test_plots import RATES, legend_texts, measured
 
 
