@@ -236,6 +236,6 @@ def _cells(summary: xr.Dataset, name: str, row: Row, separator: str = " ") -> li
             low, high = (
                 f"{100 * bound:.0f}" if in_percent else row.shown(bound) for bound in bounds
             )
-            text += f"{separator}[{low},{high}]"
+            text += f"{separator}[{low}; {high}]"
         cells.append(text)
     return cells

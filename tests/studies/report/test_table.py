@@ -1,3 +1,4 @@
+import re
 from io import StringIO
 
 import pytest
@@ -28,7 +29,11 @@ def printed(result, *rows, conditions="columns"):
     """The words of each printed line of a table with these rows."""
     table = Table(title="title", rows=rows, conditions=conditions)
     result["summary"] = xr.DataTree(table.summary(result))
-    return [line.split() for line in render(table.render(result)).splitlines() if line.strip()]
+    return [
+        re.sub(r"(?<=[0-9]); ", ";", line).split()
+        for line in render(table.render(result)).splitlines()
+        if line.strip()
+    ]
 
 
 def test_extra_columns_show_the_mean_over_all_conditions():
@@ -50,11 +55,11 @@ def test_where_conditions_are_rows_extra_columns_show_one_number_each():
 
 def test_the_content_of_brackets_depends_on_the_number_of_seeds():
     two = printed(two_models([0.4, 0.6], [0.7, 0.9]), Row("right", OOD))
-    assert ["right", "50.0", "[40,60]", "80.0", "[70,90]"] in two
+    assert ["right", "50.0", "[40;60]", "80.0", "[70;90]"] in two
     assert ["Means", "over", "two", "seeds;"] in [line[:4] for line in two]
     three = printed(two_models([0.4, 0.5, 0.6], [0.7, 0.8, 0.9]), Row("right", OOD))
     # Student's t with 2 degrees of freedom: 4.303 * 0.1 / sqrt(3) is 0.248.
-    assert ["right", "50.0", "[25,75]", "80.0", "[55,105]"] in three
+    assert ["right", "50.0", "[25;75]", "80.0", "[55;105]"] in three
     one = printed(two_models([0.4], [0.7]), Row("right", OOD))
     assert ["One", "seed;"] in [line[:2] for line in one]
 
@@ -65,7 +70,7 @@ def test_brackets_of_one_seed_are_intervals_over_examples():
     bounds = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
     result["scores"] = xr.DataTree(scores.assign(bounds))
     lines = printed(result, Row("right", OOD))
-    assert ["right", "40.0", "[30,60]", "70.0", "[60,90]"] in lines
+    assert ["right", "40.0", "[30;60]", "70.0", "[60;90]"] in lines
 
 
 def test_only_models_with_the_chosen_settings_are_shown():
@@ -75,7 +80,7 @@ def test_only_models_with_the_chosen_settings_are_shown():
         for s in range(2)
     ]
     lines = printed(result_of(cells, tuned=("rate",)), Row("right", OOD))
-    assert ["right", "80.0", "[80,80]"] in lines
+    assert ["right", "80.0", "[80;80]"] in lines
     assert ["Means", "over", "two", "seeds;"] in [line[:4] for line in lines]
 
 
