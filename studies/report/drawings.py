@@ -3,7 +3,8 @@
 Arguments that the functions share with those of `studies.report.plots`:
 
 - `data`: the data, for example `values("decoding", "confusion")`; see `panels.Data`.
-- `rows`, `columns`: how the data is split, a dim or `CONDITIONS`; see `panels.By`.
+- `rows`: how the data is split into rows of panels, a dim or `CONDITIONS`; see `panels.By`.
+- `ylabel`: label of the y-axis.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tasks.math_equations import (
     apply_operation,
     results,
 )
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: MathEquations(MathEquationsConfig(n_points=101, n_id=31, n_ood=31))
@@ -65,10 +66,6 @@ def tokens_of(variables, symbols):
     for symbol in chosen[1:]:
         tokens += [numbers[0], symbol]
     return tokens
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def points_of(batch):

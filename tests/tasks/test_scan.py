@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tasks.scan import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS, Scan, ScanConfig
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {"": lambda folder: Scan(ScanConfig(split="length"))}
 
@@ -56,10 +57,6 @@ def grammar():
     ]
     s = [phrase + times for phrase in v for times in ("", " twice", " thrice")]
     return s + [f"{a} {link} {b}" for a in s for link in ("and", "after") for b in s]
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def texts(task, split):

@@ -13,6 +13,7 @@ from tasks.sort_of_clevr import (
     SortOfClevr,
     SortOfClevrConfig,
 )
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: SortOfClevr(SortOfClevrConfig(n_train=4, n_valid=2, n_test=2))
@@ -27,10 +28,6 @@ SHADES = {
     "grey": (128, 128, 128),
     "yellow": (255, 255, 0),
 }
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def undrawn(task, split):

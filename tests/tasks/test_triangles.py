@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from tasks.triangles import Triangles, TrianglesConfig
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: Triangles(TrianglesConfig(n_train=101, n_valid=31, n_test=31))
 }
 
 FEW = {"n_train": 400, "n_valid": 61, "n_test": 60}
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def clusters_of(picture):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from tests.tasks.batches import full_batch
+
 
 @dataclass
 class Node:
@@ -152,5 +154,5 @@ def unpadded(values):
 
 def distinct(task, split):
     """Return the texts of all examples of a split, in their order."""
-    batch = task.batch(split, 0, task.size(split))
+    batch = full_batch(task, split)
     return [task.text(batch, i) for i in range(len(batch))]

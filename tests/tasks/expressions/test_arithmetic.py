@@ -10,21 +10,10 @@ from hypothesis import strategies as st
 from tasks.common import Key
 from tasks.expressions.arithmetic import Arithmetic, ArithmeticConfig
 from tasks.expressions.trees import held_out
+from tests.tasks.batches import FEW_NESTED, full_batch
 from tests.tasks.expressions.expression_reference import check_latents, distinct, parse_infix
 
-CONTRACT_EXAMPLES = {
-    "": lambda folder: Arithmetic(
-        ArithmeticConfig(
-            n_train=101,
-            train_depth=2,
-            valid_depths=(3, 3),
-            ood_depths=(4, 4),
-            n_id=31,
-            n_valid=31,
-            n_ood=31,
-        )
-    )
-}
+CONTRACT_EXAMPLES = {"": lambda folder: Arithmetic(ArithmeticConfig(**FEW_NESTED))}
 
 SMALL = {"n_train": 6_000, "n_id": 1_000, "n_valid": 200, "n_ood": 400}
 
@@ -37,10 +26,6 @@ def task():
 @pytest.fixture(scope="module")
 def texts(task):
     return {split: distinct(task, split) for split in task.splits}
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 @pytest.mark.parametrize("split", Arithmetic.SPLITS)

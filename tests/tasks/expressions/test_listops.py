@@ -19,6 +19,7 @@ from tasks.expressions.listops import (
     network_order,
     operate,
 )
+from tests.tasks.batches import FEW_NESTED, full_batch
 from tests.tasks.expressions.expression_reference import (
     check_latents,
     distinct,
@@ -28,15 +29,7 @@ from tests.tasks.expressions.expression_reference import (
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: ListOps(
-        ListOpsConfig(
-            n_train=101,
-            train_depth=2,
-            valid_depths=(3, 3),
-            ood_depths=(4, 4),
-            n_id=31,
-            n_valid=31,
-            n_ood=31,
-        ),
+        ListOpsConfig(**FEW_NESTED),
         cache=None,
     )
 }
@@ -53,10 +46,6 @@ VOCABULARY = (*"0123456789", "[SM", "[MIN", "[MAX", "[MED", "]")
 @pytest.fixture(scope="module")
 def task():
     return ListOps(ListOpsConfig(**SMALL), cache=None)
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def describe(*texts):

@@ -9,6 +9,7 @@ import torch
 
 from tasks.stored import opening
 from tasks.stored.classification import Classification, ClassificationConfig
+from tests.tasks.batches import full_batch
 
 
 def rows_of(n, labels):
@@ -107,7 +108,7 @@ def words_of(text):
 
 
 def contents(task, split):
-    batch = task.batch(split, 0, task.size(split))
+    batch = full_batch(task, split)
     return [
         (task.decode(words), label)
         for words, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True)
@@ -147,7 +148,7 @@ def test_valid_is_held_out_of_train_by_the_seed(folder):
 
     def rows(split, **changes):
         task = task_of(folder, "imdb", **changes)
-        return set(task.batch(split, 0, task.size(split)).latents["row"].tolist())
+        return set(full_batch(task, split).latents["row"].tolist())
 
     assert rows("train") | rows("valid") == set(range(20))
     assert not rows("train") & rows("valid")

@@ -15,6 +15,7 @@ from PIL import Image
 from tasks.stored import opening
 from tasks.stored.images import Images, ImagesConfig
 from tasks.triangles import Triangles, TrianglesConfig
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: Images(
@@ -76,10 +77,6 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def task(folder):
     return Images(ImagesConfig(folder=str(folder), **CONFIG))
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def stored_split(split):

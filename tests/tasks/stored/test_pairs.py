@@ -10,6 +10,7 @@ import torch
 
 from tasks.stored import opening
 from tasks.stored.pairs import Pairs, PairsConfig, score_ranking
+from tests.tasks.batches import full_batch
 
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 WORDS = ["A", "man", "is", "not", "sleeping", "while", "the", "dog's", "owner", "eats"]
@@ -118,7 +119,7 @@ def test_every_pair_is_read_with_its_label(write, name):
     folder, rows = write(name)
     task = task_of(folder, name)
     for split in task.splits:
-        batch = task.batch(split, 0, task.size(split))
+        batch = full_batch(task, split)
         assert sorted(batch.latents["row"].tolist()) == list(range(len(rows[split])))
         a, b = batch.inputs
         assert (a.dtype, b.dtype, batch.targets.dtype) == (torch.int64,) * 3

@@ -10,6 +10,7 @@ import torch
 
 from tasks.stored import opening
 from tasks.stored.text import Text, TextConfig
+from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
     "": lambda folder: Text(TextConfig(path=__file__, held_out=0.2, length=8), cache=None)
@@ -39,10 +40,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(folder):
     return Text(TextConfig(path=str(folder), **TINY), cache=None)
-
-
-def full_batch(task, split):
-    return task.batch(split, 0, task.size(split))
 
 
 def counted(batch):
