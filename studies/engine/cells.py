@@ -19,7 +19,7 @@ from studies.engine.checkpoints import load_weights, read_log
 from studies.engine.examples import Examples
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
-from studies.engine.scoring import log_entries, score, training_dataset
+from studies.engine.scoring import log_entries, score, tested_entry, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
 from studies.engine.trained import Measure, Trained, initial_model
@@ -179,10 +179,10 @@ class Cell:
         return code_of(self._measures[name], self.setup, Trained, Examples)
 
     def _measure(self, name: str) -> xr.DataTree:
-        """Compute a measure, at the best checkpoint and if asked for along training; write it."""
+        """Compute a measure, at the tested checkpoint and if asked for along training; write it."""
         log, setup = read_log(self.folder), self.setup
-        best = max(log, key=lambda entry: setup.sign * entry[setup.selection.key])
-        groups = {name: self._measure_at(name, "best", int(best["step"]))}
+        tested = log[tested_entry(setup, log)]
+        groups = {name: self._measure_at(name, setup.training.checkpoint, int(tested["step"]))}
         if name in self._along:
             steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
             datasets = [self._measure_at(name, f"step-{step}", step) for step in steps]

@@ -7,7 +7,7 @@ study:
 - `scores` [cell, split, group]: each metric of the setup with `_low`, `_high` (95% interval over
   examples), `_untrained`, and references such as `_chance` and `_paper`.
 - `training` [cell, train_step, ...]: `training_loss`, each metric on the validation examples;
-  `best_step`, `updates`, `batch_size`.
+  `tested_step`, `updates`, `batch_size`.
 - `costs` [cell]: `parameters`, `operations`, `depth`.
 - `fairness` [condition]: see `studies.engine.fairness.assess`.
 - `claims` [claim]: see `studies.engine.claims.judge`.

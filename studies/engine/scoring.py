@@ -161,11 +161,18 @@ class Scores:
         return xr.Dataset(data, {"group": list(scored.groups)}, {"interval": method})
 
 
+def tested_entry(setup: Setup, log: Sequence[Mapping[str, float]]) -> int:
+    """The index of the tested checkpoint in a training log; see `TrainingConfig.checkpoint`."""
+    if setup.training.checkpoint == "last":
+        return len(log) - 1
+    return int(np.nanargmax([setup.sign * entry[setup.selection.key] for entry in log]))
+
+
 def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:
     """The group `training` of a result, from a training log.
 
     Curves of the loss and the learning rate [train_step], the metrics on the validation examples
-    [split, group, train_step], and scalars about the best checkpoint and the end of training.
+    [split, group, train_step], and scalars about the tested checkpoint and the end of training.
     """
     selection, splits, sign = setup.selection, list(setup.splits), setup.sign
     steps = [int(entry["step"]) for entry in log]
@@ -181,6 +188,7 @@ def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dat
         attrs = {"long_name": f"{metric.long_name}, validation", "units": metric.units}
         data[name] = (("split", "group", "train_step"), np.array(values), attrs)
     selecting = sign * np.array(curve(selection.key))
+    tested = tested_entry(setup, log)
     stopped = setup.training.stop_at is not None and steps[-1] < setup.training.n_steps
     # A run that stopped because it reached `stop_at` was not cut off.
     gain = 0.0 if stopped else late_gain(selecting)
@@ -190,8 +198,11 @@ def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dat
         "seconds": ("seconds since the beginning, evaluations included", curve("seconds")),
     }
     numbers = {
-        "best_step": ("step of the best checkpoint", steps[int(np.nanargmax(selecting))]),
-        "validation": (f"best {selection.key}", sign * float(np.nanmax(selecting))),
+        "tested_step": ("step of the tested checkpoint", steps[tested]),
+        "validation": (
+            f"{selection.key} at the tested checkpoint",
+            sign * float(selecting[tested]),
+        ),
         "updates": ("updates of training", steps[-1]),
         "batch_size": ("examples of an update", setup.training.batch_size),
         "late_gain": ("share of the improvement that came in the last fifth of training", gain),

@@ -22,7 +22,7 @@ class Trained:
 
     Attributes:
         setup: the settings of the cell.
-        model: the model at its best checkpoint, or at one along training; in evaluation mode.
+        model: the model at its tested checkpoint, or at one along training; in evaluation mode.
         step: the training step of that checkpoint.
         device: the device of the models.
     """

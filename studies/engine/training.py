@@ -36,6 +36,9 @@ Objective = Callable[[nn.Module, Any, int], Tensor]
 """(model, batch, step) -> the loss to minimise, a scalar."""
 
 Precision = Literal["float32", "tf32", "bf16"]
+Schedule = Literal["cosine", "early_cosine"]
+Decayed = Literal["matrices", "all"]
+Checkpoint = Literal["best", "last"]
 
 
 class TrainingError(RuntimeError):
@@ -52,8 +55,12 @@ class TrainingConfig:
         learning_rate: peak learning rate, reached after `warmup_steps`.
         final_learning_rate: learning rate at the last step, as a share of the peak; a cosine
             leads there. 1: constant.
-        weight_decay: AdamW's weight decay, on parameters with two or more dimensions (weights,
-            per-head biases, bias tables); norms and one-dimensional parameters have none.
+        schedule: `cosine` from the end of warm-up to the last step; or `early_cosine`, the schedule
+            of Schug et al. 2024 (their code): the rate of the first step is 0, and the cosine ends
+            `warmup_steps` before the last step, after which the rate is constant.
+        weight_decay: AdamW's weight decay.
+        decayed: the parameters with weight decay: `matrices`, those with two or more dimensions
+            (weights, per-head biases, bias tables; not norms and one-dimensional biases), or `all`.
         warmup_steps: steps of linear warm-up.
         beta2: decay of AdamW's second moment.
         clip: largest norm of the gradient; None for no clipping.
@@ -61,6 +68,8 @@ class TrainingConfig:
         stop_at: end early at the first evaluation whose selecting metric is at least as good.
         keep_at: steps after which the weights are kept, for measures along training; steps
             after the end of training are ignored.
+        checkpoint: the weights that are measured, and by which tuned settings are chosen: `best`,
+            with the best selecting metric, or those of the `last` step.
         precision: `float32`, `tf32` (CUDA matrix products), or `bf16` (autocast).
         compile: train through `torch.compile`; hooks and evaluation use the eager model.
 
@@ -78,15 +87,29 @@ class TrainingConfig:
     warmup_steps: int = 0
     evaluate_every: int = 100
     final_learning_rate: float = 0.1
+    schedule: Schedule = "cosine"
+    decayed: Decayed = "matrices"
     beta2: float = 0.999
     clip: float | None = None
     stop_at: float | None = None
     keep_at: tuple[int, ...] = ()
+    checkpoint: Checkpoint = "best"
     precision: Precision = "float32"
     compile: bool = False
 
     def __post_init__(self):
-        precisions = get_args(Precision)
+        literals = {
+            name: (
+                getattr(self, name) in get_args(choices),
+                f"one of {', '.join(get_args(choices))}",
+            )
+            for name, choices in (
+                ("schedule", Schedule),
+                ("decayed", Decayed),
+                ("checkpoint", Checkpoint),
+                ("precision", Precision),
+            )
+        }
         for name, is_allowed, allowed in (
             ("n_steps", self.n_steps >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
@@ -98,15 +121,16 @@ class TrainingConfig:
             ("final_learning_rate", 0 <= self.final_learning_rate <= 1, "in [0, 1]"),
             ("beta2", 0 < self.beta2 < 1, "in (0, 1)"),
             ("clip", self.clip is None or self.clip > 0, "None or greater than 0"),
-            ("precision", self.precision in precisions, f"one of {', '.join(precisions)}"),
+            *((name, *check) for name, check in literals.items()),
         ):
             if not is_allowed:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate at training step `step`, counted from 0."""
-        warmup = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        n_decay = max(1, self.n_steps - self.warmup_steps)
+        early = self.schedule == "early_cosine"
+        warmup = min(1.0, (step if early else step + 1) / max(1, self.warmup_steps))
+        n_decay = max(1, self.n_steps - (2 if early else 1) * self.warmup_steps)
         progress = min(1.0, max(0, step - self.warmup_steps) / n_decay)
         decay = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
         return self.learning_rate * warmup * (1 - decay)
@@ -263,13 +287,17 @@ def _update(
 
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
+    parameters = list(model.parameters())
+    decayed = [p for p in parameters if p.ndim > 1 or config.decayed == "all"]
+    others = [p for p in parameters if p.ndim <= 1 and config.decayed == "matrices"]
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, vectors],
+        [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
-        fused=matrices[0].device.type in ("cpu", "cuda"),
+        fused=parameters[0].device.type in ("cpu", "cuda"),
     )
 
 

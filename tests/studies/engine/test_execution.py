@@ -407,13 +407,28 @@ def test_a_measure_gets_the_checkpoint_that_is_best_in_distribution(
         for split, best_steps in steps.items():
             best_steps.append(best_of(log, key=lambda entry: entry[f"{split}/{metric}"])["step"])
         best = steps["id"][-1]
-        assert trained.step == curves["best_step"] == best
+        assert trained.step == curves["tested_step"] == best
         assert curves["validation"] == best_of(entry[f"id/{metric}"] for entry in log)
         assert same_weights(trained.model.state_dict(), weights_in(folder, f"step-{best}"))
         assert not trained.model.training
     # The last checkpoint and the best one out of distribution differ from the selected one.
     assert set(steps["id"]) != {40}
     assert steps["id"] != steps["ood"]
+
+
+def test_a_measure_gets_the_last_checkpoint_if_asked_for(tmp_path):
+    changes = {"learning_rate": 0.9, "final_learning_rate": 0.1, "checkpoint": "last"}
+    steps = []
+    for seed in range(3):
+        training = replace(TOY.setup.training, keep_at=(40,), **changes)
+        log, curves, trained, folder = train_cell(
+            replace(TOY.setup, training=training, seed=seed), tmp_path
+        )
+        assert trained.step == curves["tested_step"] == log[-1]["step"]
+        assert curves["validation"] == log[-1]["id/accuracy"]
+        assert same_weights(trained.model.state_dict(), weights_in(folder, "step-40"))
+        steps.append(max(log, key=lambda entry: entry["id/accuracy"])["step"])
+    assert set(steps) != {40}
 
 
 def test_training_begins_with_the_untrained_model_of_the_seed(tmp_path):

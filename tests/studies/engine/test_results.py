@@ -75,7 +75,7 @@ def test_training_and_costs_agree_with_the_curves_and_the_architecture(result):
     curve = training["accuracy"].sel(split="id", group="all")
     np.testing.assert_allclose(training["validation"], curve.max("train_step"))
     best = curve.isel(train_step=curve.argmax("train_step"))["train_step"]
-    np.testing.assert_array_equal(training["best_step"], best)
+    np.testing.assert_array_equal(training["tested_step"], best)
     costs = result["costs"].to_dataset()
     np.testing.assert_array_equal(costs["parameters"], [76, 76, 20, 20])
     np.testing.assert_array_equal(costs["operations"], [128, 128, 32, 32])

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -258,6 +259,32 @@ def test_the_learning_rate_decays_to_its_final_share():
     expected = 1e-2 * (0.2 + 0.8 * (1 + math.cos(math.pi * progress)) / 2)
     assert decaying.learning_rate_at(halfway) == pytest.approx(expected)
     assert rates[-1] == pytest.approx(2e-3)
+
+
+def test_the_early_cosine_starts_from_zero_and_ends_a_warmup_before_the_last_step():
+    """The rates of Schug et al.'s code: optax's warm-up and cosine over n_steps - warmup_steps."""
+    config = replace(CONFIG, schedule="early_cosine", n_steps=100, warmup_steps=10)
+    rates = [config.learning_rate_at(step) for step in range(100)]
+    share = 0.5 * (1 + np.cos(np.pi * np.arange(80) / 80))
+    cosine = 0.9 * share + 0.1
+    expected = [*np.arange(10) / 10, *cosine, *[0.1] * 10]
+    assert rates == pytest.approx([1e-2 * value for value in expected])
+
+
+@pytest.mark.parametrize("decayed", ["matrices", "all"])
+def test_weight_decay_shrinks_the_named_parameters(decayed, tmp_path):
+    """Without a gradient only the decay moves weights: by the factor 1 - rate * decay."""
+
+    def no_gradient(model, batch, step):
+        return sum(parameter.sum() for parameter in model.parameters()) * 0.0
+
+    config = replace(CONFIG, n_steps=1, warmup_steps=0, weight_decay=0.5, decayed=decayed)
+    start = {name: tensor.clone() for name, tensor in small_model().state_dict().items()}
+    model, _ = run(tmp_path / "run", config=config, objective=no_gradient)
+    for name, tensor in model.state_dict().items():
+        factor = 1 - 1e-2 * 0.5 if tensor.ndim > 1 or decayed == "all" else 1.0
+        torch.testing.assert_close(tensor, start[name] * factor)
+        assert factor == 1.0 or start[name].abs().max() > 0
 
 
 def assert_last_good_checkpoint(folder):
