@@ -9,7 +9,7 @@ from studies.engine.execution import Resources, run
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import RunError
 from studies.engine.readings import Reading, constant, metric, read
-from studies.engine.reported import Reported, reported
+from studies.engine.papers import Reported, reported
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, cached
 from studies.engine.study import Preset, Study, Where

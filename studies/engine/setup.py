@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from studies.engine import settings
-from studies.engine.reported import Reported
+from studies.engine.papers import Reported
 from studies.engine.training import TrainingConfig, answer, cross_entropy
 from tasks import Batch
 

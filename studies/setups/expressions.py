@@ -82,7 +82,7 @@ class ExpressionSetup(engine.Setup):
         "valid", "accuracy", protocol="Csordas et al. 2021: deeper validation depths"
     )
     evaluation_batch_size: ClassVar = 250
-    reported: ClassVar = engine.reported("csordas_2021", "expressions")
+    reported: ClassVar = engine.reported("csordas_2021", "ndr_control_flow")
 
     def __post_init__(self):
         super().__post_init__()

@@ -71,7 +71,7 @@ class RavenSetup(LatentCodeSetup):
         "accuracy": engine.Metric("share of instances with all features right", percent=True),
         "feature_accuracy": engine.Metric("share of features that are right", percent=True),
     }
-    reported: ClassVar = engine.reported("schug_2024", "raven")
+    reported: ClassVar = engine.reported("schug_2024", "raven_latent_code")
 
     @property
     def all_splits(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class FuzzySetup(LatentCodeSetup):
         "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
     }
     selection: ClassVar = engine.Selection("id", "r2")
-    reported: ClassVar = engine.reported("schug_2024", "fuzzy_logic")
+    reported: ClassVar = engine.reported("schug_2024", "fuzzy_logic_latent_code")
 
     def __post_init__(self):
         super().__post_init__()

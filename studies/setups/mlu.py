@@ -38,7 +38,7 @@ class MluSetup(QuasiSetup):
 
     task_type: ClassVar = tasks.MLU
     shown: ClassVar = "cross"
-    reported: ClassVar = engine.reported("tay_2019", "mlu")
+    reported: ClassVar = engine.reported("tay_2019", "coda_arithmetic")
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         config = mechanisms.EncoderDecoderConfig(

@@ -42,7 +42,7 @@ class RetrievalSetup(engine.Setup):
 
     metrics: ClassVar = {"error": engine.Metric("mean absolute error", better="lower")}
     selection: ClassVar = engine.Selection("id", "error")
-    reported: ClassVar = engine.reported("mittal_2021", "retrieval")
+    reported: ClassVar = engine.reported("mittal_2021", "contextual_retrieval")
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,13 +1,11 @@
-"""Numbers reported by papers: which settings they apply to, and where results show them."""
-
-import csv
+"""Tables of papers: how they are read, and where results show their numbers."""
 
 import pytest
 import xarray as xr
 
 from studies import engine
-from studies.engine import settings
-from studies.engine.reported import PAPERS, Reported, with_reported
+from studies.engine import papers, settings
+from studies.engine.papers import PAPERS, Reported, read_paper, with_reported
 from tests.contracts.test_studies import STUDIES
 from tests.studies.engine import toy
 
@@ -55,9 +53,89 @@ def test_a_changed_number_is_in_the_next_result(tmp_path, monkeypatch):
     assert reported_in(engine.run(toy.TOY, resources=resources)) == {0.75}
 
 
-def test_an_unknown_experiment_is_an_error():
-    with pytest.raises(ValueError, match=r"experiment must be one of .*images.*, got 'image'"):
+def test_an_unknown_study_is_an_error():
+    with pytest.raises(ValueError, match=r"study must be one of .*images.*, got 'image'"):
         engine.reported("mittal_2021", "image")
+
+
+TABLE = """
+citation = "Someone 2020"
+experiments = [["{far,near}/{a,b}", "toy", "paper", "size={0} model={1}"]]
+absent = [["{far,near}/c", "too large"]]
+reported = [
+    ["far/a", "accuracy", "ood/deep", 0.5, "Table 1", 0.1, 3],
+    ["near/b", "loss", "id", 2, "text"],
+]
+
+[[settings]]
+experiments = "*"
+source = "Table 2"
+task.n = 4
+model.dropout.mlp = 0.1
+
+[[settings]]
+experiments = ["*/b", "near/*"]
+source = "Table 3"
+task.n = [5, 6]
+training.n_steps = 7
+
+[[settings]]
+experiments = "near/b"
+model.dropout.mlp = "not given"
+"""
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that reads a table from its text."""
+    monkeypatch.setattr(papers, "PAPERS", tmp_path)
+
+    def read_text(text):
+        (tmp_path / "someone_2020.toml").write_text(text)
+        return read_paper.__wrapped__("someone_2020")
+
+    return read_text
+
+
+def test_the_last_block_of_settings_about_an_experiment_counts(read):
+    paper = read(TABLE)
+    settings = {
+        experiment.name: {name: tuple(value) for name, value in experiment.settings.items()}
+        for experiment in paper.experiments
+    }
+    first, second = (4, "Table 2"), ([5, 6], "Table 3")
+    steps, dropout = (7, "Table 3"), (0.1, "Table 2")
+    assert settings == {
+        "far/a": {"task.n": first, "model.dropout.mlp": dropout},
+        "far/b": {"task.n": second, "model.dropout.mlp": dropout, "training.n_steps": steps},
+        "near/a": {"task.n": second, "model.dropout.mlp": dropout, "training.n_steps": steps},
+        "near/b": {"task.n": second, "training.n_steps": steps},
+    }
+
+
+def test_names_in_braces_stand_for_several_experiments(read):
+    paper = read(TABLE)
+    assert [(e.name, e.study, e.preset, e.condition) for e in paper.experiments] == [
+        ("far/a", "toy", "paper", "size=far model=a"),
+        ("far/b", "toy", "paper", "size=far model=b"),
+        ("near/a", "toy", "paper", "size=near model=a"),
+        ("near/b", "toy", "paper", "size=near model=b"),
+    ]
+    assert paper.absent == {"far/c": "too large", "near/c": "too large"}
+    assert paper.reported == (
+        Reported("far/a", "accuracy", "ood", "deep", 0.5, "size=far model=a", "Table 1", 0.1, 3),
+        Reported("near/b", "loss", "id", "all", 2, "size=near model=b", "text"),
+    )
+
+
+@pytest.mark.parametrize("name", ["far/c", "far/A", "fur/*"])
+def test_a_table_is_about_its_own_experiments(name, read):
+    message = rf"experiments must be some of far/a, .*, got '{name}'".replace("*'", r"\*'")
+    with pytest.raises(ValueError, match=message):
+        read(TABLE.replace('"near/b"\n', f'"{name}"\n'))
+    if name != "fur/*":
+        with pytest.raises(ValueError, match=message):
+            read(TABLE.replace('"far/a"', f'"{name}"'))
 
 
 def with_settings(cell, settings_text):
@@ -90,5 +168,4 @@ def test_every_reported_number_applies_to_some_cell():
             if not any(cell is not None and reported.is_of(cell) for cell in candidates):
                 unmatched.add(reported)
     assert unmatched == set()
-    n_in_files = sum(len(list(csv.DictReader(path.open()))) for path in PAPERS.glob("*.csv"))
-    assert n_reported == n_in_files
+    assert n_reported == sum(len(read_paper(path.stem).reported) for path in PAPERS.glob("*.toml"))
