@@ -8,8 +8,8 @@ from studies.engine.command import main
 from studies.engine.execution import Resources, run
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import RunError
-from studies.engine.readings import Reading, constant, metric, read
 from studies.engine.papers import Reported, reported
+from studies.engine.readings import Reading, constant, metric, read
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, cached
 from studies.engine.study import Preset, Study, Where

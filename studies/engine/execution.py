@@ -22,8 +22,8 @@ from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
-from studies.engine.processes import process_device
 from studies.engine.papers import with_reported
+from studies.engine.processes import process_device
 from studies.engine.study import Plan, Study
 from studies.engine.trained import Trained
 from studies.engine.workers import Workers
