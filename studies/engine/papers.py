@@ -7,6 +7,9 @@
   pick their cells: `["sraven/{softmax,hyla}", "raven_latent_code", "paper", "model={0}"]`. Braces
   list alternatives, `{0}` stands for the first one;
 - `absent`: rows of names of experiments that no preset repeats, and the reason;
+- `figures`: rows of a figure, a study, and its views that draw it: `["Figure 4", "raven_latent_code",
+  "scaling"]`;
+- `undrawn`: rows of a figure and the reason why no view draws it;
 - `reported`: rows of the name of an experiment, metric, split (with a group: `ood/depth 7`), value,
   source, and where they are reported the spread over seeds and the number of seeds;
 - `settings`: blocks of `experiments` (one or several names, in which `*` matches any text), the
@@ -100,12 +103,16 @@ class Paper:
         experiments: the experiments that a preset repeats.
         absent: the reason for each experiment without a preset, by name.
         reported: the reported numbers of `experiments`.
+        figures: the study and the names of its views that draw a figure, by the figure.
+        undrawn: the reason why no view draws a figure, by the figure.
     """
 
     citation: str
     experiments: tuple[Experiment, ...]
     absent: Mapping[str, str]
     reported: tuple[Reported, ...]
+    figures: Mapping[str, tuple[str, ...]]
+    undrawn: Mapping[str, str]
 
 
 @functools.cache
@@ -134,6 +141,8 @@ def read_paper(name: str) -> Paper:
         experiments=experiments,
         absent={name: why for names, why in table["absent"] for name, _ in _expand(names)},
         reported=tuple(_numbers(table["reported"], experiments)),
+        figures={figure: tuple(study_and_views) for figure, *study_and_views in table["figures"]},
+        undrawn=dict(table["undrawn"]),
     )
 
 

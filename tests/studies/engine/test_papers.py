@@ -62,6 +62,8 @@ TABLE = """
 citation = "Someone 2020"
 experiments = [["{far,near}/{a,b}", "toy", "paper", "size={0} model={1}"]]
 absent = [["{far,near}/c", "too large"]]
+figures = [["Figure 2", "toy", "accuracy", "training"]]
+undrawn = [["Figure 1", "a drawing"]]
 reported = [
     ["far/a", "accuracy", "ood/deep", 0.5, "Table 1", 0.1, 3],
     ["near/b", "loss", "id", 2, "text"],
@@ -122,6 +124,8 @@ def test_names_in_braces_stand_for_several_experiments(read):
         ("near/b", "toy", "paper", "size=near model=b"),
     ]
     assert paper.absent == {"far/c": "too large", "near/c": "too large"}
+    assert paper.figures == {"Figure 2": ("toy", "accuracy", "training")}
+    assert paper.undrawn == {"Figure 1": "a drawing"}
     assert paper.reported == (
         Reported("far/a", "accuracy", "ood", "deep", 0.5, "size=far model=a", "Table 1", 0.1, 3),
         Reported("near/b", "loss", "id", "all", 2, "size=near model=b", "text"),
@@ -150,6 +154,16 @@ def with_settings(cell, settings_text):
         return settings.put(cell, values)
     except ValueError:
         return None
+
+
+@pytest.mark.parametrize("path", sorted(PAPERS.glob("*.toml")), ids=lambda path: path.stem)
+def test_figures_are_drawn_by_views_of_studies(path):
+    views = {study.name: study.views for study in (parameter.values[0] for parameter in STUDIES)}
+    paper = read_paper(path.stem)
+    for study, *names in paper.figures.values():
+        assert names
+        assert set(names) <= set(views[study])
+    assert not set(paper.figures) & set(paper.undrawn)
 
 
 def test_every_reported_number_applies_to_some_cell():
