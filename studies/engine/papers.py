@@ -7,8 +7,8 @@
   pick their cells: `["sraven/{softmax,hyla}", "raven_latent_code", "paper", "model={0}"]`. Braces
   list alternatives, `{0}` stands for the first one;
 - `absent`: rows of names of experiments that no preset repeats, and the reason;
-- `figures`: rows of a figure, a study, and its views that draw it: `["Figure 4", "raven_latent_code",
-  "scaling"]`;
+- `figures`: rows of a figure, a study, and its views that draw the figure:
+  `["Figure 4", "raven_latent_code", "scaling"]`;
 - `undrawn`: rows of a figure and the reason why no view draws it;
 - `reported`: rows of the name of an experiment, metric, split (with a group: `ood/depth 7`), value,
   source, and where they are reported the spread over seeds and the number of seeds;
