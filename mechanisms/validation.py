@@ -22,7 +22,8 @@ def check_choice(config: object, name: str, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def check_dropout(config: Any) -> None:
-    """Raise a ValueError unless `config.dropout` is in [0, 1)."""
-    if not 0 <= config.dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {config.dropout}")
+def check_dropout(config: Any, *names: str) -> None:
+    """Raise a ValueError unless these settings, or else `config.dropout`, are in [0, 1)."""
+    for name in names or ("dropout",):
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")

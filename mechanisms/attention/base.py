@@ -21,15 +21,21 @@ Config = TypeVar("Config", bound=AttentionProtocol)
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceAttentionConfig:
-    """Settings of attentions that always measure the distance from a query to a key."""
+    """Settings of attentions that always measure the distance from a query to a key.
+
+    Csordás et al. 2021 describe dropout of the queries' components (section B.2); their code drops
+    those of the keys. Components are those that the bias vectors are added to, so a dropped one
+    takes no part in its product; the others are scaled by 1 / (1 - rate).
+    """
 
     n_heads: int
     d_head: int
-    dropout: float = 0.0
+    query_dropout: float = 0.0
+    key_dropout: float = 0.0
 
     def __post_init__(self):
         check_sizes(self, "n_heads", "d_head")
-        check_dropout(self)
+        check_dropout(self, "query_dropout", "key_dropout")
 
     @property
     def measures_distances(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import Attention, DistanceAttentionConfig, project_heads
@@ -28,11 +28,13 @@ class GeometricAttentionConfig(DistanceAttentionConfig):
         n_heads: number of heads.
         d_head: width of a head.
         normalize: whether a query's weights are divided by their sum; off in the paper's runs.
-        dropout: probability of hiding a key in training, for each example and head, from all
-            queries; they then attend beyond it.
+        query_dropout: probability of dropping a component of a query in training, with its
+            content bias. The paper's (section B.2).
+        key_dropout: the same for a component of a key, for all queries. The authors' code has
+            this instead.
 
     Raises:
-        ValueError: a size is less than 1, or dropout is outside [0, 1).
+        ValueError: a size is less than 1, or a dropout rate is outside [0, 1).
     """
 
     normalize: bool = False
@@ -61,8 +63,9 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
     initialisation of the direction projection, but applies it to an unused matrix.)
 
     Hook points: `hook_q`, `hook_k`, `hook_v`, `hook_z` [batch, pos, head, d_head];
-    `hook_direction` [batch, pos, head, 2], back and front; `hook_attn_scores` (the logits) and
-    `hook_pattern` (A) [batch, head, query_pos, key_pos].
+    `hook_direction` [batch, pos, head, 2], back and front; `hook_content_scores` (the first term
+    of the logits), `hook_attn_scores` (the logits) and `hook_pattern` (A)
+    [batch, head, query_pos, key_pos].
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
         self.scale_pos = nn.Parameter(torch.ones(1))
         self.s_bias = zeros(1)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        self.hook_direction = HookPoint()
+        self.hook_direction, self.hook_content_scores = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z = HookPoint()
 
@@ -105,16 +108,15 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
 
         n_query, n_key = q.shape[1], k.shape[1]
         q = (q + self.content_bias) * self.scale
-        scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
+        q = dropout(q, self.config.query_dropout, self.training)
+        k = dropout(k, self.config.key_dropout, self.training)
+        scores = points.hook_content_scores(q.transpose(1, 2) @ k.permute(0, 2, 3, 1))
         back, front = (direction * self.scale_pos + self.s_bias).transpose(1, 2).split(1, dim=-1)
         layout = _layout(n_query, n_key, scores.device)
         scores = scores + torch.where(layout.is_right, front, back)
         if bias is not None:
             scores = scores + bias
         hidden = layout.is_self if mask is None else layout.is_self | ~mask
-        if self.training and self.config.dropout:
-            shape = (scores.shape[0], scores.shape[1], 1, n_key)
-            hidden = hidden | (torch.rand(shape, device=scores.device) < self.config.dropout)
         scores = points.hook_attn_scores(scores.masked_fill(hidden, -math.inf))
         pattern = geometric_weights(scores)
         if self.config.normalize:

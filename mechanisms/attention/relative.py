@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import (
@@ -19,6 +19,7 @@ from mechanisms.attention.base import (
     project_queries_and_keys,
 )
 from mechanisms.attention.multi_head import normalize_scores
+from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 
 
@@ -31,10 +32,14 @@ class RelativeAttentionConfig(DistanceAttentionConfig):
         d_head: width of a head.
         gated: whether a gate mixes relative and absolute positions for each query (the abs/rel
             gate of the Neural Data Router).
-        dropout: probability of setting a weight to 0 in training.
+        query_dropout: probability of dropping a component of a query in training, separately
+            for its product with keys and with positions, with their biases. The paper's
+            (section B.2).
+        key_dropout: the same for a component of a key, or of a distance (for the whole batch).
+            The authors' code has this instead.
 
     Raises:
-        ValueError: a size is less than 1, or dropout is outside [0, 1).
+        ValueError: a size is less than 1, or a dropout rate is outside [0, 1).
     """
 
     gated: bool = False
@@ -63,8 +68,10 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
     1 / sqrt(d_head), weights start from N(0, 1 / d_model), biases at 0.
 
     Hook points: `hook_q`, `hook_k`, `hook_v`, `hook_z` [batch, pos, head, d_head];
-    `hook_attn_scores` and `hook_pattern` [batch, head, query_pos, key_pos]; with `gated` also
-    `hook_position_gate` [batch, pos, head].
+    `hook_content_scores`, `hook_relative_scores` (the terms of the scores), `hook_attn_scores` and
+    `hook_pattern` [batch, head, query_pos, key_pos]; with `gated` also `hook_absolute_scores`,
+    which like the relative ones are those before the gate weights them, and
+    `hook_position_gate_logit`, `hook_position_gate` (g) [batch, pos, head].
     """
 
     def __init__(
@@ -92,7 +99,9 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         if config.gated:
             self.W_gate = lecun_normal(n_heads, d_model, fan_in=d_model, generator=generator)
             self.b_gate = zeros(n_heads)
-            self.hook_position_gate = HookPoint()
+            self.hook_absolute_scores = HookPoint()
+            self.hook_position_gate_logit, self.hook_position_gate = HookPoint(), HookPoint()
+        self.hook_content_scores, self.hook_relative_scores = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z = HookPoint()
 
@@ -102,16 +111,15 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         q, k, v = project_queries_and_keys(x_query, x_key, (self.W_Q,), (self.W_K, self.W_V))
         q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
 
-        content = ((q + self.content_bias) * self.scale).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-        scores = content + self._position_scores(x_query, q, k.shape[1], points)
+        k = self._dropped_keys(k).permute(0, 2, 3, 1)
+        scores = points.hook_content_scores(self._dropped_queries(q, self.content_bias) @ k)
+        scores = scores + self._position_scores(x_query, q, x_key.shape[1], points)
         if bias is not None:
             scores = scores + bias
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         scores = points.hook_attn_scores(scores)
-        pattern = normalize_scores(scores, "softmax", mask)
-        pattern = nn.functional.dropout(pattern, self.config.dropout, self.training)
-        pattern = points.hook_pattern(pattern)
+        pattern = points.hook_pattern(normalize_scores(scores, "softmax", mask))
 
         z = points.hook_z((pattern @ v.transpose(1, 2)).transpose(1, 2))
         return linear(z.flatten(2), self.W_O.flatten(0, 1).T)
@@ -126,16 +134,30 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         """The positional part of the scores: relative, or gated between relative and absolute."""
         n_query = q.shape[1]
         table = interleaved_sinusoids(1 - n_key, n_key, x_query.shape[-1]).to(q)
-        key = torch.einsum("rd,hde->hre", table, self.W_pos)
-        by_distance = ((q + self.pos_bias) * self.scale).transpose(1, 2) @ key.transpose(1, 2)
+        key = self._dropped_keys(torch.einsum("rd,hde->hre", table, self.W_pos))
+        by_distance = self._dropped_queries(q, self.pos_bias) @ key.transpose(1, 2)
         relative = distance_to_position(by_distance, n_key)
         if not self.config.gated:
-            return relative
-        gate = torch.sigmoid(linear(x_query, self.W_gate, self.b_gate))
-        gate = points.hook_position_gate(gate).transpose(1, 2)[..., None]
+            return points.hook_relative_scores(relative)
+        gate = points.hook_position_gate_logit(linear(x_query, self.W_gate, self.b_gate))
+        gate = points.hook_position_gate(gate.sigmoid()).transpose(1, 2)[..., None]
         # Position j is at distance j from the first position.
         absolute = by_distance[..., n_key - 1 :]
+        if observed(points.hook_relative_scores, points.hook_absolute_scores):
+            # They share memory, and a hook may write to what it gets.
+            relative, absolute = relative.clone(), absolute.clone()
+        relative = points.hook_relative_scores(relative)
+        absolute = points.hook_absolute_scores(absolute)
         return torch.lerp(absolute, relative, gate.expand(-1, -1, n_query, n_key))
+
+    def _dropped_queries(
+        self, q: Float[Tensor, "batch query_pos head d_head"], bias: Float[Tensor, "head d_head"]
+    ) -> Float[Tensor, "batch head query_pos d_head"]:
+        q = dropout((q + bias) * self.scale, self.config.query_dropout, self.training)
+        return q.transpose(1, 2)
+
+    def _dropped_keys(self, k: Float[Tensor, "*shape d_head"]) -> Float[Tensor, "*shape d_head"]:
+        return dropout(k, self.config.key_dropout, self.training)
 
 
 def distance_to_position(

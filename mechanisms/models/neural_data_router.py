@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.geometric import GeometricAttentionConfig
+from mechanisms.attention.geometric import GeometricAttention, GeometricAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
-from mechanisms.attention.positions import sinusoidal_embedding
-from mechanisms.attention.relative import RelativeAttentionConfig
+from mechanisms.attention.relative import (
+    RelativeAttention,
+    RelativeAttentionConfig,
+    interleaved_sinusoids,
+)
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
@@ -30,6 +33,8 @@ RouterVariant = Literal[
     "transformer", "relative", "relative_gate", "abs_rel_gate", "geometric", "ndr"
 ]
 Readout = Literal["first", "last"]
+EmbeddingInit = Literal["normal", "kaiming_normal", "xavier_uniform"]
+Initialization = Literal["lecun_normal", "csordas_2021"]
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -47,13 +52,22 @@ class NeuralDataRouterConfig:
         feed_forward: config of the feed-forward layer, for example
             `FeedForwardConfig(activation="relu")`.
         gate: config of the copy gate; None for a residual connection and a LayerNorm.
-        sinusoidal: whether sinusoidal positions are added to the embedding.
+        sinusoidal: whether sinusoidal positions (`interleaved_sinusoids`) are added to the
+            embedding.
         readout: column whose last state gives the logits: `first` (BOS) or `last` (EOS).
-        dropout: dropout probability of the attention output.
+        dropout: dropout probability of the attention output; without a gate also of the
+            feed-forward output.
+        embedding_dropout: dropout probability of the embedding with its positions.
+        embedding_init: what embeddings are drawn from: N(0, 1), N(0, 2 / d_model)
+            (`kaiming_normal`) or uniformly with the variance 2 / (token ids + d_model)
+            (`xavier_uniform`).
+        initialization: what the other weights are drawn from: N(0, 1 / fan in), biases 0; or as in
+            the authors' code, see `initialize_as_published`.
         halting: config of adaptive computation time; None for `n_steps` steps of all columns.
 
     Raises:
-        ValueError: a setting is not allowed.
+        ValueError: a setting is not allowed; d_model is odd with sinusoidal positions; or the
+            attention or feed-forward layer is none of the paper's with their initialisation.
     """
 
     d_input: int
@@ -66,12 +80,21 @@ class NeuralDataRouterConfig:
     sinusoidal: bool = False
     readout: Readout = "last"
     dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    embedding_init: EmbeddingInit = "normal"
+    initialization: Initialization = "lecun_normal"
     halting: HaltingConfig | None = None
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model", "n_steps")
         check_choice(self, "readout", Readout)
-        check_dropout(self)
+        check_choice(self, "embedding_init", EmbeddingInit)
+        check_choice(self, "initialization", Initialization)
+        check_dropout(self, "dropout", "embedding_dropout")
+        if self.sinusoidal and self.d_model % 2:
+            raise ValueError(f"d_model must be even for the sinusoids, got {self.d_model}")
+        if self.initialization == "csordas_2021":
+            check_published(self)
 
     @classmethod
     def named(
@@ -87,6 +110,7 @@ class NeuralDataRouterConfig:
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         gate_dropout: float = 0.0,
+        attention_dropout_of: Literal["queries", "keys"] = "queries",
     ) -> NeuralDataRouterConfig:
         """The config of a model that Csordás et al. 2021 compare, all with shared weights.
 
@@ -94,28 +118,47 @@ class NeuralDataRouterConfig:
         - `relative`: relative positions instead;
         - `relative_gate`: relative positions and the copy gate;
         - `abs_rel_gate`: the same with the abs/rel gate;
-        - `geometric`: geometric attention without the copy gate;
+        - `geometric`: geometric attention, weights divided by their sum, without the copy gate;
         - `ndr`: geometric attention and the copy gate, the Neural Data Router.
+
+        Weights start as in the authors' code, embeddings from N(0, 1), those of `relative` and
+        `geometric` with `kaiming_normal` (on ListOps `relative` has `xavier_uniform` there).
+
+        Args:
+            dropout: of the attention output and the feed-forward layer's hidden units; without a
+                gate of its output too, with one of the gate's hidden units too.
+            attention_dropout: of the components of queries, as in the text, or of keys, as in the
+                code; the attention of `transformer` has none. That has 0.1 on its embedding.
+            gate_dropout: of all gates of a token.
+            attention_dropout_of: which components `attention_dropout` drops.
 
         Raises:
             ValueError: the variant is unknown, or `n_heads` does not divide `d_model`.
+
+        Source: Csordás et al. 2021, tables 4 to 6 and section B.2; where it is silent, the code.
         """
         if variant not in get_args(RouterVariant):
             allowed = ", ".join(get_args(RouterVariant))
             raise ValueError(f"variant must be one of {allowed}, got {variant!r}")
         if n_heads < 1 or d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model}, got {n_heads}")
-        heads = {"n_heads": n_heads, "d_head": d_model // n_heads, "dropout": attention_dropout}
+        heads: dict[str, Any] = {"n_heads": n_heads, "d_head": d_model // n_heads}
+        of_keys = attention_dropout_of == "keys"
+        dropped: dict[str, Any] = {"key_dropout" if of_keys else "query_dropout": attention_dropout}
         if variant in ("geometric", "ndr"):
-            attention = GeometricAttentionConfig(**heads)
+            normalize = variant == "geometric"
+            attention = GeometricAttentionConfig(**heads, **dropped, normalize=normalize)
         elif variant == "transformer":
-            attention = AttentionConfig(**heads)
+            attention = AttentionConfig(**heads, bias=False)
         else:
-            attention = RelativeAttentionConfig(**heads, gated=variant == "abs_rel_gate")
+            gated = variant == "abs_rel_gate"
+            attention = RelativeAttentionConfig(**heads, **dropped, gated=gated)
         gate = None
         if variant in ("relative_gate", "abs_rel_gate", "ndr"):
             gate = CopyGateConfig(
-                update="layer_norm" if variant == "ndr" else "tanh", dropout=gate_dropout
+                update="layer_norm" if variant == "ndr" else "tanh",
+                dropout=gate_dropout,
+                hidden_dropout=dropout,
             )
         return cls(
             d_input=d_input,
@@ -127,6 +170,9 @@ class NeuralDataRouterConfig:
             gate=gate,
             sinusoidal=variant == "transformer",
             dropout=dropout,
+            embedding_dropout=0.1 if variant == "transformer" else 0.0,
+            embedding_init=("kaiming_normal" if variant in ("relative", "geometric") else "normal"),
+            initialization="csordas_2021",
         )
 
 
@@ -138,8 +184,16 @@ class RouterBlock(nn.Module):
     h <- LN(m + FFN(m)), the post-LN block of Vaswani et al. 2017.
 
     Hook points [batch, pos, d_model]: `hook_resid_pre` (h), `hook_attn_out`, `hook_resid_mid` (m),
-    `hook_mlp_out`, `hook_resid_post`; with a copy gate also `hook_update` and `hook_gate` (whose
-    last dim is 1 for a scalar gate); and those of `attn`, `mlp` and, with halting, `halt`.
+    `hook_mlp_out`, `hook_resid_post`; with a copy gate also `hook_update`, `hook_gate_logit` and
+    `hook_gate` (whose last dim is 1 for a scalar gate); and those of `attn`, `mlp` and, with
+    halting, `halt`.
+
+    Example:
+        >>> config = NeuralDataRouterConfig.named(
+        ...     "ndr", d_input=5, d_output=3, d_model=8, d_mlp=16, n_heads=2, n_steps=4
+        ... )
+        >>> RouterBlock(config)(torch.zeros(1, 6, 8)).shape
+        torch.Size([1, 6, 8])
     """
 
     def __init__(self, config: NeuralDataRouterConfig, *, generator: torch.Generator | None = None):
@@ -151,7 +205,8 @@ class RouterBlock(nn.Module):
         self.gate, self.ln_out = None, None
         if config.gate is not None:
             self.gate = CopyGate(config.gate, config.d_model, generator=generator)
-            self.hook_update, self.hook_gate = HookPoint(), HookPoint()
+            self.hook_update = HookPoint()
+            self.hook_gate_logit, self.hook_gate = HookPoint(), HookPoint()
         if config.gate is None or config.gate.update == "layer_norm":
             self.ln_out = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.halt = None
@@ -160,6 +215,8 @@ class RouterBlock(nn.Module):
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
         self.hook_resid_mid, self.hook_mlp_out = HookPoint(), HookPoint()
         self.hook_resid_post = HookPoint()
+        if config.initialization == "csordas_2021":
+            initialize_as_published(self, generator=generator)
 
     def forward(
         self,
@@ -180,9 +237,83 @@ class RouterBlock(nn.Module):
             h = self.ln_out(merged + dropout(mlp_out, self.dropout, self.training))
         else:
             update = mlp_out.tanh() if self.ln_out is None else self.ln_out(mlp_out)
-            gate = points.hook_gate(self.gate(merged))
+            logit = points.hook_gate_logit(self.gate.logits(merged))
+            gate = points.hook_gate(self.gate.gates(logit))
             h = torch.lerp(h, points.hook_update(update), gate)
         return points.hook_resid_post(h)
+
+
+def check_published(config: NeuralDataRouterConfig) -> None:
+    """Raise a ValueError unless `initialize_as_published` knows all parts of the block."""
+    known = (GeometricAttentionConfig, RelativeAttentionConfig, AttentionConfig)
+    if not isinstance(config.attention, known):
+        names = ", ".join(each.__name__ for each in known)
+        raise ValueError(
+            f"attention must be one of {names} with initialization='csordas_2021', "
+            f"got {config.attention}"
+        )
+    mlp = config.feed_forward
+    if not isinstance(mlp, FeedForwardConfig) or mlp.activation == "swiglu" or not mlp.bias:
+        raise ValueError(
+            "feed_forward must be a FeedForwardConfig with biases and without a gate with "
+            f"initialization='csordas_2021', got {mlp}"
+        )
+
+
+def initialize_as_published(
+    block: RouterBlock, *, generator: torch.Generator | None = None
+) -> None:
+    """Draw the weights of a block as the authors' code does, all uniformly.
+
+    With d the width of a column, h that of all heads together and m that of a hidden layer, the
+    variances are
+
+    - geometric attention, all but the direction: 2 / (d + d_head);
+    - other attentions: 2 / (d + h) for queries and positions, 2 / (d + 2h) for keys and values (one
+      matrix in the code), 1 / 3h for the output;
+    - hidden layers of feed-forward and gate: 4 / (d + m); the gate's output 2 / (m + gates);
+    - feed-forward output: 2 / (d + m) without a gate, 50/9 / (d + m) before a LayerNorm, 1 / 3m
+      before a tanh;
+    - direction, abs/rel gate and all biases but that of the gate, which is kept: 1 / (3 fan in).
+
+    Source: the code of Csordás et al. 2021 (layers/transformer); it does not apply the
+    initialisation that it has for the direction.
+    """
+
+    def uniform(fan_in: int, *weights: Tensor) -> None:
+        for weight in weights:
+            nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
+
+    def xavier(fans: int, *weights: Tensor, gain: float = 1.0) -> None:
+        bound = gain * (6 / fans) ** 0.5
+        for weight in weights:
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+
+    attn, mlp, gate = cast(Any, block.attn), cast(Any, block.mlp), block.gate
+    n_heads, d_model, d_head = attn.W_Q.shape
+    if isinstance(attn, GeometricAttention):
+        xavier(d_model + d_head, attn.W_Q, attn.W_K, attn.W_V, attn.W_O)
+        uniform(d_model, attn.W_dir, attn.b_dir)
+    else:
+        d_heads = n_heads * d_head
+        relative = isinstance(attn, RelativeAttention)
+        xavier(d_model + d_heads, attn.W_Q, *([attn.W_pos] if relative else []))
+        xavier(d_model + 2 * d_heads, attn.W_K, attn.W_V)
+        uniform(d_heads, attn.W_O)
+        if relative and attn.config.gated:
+            uniform(d_model, attn.W_gate, attn.b_gate)
+    fans = sum(mlp.W_in.shape)
+    xavier(fans, mlp.W_in, gain=2**0.5)
+    uniform(d_model, mlp.b_in)
+    if gate is not None and block.ln_out is None:
+        uniform(len(mlp.W_out), mlp.W_out)
+    else:
+        xavier(fans, mlp.W_out, gain=1.0 if gate is None else 5 / 3)
+    uniform(len(mlp.W_out), mlp.b_out)
+    if gate is not None:
+        xavier(sum(gate.W_in.shape), gate.W_in, gain=2**0.5)
+        uniform(d_model, gate.b_in)
+        xavier(sum(gate.W_out.shape), gate.W_out)
 
 
 class NeuralDataRouter(SteppedModel):
@@ -194,8 +325,7 @@ class NeuralDataRouter(SteppedModel):
     after the last step.
 
     Hook points: `hook_embed` and `blocks.{t}.*` (see `RouterBlock`). The weights live in `core`;
-    `blocks[t]` only holds the hook points of step t. Embeddings start from N(0, 1), the scale of a
-    normalised update; the other weights from N(0, 1 / fan in).
+    `blocks[t]` only holds the hook points of step t.
 
     Args:
         config: the configuration.
@@ -205,9 +335,7 @@ class NeuralDataRouter(SteppedModel):
     def __init__(self, config: NeuralDataRouterConfig, *, generator: torch.Generator | None = None):
         super().__init__(config.n_steps, shared=True)
         self.config = config
-        self.W_E = nn.Parameter(
-            torch.randn(config.d_input + 2, config.d_model, generator=generator)
-        )
+        self.W_E = _embedding(config, generator)
         self.hook_embed = HookPoint()
         core, self.blocks = stack_blocks(
             lambda: RouterBlock(config, generator=generator), config.n_steps, shared=True
@@ -217,6 +345,10 @@ class NeuralDataRouter(SteppedModel):
             config.d_model, config.d_output, fan_in=config.d_model, generator=generator
         )
         self.b_U = zeros(config.d_output)
+        if config.initialization == "csordas_2021":
+            for weight in (self.W_U, self.b_U):
+                bound = config.d_model**-0.5
+                nn.init.uniform_(weight, -bound, bound, generator=generator)
         self.setup()
 
     def _stacks(self) -> Sequence[nn.ModuleList]:
@@ -247,8 +379,8 @@ class NeuralDataRouter(SteppedModel):
         ids, mask, end = enclose(tokens, self.config.d_input)
         h = self.W_E[ids]
         if self.config.sinusoidal:
-            h = h + sinusoidal_embedding(h.shape[1], self.config.d_model).to(h)
-        h = self.hook_embed(h)
+            h = h + interleaved_sinusoids(0, h.shape[1], self.config.d_model).to(h)
+        h = self.hook_embed(dropout(h, self.config.embedding_dropout, self.training))
         h, cost = self._run_steps(h, mask[:, None, None, :], n_steps)
         if self.config.readout == "first":
             column = h[:, 0]
@@ -278,3 +410,15 @@ class NeuralDataRouter(SteppedModel):
             h = torch.lerp(h, updated, ponder.running[..., None])
             ponder.add(h, halt(h, hooks=points.halt))
         return ponder.result(h), ponder.cost()
+
+
+def _embedding(config: NeuralDataRouterConfig, generator: torch.Generator | None) -> nn.Parameter:
+    weight = torch.empty(config.d_input + 2, config.d_model)
+    match config.embedding_init:
+        case "normal":
+            nn.init.normal_(weight, generator=generator)
+        case "kaiming_normal":
+            nn.init.kaiming_normal_(weight, generator=generator)
+        case "xavier_uniform":
+            nn.init.xavier_uniform_(weight, generator=generator)
+    return nn.Parameter(weight)

@@ -138,7 +138,7 @@ def router(variant):
     config = mechanisms.NeuralDataRouterConfig.named(
         variant, d_model=12, d_mlp=16, n_heads=3, n_steps=3, **SIZES
     )
-    return mechanisms.NeuralDataRouter(config, generator=torch.Generator().manual_seed(0))
+    return mechanisms.NeuralDataRouter(config, generator=torch.Generator().manual_seed(0)).eval()
 
 
 def lstm(**changes):

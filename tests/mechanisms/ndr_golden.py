@@ -75,8 +75,12 @@ def router(*, seed=0, **changes):
 
 VARIANTS = {
     "ndr": {},
-    "scalar gate": {"gate": CopyGateConfig(width="scalar")},
-    "geometric": {"gate": None},
+    "scalar gate": {"gate": CopyGateConfig(width="scalar", d_hidden=30)},
+    "geometric": {
+        "gate": None,
+        "attention": GeometricAttentionConfig(n_heads=3, d_head=4, normalize=True),
+    },
+    "published weights": {"initialization": "csordas_2021"},
     "transformer": {
         "gate": None,
         "attention": AttentionConfig(n_heads=3, d_head=4),

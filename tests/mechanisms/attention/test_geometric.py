@@ -11,9 +11,14 @@ from mechanisms.attention.geometric import (
     geometric_weights,
 )
 from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
+from tests.mechanisms.ndr_literal import geometric_attention as literal_attention
+from tests.mechanisms.ndr_literal import random_attention
 
 CONFIG = GeometricAttentionConfig(n_heads=3, d_head=4)
-CONTRACT_EXAMPLES = {"": GeometricAttentionConfig(n_heads=4, d_head=4)}
+CONTRACT_EXAMPLES = {
+    "": GeometricAttentionConfig(n_heads=4, d_head=4),
+    "normalised": GeometricAttentionConfig(n_heads=4, d_head=4, normalize=True),
+}
 
 
 def literal(logits):
@@ -157,18 +162,101 @@ def test_keys_that_are_masked_change_nothing():
     assert torch.allclose(masked, attention(short, short), atol=1e-6)
 
 
-def test_dropout_hides_keys_and_queries_attend_beyond_them():
-    attention = build(dropout=0.5).train()
-    x = torch.randn(64, 6, 12, generator=torch.Generator().manual_seed(1))
-    patterns = []
-    attention.hook_pattern.add_hook(lambda pattern, hook: patterns.append(pattern))
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_fewer_queries_and_masks_are_those_of_the_literal_formula(normalize, offset):
+    weights = random_attention(n_heads=3, d_model=12, d_head=4, kind="geometric")
+    attention = load_weights(build(normalize=normalize), attention_weights(weights), torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 6, 12, generator=generator, dtype=torch.float64)
+    pad_mask = torch.tensor([[False] * 6, [False] * 3 + [True] * 3])
+    position_mask = torch.rand(6 - offset, 6, generator=generator) < 0.3
+    mask = ~(pad_mask[:, None, None] | position_mask)
+    factor = torch.randn(2, 6 - offset, 12, generator=generator, dtype=torch.float64)
+
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    out = attention(ours[:, offset:], ours, mask=mask)
+    learned = [weights[name].requires_grad_() for name in ("W_dir", "s_bias")]
+    expected, _ = literal_attention(
+        weights,
+        theirs,
+        normalize=normalize,
+        offset=offset,
+        pad_mask=pad_mask,
+        position_mask=position_mask,
+    )
+    assert torch.allclose(out, expected, atol=1e-11)
+    (out * factor).sum().backward()
+    (expected * factor).sum().backward()
+    assert torch.allclose(ours.grad, theirs.grad, atol=1e-10)
+    for weight, reference in zip((attention.W_dir, attention.s_bias), learned, strict=True):
+        assert torch.allclose(weight.grad, reference.grad, atol=1e-10)
+
+
+def with_one_hot_keys(attention, x):
+    """Scores of content when key j is the unit vector j: components of the queries; and logits."""
+    recorded = []
+    keys = torch.eye(4).expand(len(x), 3, 4, 4).transpose(1, 2)
+    attention.hook_k.add_hook(lambda k, hook: keys)
+    for point in (attention.hook_content_scores, attention.hook_attn_scores):
+        point.add_hook(lambda scores, hook: recorded.append(scores))
+    attention(x, x)
+    for point in attention.children():
+        point.remove_hooks()
+    return recorded
+
+
+@pytest.mark.parametrize("dropped", ["query_dropout", "key_dropout"])
+def test_components_of_queries_or_keys_are_dropped(dropped):
+    attention = build(**{dropped: 0.3}).train()
+    torch.nn.init.ones_(attention.content_bias)
+    x = torch.randn(500, 4, 12, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
-    attention(x, x)
-    hidden = (patterns[0] == 0).all(2)
-    assert 0.4 < hidden.float().mean() < 0.6
+    content, logits = with_one_hot_keys(attention, x)
+    torch.manual_seed(0)
+    assert torch.equal(with_one_hot_keys(attention, x)[0], content)
+    assert not torch.equal(with_one_hot_keys(attention, x)[0], content)
     attention.eval()
-    attention(x, x)
-    assert not (patterns[1] == 0).all(2).any()
+    undropped, undropped_logits = with_one_hot_keys(attention, x)
+
+    factors = content / undropped
+    kept = factors.abs() > 1e-3
+    assert torch.allclose(factors[kept], torch.tensor(1 / 0.7))
+    # Each component of each query by itself; those of a key for all queries at once.
+    assert torch.allclose(kept.float().mean(0), torch.tensor(0.7), atol=0.08)
+    shared = (kept == kept[:, :, :1]).all()
+    assert shared == (dropped == "key_dropout")
+    # Directions and biases are not dropped.
+    off_diagonal = ~torch.eye(4, dtype=torch.bool)
+    rest, undropped_rest = logits - content, undropped_logits - undropped
+    assert torch.allclose(rest[..., off_diagonal], undropped_rest[..., off_diagonal], atol=1e-5)
+
+
+def test_without_dropout_rates_training_is_as_evaluation():
+    attention = build()
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1))
+    before = torch.get_rng_state()
+    assert torch.equal(attention.train()(x, x), attention.eval()(x, x))
+    assert torch.equal(torch.get_rng_state(), before)
+    dropping = build(query_dropout=0.5, key_dropout=0.5)
+    assert torch.equal(dropping.eval()(x, x), attention(x, x))
+    assert not torch.allclose(dropping.train()(x, x), attention(x, x))
+
+
+def test_content_scores_can_be_changed():
+    attention = build()
+    x = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(1))
+    activations = {}
+    for name, point in attention.named_children():
+        point.add_hook(lambda value, hook, name=name: activations.__setitem__(name, value))
+    before = attention(x, x)
+    q, k = activations["hook_q"] + attention.content_bias, activations["hook_k"]
+    content = attention.scale * torch.einsum("bihd,bjhd->bhij", q, k)
+    assert torch.allclose(activations["hook_content_scores"], content, atol=1e-6)
+    logits = activations["hook_attn_scores"]
+    attention.hook_content_scores.add_hook(lambda scores, hook: scores + 2)
+    assert not torch.allclose(attention(x, x), before)
+    assert torch.allclose(activations["hook_attn_scores"], logits + 2)
 
 
 def test_a_bias_is_added_to_the_logits():
@@ -183,7 +271,7 @@ def test_a_bias_is_added_to_the_logits():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"n_heads": 0}, {"d_head": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
+    "changes", [{"n_heads": 0}, {"d_head": 0}, {"query_dropout": 1.0}, {"key_dropout": -0.1}]
 )
 def test_invalid_settings_are_refused(changes):
     (name,) = changes

@@ -4,7 +4,9 @@ from typing import get_args
 import pytest
 import torch
 
+from mechanisms.attention.compositional import CompositionalAttentionConfig
 from mechanisms.attention.geometric import GeometricAttentionConfig
+from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.relative import RelativeAttentionConfig
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
 from mechanisms.layers.feed_forward import FeedForwardConfig
@@ -25,6 +27,8 @@ from tests.mechanisms.ndr_golden import (
     load_weights,
     router,
 )
+from tests.mechanisms.ndr_literal import classifier, random_layer, sinusoid
+from tests.mechanisms.ndr_literal import layer as literal_layer
 
 TOKENS = torch.tensor([[1, 2, 3, 4], [5, 0, -1, -1], [6, -1, -1, -1]])
 
@@ -58,7 +62,11 @@ def check_block(block_config, golden, dtype, *, with_update):
     block = load_weights(RouterBlock(block_config), block_weights(golden), dtype)
     activations = {}
     points = {"attn.hook_pattern": "att_attn", "hook_attn_out": "att_out", "hook_gate": "gate"}
-    points |= {"hook_resid_mid": "merged_normed", "hook_mlp_out": "data_ffn_out"}
+    points |= {
+        "hook_gate_logit": "gate_logit",
+        "hook_resid_mid": "merged_normed",
+        "hook_mlp_out": "data_ffn_out",
+    }
     points |= {"hook_resid_post": "state"} | ({"hook_update": "update"} if with_update else {})
     for name in points:
         block.get_submodule(name).add_hook(
@@ -144,6 +152,7 @@ def test_an_intervention_changes_later_activations_only():
         "hook_resid_mid",
         "hook_mlp_out",
         "hook_update",
+        "hook_gate_logit",
     }
     earlier += [f"blocks.2.{name}" for name in before_gate]
     earlier += [name for name in before if name.startswith(("blocks.2.attn", "blocks.2.mlp"))]
@@ -171,6 +180,70 @@ def test_a_closed_gate_keeps_the_state():
     assert torch.equal(cache["blocks.4.hook_resid_post"], cache["hook_embed"])
 
 
+def test_the_logit_of_the_gate_is_that_before_the_sigmoid():
+    model = router().eval()
+    _, cache = model.run_with_cache(TOKENS)
+    for step in range(5):
+        logit = cache[f"blocks.{step}.hook_gate_logit"]
+        assert torch.equal(logit.sigmoid(), cache[f"blocks.{step}.hook_gate"])
+    closed = [(f"blocks.{step}.hook_gate_logit", lambda x, hook: x - 1e4) for step in range(5)]
+    with model.hooks(fwd_hooks=closed):
+        _, cache = model.run_with_cache(TOKENS)
+    assert torch.equal(cache["blocks.4.hook_resid_post"], cache["hook_embed"])
+
+
+@pytest.mark.parametrize("width", ["vector", "scalar"])
+@pytest.mark.parametrize("d_hidden", [5, 40])
+def test_blocks_with_any_gate_are_those_of_the_literal_formula(width, d_hidden):
+    n_gates = 12 if width == "vector" else 1
+    weights = random_layer(d_mlp=20, d_gate=d_hidden, n_gates=n_gates, kind="geometric")
+    block_config = config(
+        attention=GeometricAttentionConfig(n_heads=3, d_head=4, normalize=True),
+        feed_forward=FeedForwardConfig(d_mlp=20, activation="relu"),
+        gate=CopyGateConfig(width=width, d_hidden=d_hidden),
+    )
+    block = load_weights(RouterBlock(block_config), block_weights(weights), torch.float64)
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    pad_mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    ours, theirs = x, x
+    for _ in range(3):
+        ours = block(ours, mask=~pad_mask[:, None, None])
+        theirs, _, _ = literal_layer(weights, theirs, normalize=True, pad_mask=pad_mask)
+    assert torch.allclose(ours, theirs, atol=1e-10)
+
+
+def test_the_literal_formulas_are_those_of_the_authors():
+    golden = load("ndr_layer_geometric_nonorm")
+    h = golden["x"]
+    for step in range(2):
+        h, gate, logit = literal_layer(golden, h, pad_mask=golden["pad_mask"])
+        for ours, theirs in ((h, "state"), (gate, "gate"), (logit, "gate_logit")):
+            assert torch.allclose(ours, golden[theirs][step], atol=1e-10), theirs
+    golden = load("ndr_classifier_last_nonorm")
+    logits = classifier(
+        golden, golden["tokens"], golden["lengths"], n_steps=5, readout="last", normalize=False
+    )
+    assert torch.allclose(logits, golden["logits"], atol=1e-10)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("readout", ["first", "last"])
+def test_models_are_those_of_the_literal_formula(readout, normalize):
+    layer = random_layer(d_mlp=24, d_gate=12, n_gates=12, kind="geometric")
+    weights = {f"layer.{name}": weight for name, weight in layer.items()}
+    generator = torch.Generator().manual_seed(1)
+    for name, shape in {"embed": (9, 12), "W_out": (12, 5), "b_out": (5,)}.items():
+        weights[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    attention = GeometricAttentionConfig(n_heads=3, d_head=4, normalize=normalize)
+    model = router(readout=readout, attention=attention)
+    ours = {f"core.{name}": w for name, w in block_weights(weights, "layer.").items()}
+    ours |= {"W_E": weights["embed"], "W_U": weights["W_out"], "b_U": weights["b_out"]}
+    logits = load_weights(model, ours, torch.float64)(TOKENS)[:, 0]
+    lengths = torch.tensor([4, 2, 1])
+    expected = classifier(weights, TOKENS, lengths, n_steps=5, readout=readout, normalize=normalize)
+    assert torch.allclose(logits, expected, atol=1e-10)
+
+
 @pytest.mark.parametrize("width", ["vector", "scalar"])
 def test_gates_start_nearly_closed_and_are_dropped_for_whole_tokens(width):
     gate = CopyGate(CopyGateConfig(width=width, dropout=0.4), 12)
@@ -183,6 +256,166 @@ def test_gates_start_nearly_closed_and_are_dropped_for_whole_tokens(width):
     zero = (dropped == 0).all(-1)
     assert 0.35 < zero.float().mean() < 0.45
     assert torch.equal(dropped[~zero], gates[~zero])
+
+
+def test_hidden_units_of_the_gate_are_dropped():
+    gate = CopyGate(CopyGateConfig(d_hidden=7, hidden_dropout=0.3), 12)
+    x = torch.randn(50, 20, 12, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        # Each logit is one hidden unit.
+        gate.W_out.copy_(torch.eye(7, 12))
+        gate.b_in += 10.0
+    torch.manual_seed(0)
+    factors = (gate.train().logits(x) + 3) / (gate.eval().logits(x) + 3)
+    factors = factors[..., :7]
+    assert torch.allclose(factors[factors > 0], torch.tensor(1 / 0.7), rtol=1e-4)
+    assert torch.allclose((factors > 0).float().mean((0, 1)), torch.tensor(0.7), atol=0.06)
+    assert ((factors > 0).sum(-1) % 7 != 0).any()
+
+
+NAMED = {"d_input": 7, "d_output": 5, "d_model": 12, "d_mlp": 16, "n_heads": 3, "n_steps": 1}
+RATES = {"dropout": 0.5, "attention_dropout": 0.2, "gate_dropout": 0.3}
+ATTENTION_OUT, HIDDEN, MLP_OUT, GATE_HIDDEN = ((12, 0.5), (16, 0.5), (12, 0.5), (12, 0.5))
+QUERIES, EMBEDDED = (4, 0.2), (12, 0.1)
+PAPER = {
+    # The paper's settings: attention, copy gate, embedding, and the places of dropout in order.
+    "transformer": (
+        AttentionConfig(n_heads=3, d_head=4, bias=False),
+        None,
+        "normal",
+        [EMBEDDED, ATTENTION_OUT, HIDDEN, MLP_OUT],
+    ),
+    "relative": (
+        RelativeAttentionConfig(n_heads=3, d_head=4, query_dropout=0.2),
+        None,
+        "kaiming_normal",
+        [QUERIES, QUERIES, ATTENTION_OUT, HIDDEN, MLP_OUT],
+    ),
+    "relative_gate": (
+        RelativeAttentionConfig(n_heads=3, d_head=4, query_dropout=0.2),
+        CopyGateConfig(update="tanh", dropout=0.3, hidden_dropout=0.5),
+        "normal",
+        [QUERIES, QUERIES, ATTENTION_OUT, HIDDEN, GATE_HIDDEN],
+    ),
+    "abs_rel_gate": (
+        RelativeAttentionConfig(n_heads=3, d_head=4, query_dropout=0.2, gated=True),
+        CopyGateConfig(update="tanh", dropout=0.3, hidden_dropout=0.5),
+        "normal",
+        [QUERIES, QUERIES, ATTENTION_OUT, HIDDEN, GATE_HIDDEN],
+    ),
+    "geometric": (
+        GeometricAttentionConfig(n_heads=3, d_head=4, query_dropout=0.2, normalize=True),
+        None,
+        "kaiming_normal",
+        [QUERIES, ATTENTION_OUT, HIDDEN, MLP_OUT],
+    ),
+    "ndr": (
+        GeometricAttentionConfig(n_heads=3, d_head=4, query_dropout=0.2),
+        CopyGateConfig(dropout=0.3, hidden_dropout=0.5),
+        "normal",
+        [QUERIES, ATTENTION_OUT, HIDDEN, GATE_HIDDEN],
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", get_args(RouterVariant))
+def test_named_variants_are_the_papers(variant, monkeypatch):
+    attention, gate, embedding, places = PAPER[variant]
+    config = NeuralDataRouterConfig.named(variant, **NAMED, **RATES)
+    assert (config.attention, config.gate, config.embedding_init) == (attention, gate, embedding)
+    assert config.sinusoidal == (variant == "transformer")
+    of_keys = NeuralDataRouterConfig.named(variant, **NAMED, **RATES, attention_dropout_of="keys")
+    if variant != "transformer":
+        assert (of_keys.attention.query_dropout, of_keys.attention.key_dropout) == (0.0, 0.2)
+    model = NeuralDataRouter(config)
+    names = {name.split(".")[-1] for name, _ in model.core.attn.named_parameters()}
+    biases = {name for name in names if name.startswith("b_")}
+    assert biases == {"abs_rel_gate": {"b_gate"}}.get(
+        variant, {"b_dir"} if variant in ("geometric", "ndr") else set()
+    )
+    calls = []
+
+    def record(x, rate, training):
+        if rate:
+            calls.append((x.shape[-1], rate))
+        return x
+
+    files = ("models.neural_data_router", "layers.copy_gate", "layers.feed_forward")
+    for file in (*files, "attention.geometric", "attention.relative"):
+        monkeypatch.setattr(f"mechanisms.{file}.dropout", record)
+    model(TOKENS)
+    assert calls == places
+
+
+def test_sinusoidal_positions_are_those_of_the_authors():
+    model = router(**VARIANTS["transformer"]).eval()
+    recorded = []
+    model.hook_embed.add_hook(lambda h, hook: recorded.append(h))
+    model(TOKENS)
+    positions = recorded[0] - model.W_E[torch.tensor([8, 1, 2, 3, 4, 7])]
+    expected = torch.stack([sinusoid(position, 12) for position in range(6)]).float()
+    assert torch.allclose(positions[0], expected, atol=1e-5)
+
+
+def test_embeddings_start_as_they_are_set():
+    spread = {"normal": 1.0, "kaiming_normal": (2 / 64) ** 0.5, "xavier_uniform": (2 / 266) ** 0.5}
+    for init, deviation in spread.items():
+        W_E = router(d_input=200, d_model=64, embedding_init=init).W_E
+        assert abs(W_E.std() / deviation - 1) < 0.03, init
+        uniform = W_E.abs().max() < 3**0.5 * deviation
+        assert uniform == (init == "xavier_uniform")
+
+
+VARIANCES = {
+    # Of models with d_model 48, three heads, and a hidden layer of 96, as in the authors' code.
+    "ndr": {
+        **dict.fromkeys(("attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O"), 2 / (48 + 16)),
+        **dict.fromkeys(("attn.W_dir", "attn.b_dir", "mlp.b_in", "gate.b_in"), 1 / (3 * 48)),
+        "mlp.W_in": 4 / (48 + 96),
+        "mlp.W_out": (5 / 3) ** 2 * 2 / (48 + 96),
+        "mlp.b_out": 1 / (3 * 96),
+        "gate.W_in": 4 / (48 + 48),
+        "gate.W_out": 2 / (48 + 48),
+    },
+    "abs_rel_gate": {
+        **dict.fromkeys(("attn.W_Q", "attn.W_pos"), 2 / (48 + 48)),
+        **dict.fromkeys(("attn.W_K", "attn.W_V"), 2 / (48 + 96)),
+        **dict.fromkeys(("attn.W_O", "attn.W_gate", "attn.b_gate"), 1 / (3 * 48)),
+        "mlp.W_in": 4 / (48 + 96),
+        "mlp.W_out": 1 / (3 * 96),
+        "gate.W_in": 4 / (48 + 48),
+    },
+    "transformer": {
+        "attn.W_Q": 2 / (48 + 48),
+        **dict.fromkeys(("attn.W_K", "attn.W_V"), 2 / (48 + 96)),
+        "attn.W_O": 1 / (3 * 48),
+        "mlp.W_in": 4 / (48 + 96),
+        "mlp.W_out": 2 / (48 + 96),
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANCES)
+def test_weights_of_named_variants_start_as_in_the_authors_code(variant):
+    sizes = NAMED | {"d_model": 48, "d_mlp": 96, "d_output": 30}
+    config = NeuralDataRouterConfig.named(variant, **sizes)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    models = [
+        NeuralDataRouter(config, generator=torch.Generator().manual_seed(seed))
+        for seed in range(30)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    variances = {f"core.{name}": variance for name, variance in VARIANCES[variant].items()}
+    variances |= {"W_U": 1 / (3 * 48), "b_U": 1 / (3 * 48)}
+    for name, variance in variances.items():
+        weights = torch.stack([model.get_parameter(name).detach() for model in models])
+        assert abs(weights.square().mean() / variance - 1) < 0.15, name
+        # All are uniform.
+        assert 0.9 * (3 * variance) ** 0.5 < weights.abs().max() <= (3 * variance) ** 0.5 + 1e-6
+    if variant != "transformer":
+        assert (models[0].core.gate.b_out == -3).all()
+        assert (models[0].core.attn.content_bias == 0).all()
 
 
 def test_columns_halt_when_their_probabilities_sum_to_one():
@@ -263,7 +496,26 @@ def test_invalid_settings_are_refused():
         NeuralDataRouterConfig.named("lstm", n_heads=3, **sizes)
     with pytest.raises(ValueError, match="n_heads must divide d_model = 12, got 5"):
         NeuralDataRouterConfig.named("ndr", n_heads=5, **sizes)
-    for changes in ({"d_model": 0}, {"readout": "middle"}, {"dropout": 1.0}, {"n_steps": 0}):
+    odd = {"d_model": 11, "sinusoidal": True, "attention": AttentionConfig(n_heads=1, d_head=4)}
+    with pytest.raises(ValueError, match="d_model must be even for the sinusoids, got 11"):
+        config(**odd)
+    compositional = CompositionalAttentionConfig(n_searches=3, n_retrievals=2, d_head=4)
+    with pytest.raises(ValueError, match=r"attention must be one of Geometric.* got Comp"):
+        config(attention=compositional, initialization="csordas_2021")
+    for unknown in ({"activation": "swiglu"}, {"bias": False}):
+        with pytest.raises(ValueError, match="feed_forward must be a FeedForwardConfig with bias"):
+            config(
+                feed_forward=FeedForwardConfig(d_mlp=8, **unknown), initialization="csordas_2021"
+            )
+    for changes in (
+        {"d_model": 0},
+        {"readout": "middle"},
+        {"dropout": 1.0},
+        {"n_steps": 0},
+        {"embedding_dropout": -0.1},
+        {"embedding_init": "zeros"},
+        {"initialization": "torch"},
+    ):
         (name,) = changes
         with pytest.raises(ValueError, match=name):
             config(**changes)
@@ -271,6 +523,8 @@ def test_invalid_settings_are_refused():
         (CopyGateConfig, {"width": "wide"}),
         (CopyGateConfig, {"update": "none"}),
         (CopyGateConfig, {"dropout": -1.0}),
+        (CopyGateConfig, {"hidden_dropout": 1.0}),
+        (CopyGateConfig, {"d_hidden": 0}),
         (HaltingConfig, {"epsilon": 0.0}),
     ):
         with pytest.raises(ValueError, match=next(iter(settings))):
