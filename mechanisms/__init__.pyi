@@ -18,6 +18,7 @@ from .attention.positions import sinusoidal_embedding as sinusoidal_embedding
 from .attention.quasi import QuasiAttentionConfig as QuasiAttentionConfig
 from .attention.relative import RelativeAttention as RelativeAttention
 from .attention.relative import RelativeAttentionConfig as RelativeAttentionConfig
+from .layers.copy_gate import CopyGate as CopyGate
 from .layers.copy_gate import CopyGateConfig as CopyGateConfig
 from .layers.feed_forward import FeedForward as FeedForward
 from .layers.feed_forward import FeedForwardConfig as FeedForwardConfig
@@ -36,12 +37,15 @@ from .models.lstm import Lstm as Lstm
 from .models.lstm import LstmConfig as LstmConfig
 from .models.neural_data_router import NeuralDataRouter as NeuralDataRouter
 from .models.neural_data_router import NeuralDataRouterConfig as NeuralDataRouterConfig
+from .models.neural_data_router import RouterBlock as RouterBlock
 from .models.patch_transformer import PatchTransformer as PatchTransformer
 from .models.patch_transformer import PatchTransformerConfig as PatchTransformerConfig
 from .models.relation_classifier import RelationClassifier as RelationClassifier
 from .models.relation_classifier import RelationClassifierConfig as RelationClassifierConfig
 from .models.retrieval_network import RetrievalNetwork as RetrievalNetwork
 from .models.retrieval_network import RetrievalNetworkConfig as RetrievalNetworkConfig
+from .models.transformer import Block as Block
+from .models.transformer import BlockConfig as BlockConfig
 from .models.transformer import Transformer as Transformer
 from .models.transformer import TransformerConfig as TransformerConfig
 from .modular.module_pools import MlpPool as MlpPool

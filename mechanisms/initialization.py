@@ -20,6 +20,11 @@ def lecun_normal(
     return nn.Parameter(weight)
 
 
+def normal(*shape: int, std: float, generator: torch.Generator | None = None) -> nn.Parameter:
+    """A parameter drawn from a normal distribution with mean 0, not truncated."""
+    return nn.Parameter(torch.randn(*shape, generator=generator) * std)
+
+
 def zeros(*shape: int) -> nn.Parameter:
     """A parameter that is initialised to zeros."""
     return nn.Parameter(torch.zeros(shape))

@@ -48,7 +48,7 @@ def config_from_json(values: dict[str, Any]) -> Any:
 def save(model: nn.Module, path: str | Path) -> None:
     """Save a model that is built from a `config`, replacing an existing file atomically.
 
-    Weights keep their dtype. The `eps` of layer norms is saved too, since it may have been changed
+    Weights keep their dtype. The `eps` of norms is saved too, since it may have been changed
     after the model was built.
 
     Raises:
@@ -111,7 +111,9 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     return model.to(device).eval()
 
 
-def _norms(model: nn.Module) -> dict[str, nn.LayerNorm]:
+def _norms(model: nn.Module) -> dict[str, nn.LayerNorm | nn.RMSNorm]:
     return {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm)
     }

@@ -21,6 +21,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import Attention, project_queries_and_keys
 from mechanisms.attention.positions import rotate
+from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 
@@ -39,7 +40,7 @@ ATTENTION_VARIANTS: dict[str, tuple[Normalization, ValueNetwork]] = {
 }
 """The ablation of Schug et al. 2024: from names to (normalization, value network)."""
 
-RMS_EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,14 @@ class AttentionConfig:
             examples and heads.
         rotary: whether queries and keys are rotated by their positions (`rotate`); queries are at
             the last of the key positions.
+        normalize_qk: whether queries and keys are normalised over `d_head` before the rotation and
+            the products (LayerNorm without bias, one scale [d_head] for all heads; Dehghani et al.
+            2023).
+        bias: whether the linear maps to queries, keys, values and output have biases.
 
     Raises:
-        ValueError: a setting is outside its range, or d_head is odd with `rotary`.
+        ValueError: a setting is outside its range, d_head is odd with `rotary`, or 1 with
+            `normalize_qk`.
     """
 
     n_heads: int
@@ -70,6 +76,8 @@ class AttentionConfig:
     value_network: ValueNetwork = "single"
     dropout: float = 0.0
     rotary: bool = False
+    normalize_qk: bool = False
+    bias: bool = True
 
     def __post_init__(self):
         check_choice(self, "normalization", Normalization)
@@ -78,6 +86,11 @@ class AttentionConfig:
         check_dropout(self)
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head must be even with rotary=True, got {self.d_head}")
+        if self.normalize_qk and self.d_head < 2:
+            raise ValueError(
+                f"d_head must be at least 2 with normalize_qk=True, got {self.d_head}: one channel "
+                "minus its mean is 0"
+            )
 
     @classmethod
     def named(
@@ -128,11 +141,12 @@ class MultiHeadAttention(Attention[AttentionConfig]):
     and out[q] = sum_h z[q, h] W_O[h] + b_O. Scores are q.k / sqrt(d_head), plus the position
     bias for every normalisation; masked entries are -inf before a softmax and 0 otherwise.
 
-    Hook points: `hook_q`, `hook_k` and, with `rotary`, their rotated `hook_rot_q`, `hook_rot_k`
-    [batch, pos, head, d_head]; `hook_v`, `hook_z` [batch, pos, head, d_value];
-    `hook_attn_scores` (after bias and mask) and `hook_pattern` (a)
-    [batch, head, query_pos, key_pos]; for the generated networks also `hook_value_hidden`
-    [batch, query_pos, key_pos, d_value].
+    Hook points [batch, pos, head, d_head]: `hook_q`, `hook_k`, the projections; with
+    `normalize_qk` also `hook_norm_q`, `hook_norm_k`, normalised; with `rotary` also `hook_rot_q`,
+    `hook_rot_k`, (normalised and) rotated. [batch, pos, head, d_value]: `hook_v`, `hook_z`.
+    [batch, head, query_pos, key_pos]: `hook_raw_scores` (q.k / sqrt(d_head)), `hook_attn_scores`
+    (after bias and mask) and `hook_pattern` (a, after dropout). For the generated networks also
+    `hook_value_hidden` [batch, query_pos, key_pos, d_value].
 
     No fused kernel is used, even without hooks: torch's scaled_dot_product_attention was slower
     here, forward and backward (1.3 times with a learned bias, 2 times without, on 2 CPU cores
@@ -155,12 +169,18 @@ class MultiHeadAttention(Attention[AttentionConfig]):
         self.W_O = lecun_normal(
             n_heads, d_value, d_model, fan_in=n_heads * d_value, generator=generator
         )
-        self.b_Q, self.b_K = zeros(n_heads, d_head), zeros(n_heads, d_head)
-        self.b_V = zeros(n_heads, d_value)
-        self.b_O = zeros(d_model)
+        self.b_Q = zeros(n_heads, d_head) if config.bias else None
+        self.b_K = zeros(n_heads, d_head) if config.bias else None
+        self.b_V = zeros(n_heads, d_value) if config.bias else None
+        self.b_O = zeros(d_model) if config.bias else None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        if config.normalize_qk:
+            self.ln_q = nn.LayerNorm(d_head, eps=NORM_EPSILON, bias=False)
+            self.ln_k = nn.LayerNorm(d_head, eps=NORM_EPSILON, bias=False)
+            self.hook_norm_q, self.hook_norm_k = HookPoint(), HookPoint()
         if config.rotary:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
+        self.hook_raw_scores = HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         if config.value_network != "single":
             self.hook_value_hidden = HookPoint()
@@ -169,15 +189,22 @@ class MultiHeadAttention(Attention[AttentionConfig]):
     def _attend(
         self, x_query: Tensor, x_key: Tensor, bias: Tensor | None, mask: Tensor | None, points: Self
     ) -> Tensor:
+        query_biases = None if self.b_Q is None else (self.b_Q,)
+        key_biases = None if self.b_K is None or self.b_V is None else (self.b_K, self.b_V)
         q, k, v = project_queries_and_keys(
-            x_query, x_key, (self.W_Q,), (self.W_K, self.W_V), (self.b_Q,), (self.b_K, self.b_V)
+            x_query, x_key, (self.W_Q,), (self.W_K, self.W_V), query_biases, key_biases
         )
         q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
+        if self.config.normalize_qk:
+            q, k = points.hook_norm_q(self.ln_q(q)), points.hook_norm_k(self.ln_k(k))
         if self.config.rotary:
             q = points.hook_rot_q(rotate(q, first=k.shape[1] - q.shape[1]))
             k = points.hook_rot_k(rotate(k))
 
-        scores = attention_scores(q, k, bias)
+        scores = points.hook_raw_scores(scaled_products(q, k))
+        if bias is not None:
+            # What a hook has received or returned must not change afterwards.
+            scores = add_bias(scores, bias, in_place=not observed(points.hook_raw_scores))
         if mask is not None:
             fill = -math.inf if self.config.normalization == "softmax" else 0.0
             scores = scores.masked_fill(~mask, fill)
@@ -199,17 +226,33 @@ class MultiHeadAttention(Attention[AttentionConfig]):
         return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
 
+def scaled_products(
+    q: Float[Tensor, "batch query_pos head d_head"],
+    k: Float[Tensor, "batch key_pos head d_head"],
+) -> Float[Tensor, "batch head query_pos key_pos"]:
+    """The products of queries and keys, q.k / sqrt(d_head)."""
+    return (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
+
+
+def add_bias(
+    scores: Float[Tensor, "batch head query_pos key_pos"],
+    bias: Float[Tensor, "#batch #head query_pos key_pos"],
+    *,
+    in_place: bool,
+) -> Float[Tensor, "batch head query_pos key_pos"]:
+    """Scores plus bias; `in_place` saves a copy of the largest tensor of a block."""
+    # Not in place if that loses precision.
+    return scores.add_(bias) if in_place and scores.dtype == bias.dtype else scores + bias
+
+
 def attention_scores(
     q: Float[Tensor, "batch query_pos head d_head"],
     k: Float[Tensor, "batch key_pos head d_head"],
     bias: Float[Tensor, "#batch #head query_pos key_pos"] | None,
 ) -> Float[Tensor, "batch head query_pos key_pos"]:
     """Scaled dot products plus bias: q.k / sqrt(d_head) + bias."""
-    scores = (q * q.shape[-1] ** -0.5).transpose(1, 2) @ k.permute(0, 2, 3, 1)
-    if bias is None:
-        return scores
-    # In place unless that loses precision, since the scores are the largest tensor of a block.
-    return scores.add_(bias) if scores.dtype == bias.dtype else scores + bias
+    scores = scaled_products(q, k)
+    return scores if bias is None else add_bias(scores, bias, in_place=True)
 
 
 def normalize_scores(
@@ -221,7 +264,7 @@ def normalize_scores(
     if normalization == "none":
         return scores
     if normalization == "rms_head":
-        return scores * (scores.square().mean(1, keepdim=True) + RMS_EPSILON).rsqrt()
+        return scores * (scores.square().mean(1, keepdim=True) + NORM_EPSILON).rsqrt()
     if mask is None:
         return scores.softmax(-1)
     # A softmax over nothing but -inf is NaN, also in the gradient: such rows become zeros.
@@ -236,7 +279,7 @@ def drop_pairs(
     if not dropout:
         return pattern
     kept = torch.rand(pattern.shape[2:], device=pattern.device) >= dropout
-    return pattern * (kept / (1 - dropout))
+    return pattern * (kept.to(pattern.dtype) / (1 - dropout))
 
 
 def value_hidden(

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mechanisms.initialization import normal
+
 
 def relative_buckets(
     n_query: int,
@@ -30,12 +32,7 @@ def relative_buckets(
         ValueError: `n_buckets` is too small for both kinds of bucket, `max_distance` is not greater
             than the distances with one bucket each, or there are more queries than keys.
     """
-    minimum = 4 if bidirectional else 2
-    if n_buckets < minimum:
-        raise ValueError(
-            f"n_buckets must be at least {minimum} with bidirectional={bidirectional}, "
-            f"got {n_buckets}"
-        )
+    max_exact = _exact_distances(n_buckets, max_distance, bidirectional=bidirectional)
     if n_query > n_key:
         raise ValueError(
             f"n_query must be at most n_key = {n_key}, got {n_query}: queries are at the last key "
@@ -50,24 +47,42 @@ def relative_buckets(
         offset = (distance < 0) * n_buckets
         distance = distance.abs()
     distance = distance.clamp(min=0)
-    max_exact = n_buckets // 2
+    # The logarithm in float32 with its epsilon, the rest in float64: this puts distances on the
+    # border of a bucket where the code of T5 and of Schug et al. puts them.
+    ratio = distance.float() / max_exact + torch.finfo(torch.float32).eps
+    fraction = torch.log(ratio).double() / math.log(max_distance / max_exact)
+    coarse = max_exact + (fraction * (n_buckets - max_exact)).int()
+    return offset + torch.where(distance < max_exact, distance, coarse.clamp(max=n_buckets - 1))
+
+
+def check_buckets(*, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
+    """Raise a ValueError if `relative_buckets` does not allow these sizes."""
+    _exact_distances(n_buckets, max_distance, bidirectional=bidirectional)
+
+
+def _exact_distances(n_buckets: int, max_distance: int, *, bidirectional: bool) -> int:
+    """The number of distances in each direction that have a bucket of their own."""
+    minimum = 4 if bidirectional else 2
+    if n_buckets < minimum:
+        raise ValueError(
+            f"n_buckets must be at least {minimum} with bidirectional={bidirectional}, "
+            f"got {n_buckets}"
+        )
+    max_exact = n_buckets // minimum
     if max_distance <= max_exact:
         raise ValueError(
             f"max_distance must be greater than {max_exact}, the largest distance with its own "
             f"bucket, got {max_distance}"
         )
-    # float32 and its epsilon put distances on the border of a bucket where T5 puts them.
-    ratio = distance.float() / max_exact + torch.finfo(torch.float32).eps
-    fraction = torch.log(ratio) / math.log(max_distance / max_exact)
-    coarse = max_exact + (fraction * (n_buckets - max_exact)).int()
-    return offset + torch.where(distance < max_exact, distance, coarse.clamp(max=n_buckets - 1))
+    return max_exact
 
 
 class RelativePositionBias(nn.Module):
     """A learned bias for each head and distance bucket, added to the attention scores.
 
-    Raffel et al. 2020 (T5), section 2.1. The table is `[n_heads, n_buckets]`; it starts from
-    N(0, 0.02), so that initially no position is preferred.
+    Raffel et al. 2020 (T5), section 2.1. The table is `[n_heads, n_buckets]`; it starts from a
+    normal distribution with the standard deviation n_buckets^-0.5, as in the code of Schug et al.
+    2024.
 
     Args:
         n_heads: number of heads.
@@ -92,12 +107,9 @@ class RelativePositionBias(nn.Module):
         super().__init__()
         self.max_distance = max_distance
         self.bidirectional = bidirectional
-        self.table = nn.Parameter(torch.randn(n_heads, n_buckets, generator=generator) * 0.02)
+        check_buckets(n_buckets=n_buckets, max_distance=max_distance, bidirectional=bidirectional)
+        self.table = normal(n_heads, n_buckets, std=n_buckets**-0.5, generator=generator)
         self._buckets: dict[tuple[int, int, torch.device], Tensor] = {}
-        # Raises for invalid sizes now, not in the first forward pass.
-        relative_buckets(
-            1, 1, n_buckets=n_buckets, max_distance=max_distance, bidirectional=bidirectional
-        )
 
     def forward(self, n_query: int, n_key: int) -> Float[Tensor, "1 head query_pos key_pos"]:
         """The bias between `n_key` keys and queries at their last `n_query` positions."""
@@ -118,6 +130,7 @@ def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d
     """Sines in the first half of the channels, cosines in the second (Vaswani et al. 2017).
 
     Rates decrease geometrically from 1 to 1e-4; with an odd `d_model` the last channel is 0.
+    Entries are float32 and exact up to its rounding, also at large positions.
 
     Raises:
         ValueError: d_model is less than 4, for which the rates are undefined.
@@ -125,7 +138,8 @@ def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d
     half = d_model // 2
     if half < 2:
         raise ValueError(f"d_model must be at least 4 for sinusoidal positions, got {d_model}")
-    rate = torch.exp(-torch.arange(half) * (math.log(1e4) / (half - 1)))
+    channel = torch.arange(half, dtype=torch.float64)
+    rate = torch.exp(-channel * (math.log(1e4) / (half - 1)))
     angle = torch.arange(n_positions)[:, None] * rate
     embedding = torch.zeros(n_positions, d_model)
     embedding[:, :half] = angle.sin()

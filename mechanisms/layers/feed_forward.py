@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout, gelu, linear, relu
+from torch.nn.functional import dropout, gelu, linear, relu, silu
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 
-Activation = Literal["gelu", "relu"]
+Activation = Literal["gelu", "relu", "swiglu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class FeedForwardConfig:
 
     Args:
         d_mlp: width of the hidden layer.
-        activation: `gelu` (tanh approximation) or `relu`.
+        activation: `gelu` (tanh approximation), `relu`, or `swiglu`, whose hidden layer is gated.
+        bias: whether the linear maps have biases.
         dropout: probability of setting a hidden activation to 0 in training.
 
     Raises:
@@ -32,6 +33,7 @@ class FeedForwardConfig:
 
     d_mlp: int
     activation: Activation = "gelu"
+    bias: bool = True
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -47,7 +49,12 @@ class FeedForwardConfig:
 class FeedForward(nn.Module):
     """One hidden layer: phi(x W_in + b_in) W_out + b_out, where phi is the activation.
 
-    Hook points: `hook_pre`, `hook_post` [batch, pos, d_mlp].
+    With `swiglu` (Shazeer 2020, equation 6) the hidden layer is
+    silu(x W_gate + b_gate) * (x W_in + b_in).
+
+    Hook points [batch, pos, d_mlp]: `hook_pre`, the argument of phi or silu; `hook_post`, the
+    hidden layer after dropout, which W_out multiplies; with `swiglu` also `hook_pre_linear`,
+    x W_in + b_in (TransformerLens' names for gated layers).
     """
 
     def __init__(
@@ -59,18 +66,30 @@ class FeedForward(nn.Module):
     ):
         super().__init__()
         self.config = config
-        self.W_in = lecun_normal(d_model, config.d_mlp, fan_in=d_model, generator=generator)
-        self.b_in = zeros(config.d_mlp)
-        self.W_out = lecun_normal(config.d_mlp, d_model, fan_in=config.d_mlp, generator=generator)
-        self.b_out = zeros(d_model)
+        d_mlp = config.d_mlp
+        self.W_in = lecun_normal(d_model, d_mlp, fan_in=d_model, generator=generator)
+        self.b_in = zeros(d_mlp) if config.bias else None
+        self.W_out = lecun_normal(d_mlp, d_model, fan_in=d_mlp, generator=generator)
+        self.b_out = zeros(d_model) if config.bias else None
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+        if config.activation == "swiglu":
+            self.W_gate = lecun_normal(d_model, d_mlp, fan_in=d_model, generator=generator)
+            self.b_gate = zeros(d_mlp) if config.bias else None
+            self.hook_pre_linear = HookPoint()
 
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], *, hooks: FeedForward | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         """The output at every token; `hooks` as in `MultiHeadAttention`."""
         points = self if hooks is None else hooks
-        pre = points.hook_pre(linear(x, self.W_in.T, self.b_in))
-        post = relu(pre) if self.config.activation == "relu" else gelu(pre, approximate="tanh")
+        hidden = linear(x, self.W_in.T, self.b_in)
+        if self.config.activation == "swiglu":
+            hidden = points.hook_pre_linear(hidden)
+            gate = points.hook_pre(linear(x, self.W_gate.T, self.b_gate))
+            post = silu(gate) * hidden
+        elif self.config.activation == "relu":
+            post = relu(points.hook_pre(hidden))
+        else:
+            post = gelu(points.hook_pre(hidden), approximate="tanh")
         post = points.hook_post(dropout(post, self.config.dropout, self.training))
         return linear(post, self.W_out.T, self.b_out)

@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.positions import RelativePositionBias, sinusoidal_embedding
+from mechanisms.attention.positions import (
+    RelativePositionBias,
+    check_buckets,
+    sinusoidal_embedding,
+)
 from mechanisms.hooking import observed
-from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.validation import check_choice, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
-Positions = Literal["relative", "sinusoidal", "none"]
+Positions = Literal["relative", "sinusoidal", "relative_and_sinusoidal", "none"]
+Norm = Literal["layer_norm", "rms_norm"]
 
 LAYER_NORM_EPSILON = 1e-6
 
@@ -58,13 +63,19 @@ class TransformerConfig:
             `MixtureOfExpertsConfig`.
         inputs: `vectors` [batch, pos, d_input] or `tokens` [batch, pos].
         positions: `relative` (T5 bias, one table for each layer), `sinusoidal` (added to the
-            embedding) or `none`.
-        max_distance: largest distance that the relative bias distinguishes, and its number of
-            buckets; required for `relative` only.
+            embedding), `relative_and_sinusoidal` or `none`.
+        max_distance: the relative bias does not distinguish larger distances; required with
+            relative positions only.
+        n_buckets: number of distance buckets of the relative bias (T5: 32 with `max_distance`
+            128); None for `max_distance`.
         bidirectional: whether the relative bias distinguishes keys to the right.
         causal: whether a position attends only to itself and to its left.
         shared: whether all blocks have the same weights.
         n_readout: number of last positions at which logits are computed; None for all positions.
+        norm: norm before the attention and the feed-forward layer of each block, `layer_norm` or
+            `rms_norm` (Zhang and Sennrich 2019; scale only). The final norm is a LayerNorm.
+        tied: whether the read-out is the transposed token embedding without bias, with logits
+            divided by sqrt(d_model); needs `tokens`, and as many logits as token ids.
 
     Raises:
         ValueError: a setting is not allowed, or is required by `positions` and missing.
@@ -79,32 +90,63 @@ class TransformerConfig:
     inputs: Inputs = "vectors"
     positions: Positions = "relative"
     max_distance: int | None = None
+    n_buckets: int | None = None
     bidirectional: bool = False
     causal: bool = False
     shared: bool = False
     n_readout: int | None = None
+    norm: Norm = "layer_norm"
+    tied: bool = False
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
         check_choice(self, "inputs", Inputs)
         check_choice(self, "positions", Positions)
-        if self.positions == "relative" and (self.max_distance is None or self.max_distance < 2):
+        check_choice(self, "norm", Norm)
+        if self.has_relative_bias:
+            if self.max_distance is None or self.max_distance < 2:
+                raise ValueError(
+                    f"max_distance must be at least 2 with positions={self.positions!r}, "
+                    f"got {self.max_distance}"
+                )
+            check_buckets(
+                n_buckets=self.max_distance if self.n_buckets is None else self.n_buckets,
+                max_distance=self.max_distance,
+                bidirectional=self.bidirectional,
+            )
+        if self.tied and self.inputs != "tokens":
+            raise ValueError(f"inputs must be 'tokens' with tied=True, got {self.inputs!r}")
+        if self.tied and self.d_output != self.d_input:
             raise ValueError(
-                "max_distance must be at least 2 with positions='relative', "
-                f"got {self.max_distance}"
+                f"d_output must be d_input = {self.d_input} with tied=True, got {self.d_output}"
             )
         if self.n_readout is not None and self.n_readout < 1:
             raise ValueError(f"n_readout must be None or at least 1, got {self.n_readout}")
 
+    @property
+    def has_relative_bias(self) -> bool:
+        """Whether each block has a relative position bias."""
+        return self.positions in ("relative", "relative_and_sinusoidal")
+
+    @property
+    def has_sinusoids(self) -> bool:
+        """Whether sinusoidal positions are added to the embedding."""
+        return self.positions in ("sinusoidal", "relative_and_sinusoidal")
+
 
 class Block(nn.Module):
-    """A pre-LN transformer block: x + attention(LN(x)), then x + feed_forward(LN(x)).
+    """A pre-LN transformer block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    `relative_bias`, None at first, may be set to a `RelativePositionBias`, which is then added to
+    the attention scores.
 
     Hook points [batch, pos, d_model]: `hook_resid_pre`, `hook_attn_out`, `hook_resid_mid`,
     `hook_mlp_out`, `hook_resid_post`, and those of its `attn` and `mlp`.
 
     Args:
-        config: config of the model that contains the block.
+        config: config of the model that contains the block: its width, attention and feed-forward
+            layer.
+        norm: `layer_norm` or `rms_norm` (scale only).
         dropout: dropout probability of what attention and feed-forward layer add to the stream.
         generator: random generator of the initial weights; None for torch's global generator.
     """
@@ -113,15 +155,17 @@ class Block(nn.Module):
         self,
         config: BlockConfig,
         *,
+        norm: Norm = "layer_norm",
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
         self.dropout = dropout
-        self.ln1 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        make_norm = nn.LayerNorm if norm == "layer_norm" else nn.RMSNorm
+        self.ln1 = make_norm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.attn = config.attention.build(config.d_model, generator=generator)
         self.needs_all_queries = config.attention.needs_all_queries
-        self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln2 = make_norm(config.d_model, eps=LAYER_NORM_EPSILON)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
         self.relative_bias: RelativePositionBias | None = None
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
@@ -181,13 +225,20 @@ def run_blocks(
 
 
 class Embed(nn.Module):
-    """A linear map of vectors, or a table of token embeddings: `W_E` [d_input, d_model]."""
+    """A linear map of vectors, or a table of token embeddings: `W_E` [d_input, d_model].
+
+    The table starts from a normal distribution with the standard deviation d_model^-0.5.
+    """
 
     def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):
         super().__init__()
-        fan_in = config.d_input if config.inputs == "vectors" else config.d_model
-        self.W_E = lecun_normal(config.d_input, config.d_model, fan_in=fan_in, generator=generator)
-        self.b_E = zeros(config.d_model) if config.inputs == "vectors" else None
+        d_input, d_model = config.d_input, config.d_model
+        if config.inputs == "vectors":
+            self.W_E = lecun_normal(d_input, d_model, fan_in=d_input, generator=generator)
+            self.b_E = zeros(d_model)
+        else:
+            self.W_E = normal(d_input, d_model, std=d_model**-0.5, generator=generator)
+            self.b_E = None
 
     def forward(
         self, inputs: Float[Tensor, "batch pos d_input"] | Int[Tensor, "batch pos"]
@@ -214,7 +265,7 @@ class Unembed(nn.Module):
 
 
 class Transformer(SteppedModel):
-    """A pre-LN transformer: embedding, blocks, final LayerNorm, linear read-out.
+    """A pre-LN transformer: embedding, blocks, final LayerNorm, linear read-out (`read_out`).
 
     Vaswani et al. 2017 with the LayerNorm before attention and feed-forward layer (Xiong et al.
     2020); with `shared=True` a Universal Transformer without halting (Dehghani et al. 2019).
@@ -237,10 +288,10 @@ class Transformer(SteppedModel):
         self.embed = Embed(config, generator=generator)
         self.hook_embed = HookPoint()
         self.core, self.blocks = stack_blocks(
-            lambda: _block(config, generator), config.n_layers, shared=config.shared
+            lambda: build_block(config, generator=generator), config.n_layers, shared=config.shared
         )
         self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
-        self.unembed = Unembed(config, generator=generator)
+        self.unembed = None if config.tied else Unembed(config, generator=generator)
         self.setup()
 
     def _stacks(self) -> Sequence[nn.ModuleList]:
@@ -266,7 +317,7 @@ class Transformer(SteppedModel):
         n_steps = self._prepare_steps(n_steps)
         x = self.embed(inputs)
         n_positions = x.shape[1]
-        if self.config.positions == "sinusoidal":
+        if self.config.has_sinusoids:
             x = x + sinusoidal_embedding(n_positions, self.config.d_model).to(x)
         x = self.hook_embed(x)
 
@@ -278,16 +329,26 @@ class Transformer(SteppedModel):
         x = run_blocks(
             x, self.core, self.blocks, n_steps, mask=pair_mask, n_readout=self.config.n_readout
         )
-        return self.unembed(self.ln_final(x))
+        return self.read_out(x)
+
+    def read_out(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_output"]:
+        """The logits of a residual stream, through the final LayerNorm and the read-out."""
+        x = self.ln_final(x)
+        if self.unembed is None:
+            return linear(x, self.embed.W_E) / self.config.d_model**0.5
+        return self.unembed(x)
 
 
-def _block(config: TransformerConfig, generator: torch.Generator | None) -> Block:
-    block = Block(config, generator=generator)
-    if config.positions == "relative":
+def build_block(config: TransformerConfig, *, generator: torch.Generator | None = None) -> Block:
+    """One block of a `Transformer`, with its relative position bias where it has one."""
+    block = Block(config, norm=config.norm, generator=generator)
+    if config.has_relative_bias:
         assert config.max_distance is not None
         block.relative_bias = RelativePositionBias(
             n_heads=config.attention.n_heads,
-            n_buckets=config.max_distance,
+            n_buckets=config.max_distance if config.n_buckets is None else config.n_buckets,
             max_distance=config.max_distance,
             bidirectional=config.bidirectional,
             generator=generator,

@@ -65,10 +65,11 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         load(path)
 
 
-def test_precision_and_epsilons_are_restored(tmp_path):
-    model = build(CONFIGS["plain"]).double()
+@pytest.mark.parametrize("name", ["plain", "tied, shared, RMSNorm, SwiGLU"])
+def test_precision_and_epsilons_are_restored(name, tmp_path):
+    model = build(CONFIGS[name]).double()
     for module in model.modules():
-        if isinstance(module, torch.nn.LayerNorm):
+        if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm):
             module.eps = 0.1
     inputs = inputs_for(model.config)
     inputs = inputs.double() if inputs.is_floating_point() else inputs

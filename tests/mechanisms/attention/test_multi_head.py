@@ -1,22 +1,29 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformer_lens.hook_points import HookPoint
 
 from mechanisms import ATTENTION_VARIANTS, AttentionConfig, MultiHeadAttention
+from mechanisms.attention import multi_head
+from mechanisms.hooking import hook_tree
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILES = sorted(GOLDEN.glob("hyla_attn_*.npz"))
 NETWORKS = {"default": "single", "mlp_relu": "relu", "mlp_linear": "linear"}
 CONTRACT_EXAMPLES = {
     variant: AttentionConfig.named(variant, n_heads=4, d_head=4) for variant in ATTENTION_VARIANTS
-} | {"rotary": AttentionConfig(n_heads=4, d_head=4, rotary=True)}
+} | {
+    "rotary": AttentionConfig(n_heads=4, d_head=4, rotary=True),
+    "normalized": AttentionConfig(n_heads=4, d_head=4, normalize_qk=True, bias=False),
+}
 
 
 def golden_variant(path):
-    """The file's name is hyla_attn_{normalization}_{network}_{case}.npz."""
-    name = path.stem.removeprefix("hyla_attn_").rsplit("_", 1)[0]
+    """The file's name is hyla_attn_{normalization}_{network}_{case}[_normqk].npz."""
+    name = path.stem.removeprefix("hyla_attn_").removesuffix("_normqk").rsplit("_", 1)[0]
     normalization = next(n for n in ("softmax", "none", "rms_head") if name.startswith(n))
     return normalization, NETWORKS[name.removeprefix(normalization + "_")]
 
@@ -29,16 +36,25 @@ def golden_attention(data, variant, dtype):
         d_value=data["W_V"].shape[2],
         normalization=variant[0],
         value_network=variant[1],
+        normalize_qk="ln_q_w" in data,
     )
     attention = MultiHeadAttention(config, d_model).to(dtype)
-    names = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
-    attention.load_state_dict({name: torch.tensor(data[name], dtype=dtype) for name in names})
+    names = {name: f"{name[:4]}_w" if "ln_" in name else name for name in attention.state_dict()}
+    attention.load_state_dict(
+        {name: torch.tensor(data[key], dtype=dtype) for name, key in names.items()}
+    )
     return attention
+
+
+def hook_points(attention):
+    return {
+        name: module for name, module in attention.named_children() if isinstance(module, HookPoint)
+    }
 
 
 def record(attention):
     activations = {}
-    for name, point in attention.named_children():
+    for name, point in hook_points(attention).items():
         point.add_hook(lambda x, hook, name=name: activations.__setitem__(name, x.detach().clone()))
     return activations
 
@@ -70,13 +86,28 @@ def test_agrees_with_the_authors(path, dtype):
     for tag, arguments in cases.items():
         out = attention(x_query, x_key, **arguments)
         assert close(out, data[f"{tag}.out"], dtype)
-        for name, key in (("hook_q", "q"), ("hook_k", "k"), ("hook_v", "v"), ("hook_z", "z")):
+        for name, key in (("hook_v", "v"), ("hook_z", "z"), ("hook_pattern", "attn")):
             assert close(activations[name], data[f"{tag}.{key}"], dtype)
-        assert close(activations["hook_pattern"], data[f"{tag}.attn"], dtype)
+        if not attention.config.normalize_qk:
+            assert close(activations["hook_q"], data[f"{tag}.q"], dtype)
+            assert close(activations["hook_k"], data[f"{tag}.k"], dtype)
+        assert close(activations["hook_raw_scores"], data[f"{tag}.scores_before_bias"], dtype)
         if tag != "bias_masked":
             assert close(activations["hook_attn_scores"], data[f"{tag}.scores_with_bias"], dtype)
         if "hook_value_hidden" in activations:
             assert close(activations["hook_value_hidden"], data[f"{tag}.hidden_post_act"], dtype)
+
+
+def projection(attention, letter, head, token):
+    """The query, key or value of one token and head."""
+    vector = token @ getattr(attention, f"W_{letter}")[head]
+    if attention.config.bias:
+        vector = vector + getattr(attention, f"b_{letter}")[head]
+    if attention.config.normalize_qk and letter != "V":
+        centred = vector - vector.mean()
+        scale = getattr(attention, f"ln_{letter.lower()}").weight
+        vector = scale * centred / (centred.square().mean() + 1e-6).sqrt()
+    return vector
 
 
 def slow_attention(attention, x_query, x_key, mask):
@@ -87,11 +118,11 @@ def slow_attention(attention, x_query, x_key, mask):
     for b in range(len(x_query)):
         for i, query in enumerate(x_query[b]):
             keys = range(len(x_key[b]))
-            q = [query @ attention.W_Q[h] + attention.b_Q[h] for h in heads]
+            q = [projection(attention, "Q", h, query) for h in heads]
             code = torch.zeros(config.n_heads, len(keys), dtype=x_query.dtype)
             for h in heads:
                 for j in keys:
-                    k = x_key[b, j] @ attention.W_K[h] + attention.b_K[h]
+                    k = projection(attention, "K", h, x_key[b, j])
                     code[h, j] = (q[h] @ k) / config.d_head**0.5
             allowed = [j for j in keys if mask[i, j]]
             if config.normalization == "softmax":
@@ -104,9 +135,7 @@ def slow_attention(attention, x_query, x_key, mask):
                 weights[:, allowed] = code[:, allowed]
                 if config.normalization == "rms_head":
                     weights = weights / (weights.square().mean(0) + 1e-6).sqrt()
-            value = [
-                [x_key[b, j] @ attention.W_V[h] + attention.b_V[h] for h in heads] for j in keys
-            ]
+            value = [[projection(attention, "V", h, x_key[b, j]) for h in heads] for j in keys]
             if config.value_network != "single":
                 hidden = [sum(weights[h, j] * value[j][h] for h in heads) for j in keys]
                 if config.value_network == "relu":
@@ -115,25 +144,32 @@ def slow_attention(attention, x_query, x_key, mask):
             for h in heads:
                 z = sum(weights[h, j] * value[j][h] for j in keys)
                 out[b, i] += z @ attention.W_O[h]
-            out[b, i] += attention.b_O
+            if config.bias:
+                out[b, i] += attention.b_O
     return out
 
 
 def small(variant, **settings):
-    config = AttentionConfig.named(variant, n_heads=3, d_head=2, **settings)
+    config = replace(AttentionConfig.named(variant, n_heads=3, d_head=2), **settings)
     attention = MultiHeadAttention(config, 5, generator=torch.Generator().manual_seed(1)).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for bias in (attention.b_Q, attention.b_K, attention.b_V, attention.b_O):
-            bias.copy_(torch.randn(bias.shape, generator=generator))
+        for name, weight in attention.named_parameters():
+            if name.startswith(("b_", "ln_")):
+                weight.copy_(torch.randn(weight.shape, generator=generator))
     x_query = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
     x_key = torch.randn(2, 6, 5, generator=generator, dtype=torch.float64)
     return attention, x_query, x_key
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"normalize_qk": True, "d_head": 4}, {"bias": False}],
+    ids=["plain", "normalize_qk", "no bias"],
+)
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
-def test_agrees_with_a_loop_over_the_formulas(variant):
-    attention, x_query, x_key = small(variant)
+def test_agrees_with_a_loop_over_the_formulas(variant, settings):
+    attention, x_query, x_key = small(variant, **settings)
     mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(3)) < 0.6
     mask[1] = False
     expected = slow_attention(attention, x_query, x_key, mask)
@@ -149,19 +185,84 @@ def test_a_query_with_all_keys_masked_gets_the_output_bias_and_finite_gradients(
     assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
 
 
-@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, set()),
+        ({"rotary": True}, {"hook_rot_q", "hook_rot_k"}),
+        ({"normalize_qk": True, "d_head": 4}, {"hook_norm_q", "hook_norm_k"}),
+    ],
+    ids=["plain", "rotary", "normalize_qk"],
+)
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
-def test_each_hook_point_changes_the_output(variant, rotary):
-    attention, x_query, x_key = small(variant, rotary=rotary)
-    rotated = {"hook_rot_q", "hook_rot_k"} & dict(attention.named_children()).keys()
-    assert len(rotated) == (2 if rotary else 0)
+def test_each_hook_point_changes_the_output(variant, settings, names):
+    attention, x_query, x_key = small(variant, **settings)
+    added = {"hook_rot_q", "hook_rot_k", "hook_norm_q", "hook_norm_k"}
+    assert hook_points(attention).keys() & added == names
     plain = attention(x_query, x_key)
-    for name, point in attention.named_children():
-        point.add_hook(lambda x, hook: x * 1.5 + 0.1 * torch.arange(x.shape[1]).view(1, -1, 1, 1))
+    generator = torch.Generator().manual_seed(4)
+    for name, point in hook_points(attention).items():
+        point.add_hook(lambda x, hook: x + torch.randn(x.shape, generator=generator, dtype=x.dtype))
         changed = attention(x_query, x_key)
         point.remove_hooks()
         assert not torch.allclose(changed, plain), name
     assert torch.equal(attention(x_query, x_key), plain)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_raw_scores_are_products_that_the_bias_leaves_as_they_were(shared):
+    """Hooks may keep or return the tensor itself: the bias must not be added to it."""
+    attention, x_query, x_key = small("linear")
+    bias = torch.randn(1, 3, 4, 6, generator=torch.Generator().manual_seed(5)).double()
+    points = hook_tree(attention) if shared else attention
+    seen = {}
+    for name in ("hook_q", "hook_k", "hook_raw_scores", "hook_attn_scores"):
+        getattr(points, name).add_hook(lambda x, hook, name=name: seen.__setitem__(name, x))
+    plain = attention(x_query, x_key, bias=bias, hooks=points)
+    products = torch.einsum("bqhd,bkhd->bhqk", seen["hook_q"], seen["hook_k"]) / 2**0.5
+    assert torch.allclose(seen["hook_raw_scores"], products, atol=1e-12)
+    assert torch.allclose(seen["hook_attn_scores"], products + bias, atol=1e-12)
+
+    forced = torch.zeros(2, 3, 4, 6, dtype=torch.float64)
+    points.hook_raw_scores.add_hook(lambda x, hook: forced)
+    changed = attention(x_query, x_key, bias=bias, hooks=points)
+    assert not forced.any()
+    assert torch.allclose(seen["hook_attn_scores"], bias.expand(forced.shape))
+    assert not torch.allclose(changed, plain)
+
+
+def test_without_hooks_the_bias_is_added_in_place(monkeypatch):
+    """The scores are the largest tensor of a block: no copy of them unless a hook needs it."""
+    in_place = []
+    add_bias = multi_head.add_bias
+
+    def record_in_place(scores, bias, *, in_place_calls=in_place, **arguments):
+        in_place_calls.append(arguments["in_place"])
+        return add_bias(scores, bias, **arguments)
+
+    monkeypatch.setattr(multi_head, "add_bias", record_in_place)
+    attention, x_query, x_key = small("softmax")
+    bias = torch.randn(1, 3, 4, 6, dtype=torch.float64)
+    plain = attention(x_query, x_key, bias=bias)
+    attention.hook_raw_scores.add_hook(lambda x, hook: None)
+    assert torch.equal(attention(x_query, x_key, bias=bias), plain)
+    assert in_place == [True, False]
+
+
+def test_normalized_queries_and_keys_have_unit_variance_in_every_head():
+    attention, x_query, x_key = small("softmax", normalize_qk=True, d_head=4, rotary=True)
+    with torch.no_grad():
+        attention.ln_q.weight.fill_(1)
+    activations = record(attention)
+    # LayerNorm removes the scale and the mean of the projections, but for its epsilon.
+    attention(100 * x_query, x_key)
+    q = activations["hook_norm_q"]
+    assert torch.allclose(q.mean(-1), torch.zeros(2, 4, 3).double(), atol=1e-12)
+    assert torch.allclose(q.square().mean(-1), torch.ones(2, 4, 3).double(), atol=1e-6)
+    assert not torch.allclose(activations["hook_q"], q)
+    # The rotation comes after the norm.
+    norms = activations["hook_rot_q"].norm(dim=-1)
+    assert torch.allclose(norms, q.norm(dim=-1), atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
@@ -214,6 +315,15 @@ def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
     assert torch.allclose(kept, 2 * activations["hook_pattern"][~dropped])
 
 
+def test_dropout_keeps_the_mean_in_double_precision():
+    pattern = torch.ones(2, 3, 400, 500, dtype=torch.float64)
+    dropped = multi_head.drop_pairs(pattern, 0.1)
+    assert dropped.dtype == torch.float64
+    assert set(dropped.unique().tolist()) == {0, 1 / 0.9}
+    # Five standard errors of the share of 200,000 pairs.
+    assert (dropped == 0)[0, 0].double().mean() == pytest.approx(0.1, abs=5 * (0.09 / 2e5) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -225,6 +335,10 @@ def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
         (
             {"n_heads": 1, "d_head": 3, "rotary": True},
             "d_head must be even with rotary=True, got 3",
+        ),
+        (
+            {"n_heads": 1, "d_head": 1, "normalize_qk": True},
+            "d_head must be at least 2 with normalize_qk=True, got 1",
         ),
     ],
 )

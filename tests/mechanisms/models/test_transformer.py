@@ -13,6 +13,7 @@ from mechanisms import (
     QuasiAttentionConfig,
     Transformer,
     TransformerConfig,
+    sinusoidal_embedding,
 )
 from tests.mechanisms.checks import check_seed_determines_weights
 
@@ -41,6 +42,21 @@ CONFIGS = {
         feed_forward=MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=6),
     ),
     "tokens": replace(SMALL, inputs="tokens", positions="none", max_distance=None),
+    "tied, shared, RMSNorm, SwiGLU": replace(
+        SMALL,
+        inputs="tokens",
+        d_output=5,
+        tied=True,
+        shared=True,
+        n_layers=3,
+        causal=True,
+        positions="relative_and_sinusoidal",
+        max_distance=16,
+        n_buckets=4,
+        norm="rms_norm",
+        attention=replace(SMALL.attention, normalize_qk=True, bias=False),
+        feed_forward=FeedForwardConfig(d_mlp=12, activation="swiglu", bias=False),
+    ),
 }
 
 
@@ -221,7 +237,7 @@ def test_shared_weights_allow_other_numbers_of_steps():
     model = build(CONFIGS["shared"])
     inputs = inputs_for(model.config)
     _, cache = model.run_with_cache(inputs)
-    after_one_step = model.unembed(model.ln_final(cache["blocks.0.hook_resid_post"]))
+    after_one_step = model.read_out(cache["blocks.0.hook_resid_post"])
     assert torch.allclose(model(inputs, n_steps=1), after_one_step, atol=1e-6)
     model.set_steps(5)
     _, longer = model.run_with_cache(inputs, n_steps=5)
@@ -260,11 +276,123 @@ def test_the_seed_determines_the_weights():
     check_seed_determines_weights(lambda generator: Transformer(SMALL, generator=generator))
 
 
+def rms_norm(x, weight):
+    return weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def test_the_norm_of_the_blocks_can_be_an_rms_norm_and_the_final_one_is_a_layer_norm():
+    model = build(replace(SMALL, norm="rms_norm"))
+    assert {name for name, _ in model.named_parameters() if ".ln" in f".{name}"} == {
+        *(f"blocks.{layer}.{norm}.weight" for layer in (0, 1) for norm in ("ln1", "ln2")),
+        "ln_final.weight",
+        "ln_final.bias",
+    }
+    block = model.blocks[1]
+    block.ln1.weight.normal_(generator=torch.Generator().manual_seed(2))
+    block.ln2.weight.normal_(generator=torch.Generator().manual_seed(3))
+    _, cache = model.run_with_cache(inputs_for(SMALL))
+    x = cache["blocks.1.hook_resid_pre"]
+    normed = rms_norm(x, block.ln1.weight)
+    attended = block.attn(normed, normed, bias=block.relative_bias(6, 6))
+    assert torch.allclose(cache["blocks.1.hook_attn_out"], attended, atol=1e-6)
+    mlp_out = block.mlp(rms_norm(x + attended, block.ln2.weight))
+    assert torch.allclose(cache["blocks.1.hook_mlp_out"], mlp_out, atol=1e-5)
+
+
+def test_a_tied_read_out_is_the_transposed_embedding():
+    config = replace(CONFIGS["tokens"], d_output=5, tied=True)
+    model, tokens = build(config), inputs_for(config)
+    assert not any(name.startswith("unembed") for name, _ in model.named_parameters())
+    logits, cache = model.run_with_cache(tokens)
+    x = cache["blocks.1.hook_resid_post"]
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    assert torch.allclose(logits, x @ model.embed.W_E.T / 8**0.5, atol=1e-6)
+    # The gradient of the read-out reaches embeddings of tokens that are not in the input.
+    model.requires_grad_(True)
+    model(torch.zeros_like(tokens)).square().sum().backward()
+    assert (model.embed.W_E.grad[1:] != 0).all()
+
+
+def test_relative_and_sinusoidal_positions_add_up():
+    config = replace(SMALL, positions="relative_and_sinusoidal")
+    model, relative = build(config), build(SMALL)
+    inputs = inputs_for(SMALL)
+    sinusoids = sinusoidal_embedding(6, 8)
+    _, cache = model.run_with_cache(inputs)
+    assert torch.allclose(cache["hook_embed"], model.embed(inputs) + sinusoids)
+    relative.load_state_dict(model.state_dict())
+    added = [("hook_embed", lambda x, hook: x + sinusoids)]
+    assert torch.allclose(relative.run_with_hooks(inputs, fwd_hooks=added), model(inputs))
+
+
+def test_buckets_are_as_many_as_distances_or_as_stated():
+    assert build(SMALL).blocks[0].relative_bias.table.shape == (2, 6)
+    bias = build(replace(SMALL, n_buckets=32, max_distance=128)).blocks[0].relative_bias
+    assert bias.table.shape == (2, 32)
+    # T5: sixteen exact distances, the last bucket from 113 to beyond 128.
+    row = bias.table.detach()[:, [0, 15, 16, 31, 31, 31]]
+    assert torch.equal(bias(1, 300)[0, :, 0, [299, 284, 283, 299 - 113, 299 - 128, 0]], row)
+    assert bias(1, 300)[0, 0, 0, 299 - 112] == bias.table[0, 30]
+
+
+def test_weights_start_as_in_the_authors_code():
+    """Schug et al. 2024: LeCun normal (truncated), tables normal, biases 0, scales 1."""
+    config = TransformerConfig(
+        d_input=100,
+        d_output=90,
+        d_model=120,
+        n_layers=1,
+        attention=AttentionConfig(n_heads=10, d_head=20, d_value=15),
+        feed_forward=FeedForwardConfig(d_mlp=80),
+        max_distance=50,
+    )
+    vectors, tokens = build(config), build(replace(config, inputs="tokens"))
+    block = vectors.blocks[0]
+    fan_in = {
+        vectors.embed.W_E: 100,
+        block.attn.W_Q: 120,
+        block.attn.W_K: 120,
+        block.attn.W_V: 120,
+        block.attn.W_O: 150,
+        block.mlp.W_in: 120,
+        block.mlp.W_out: 80,
+        vectors.unembed.W_U: 120,
+    }
+    for weight, expected in fan_in.items():
+        # At least 9,600 draws: 0.7% is the standard error of the deviation of a normal.
+        assert weight.std() == pytest.approx(expected**-0.5, rel=0.025)
+        # Truncated at 2 / 0.8796 = 2.27 standard deviations.
+        assert 2.2 < weight.abs().max() * expected**0.5 <= 2.275
+    assert tokens.embed.W_E.std() == pytest.approx(120**-0.5, rel=0.025)
+    assert tokens.embed.W_E.abs().max() > 3 * 120**-0.5
+    assert block.relative_bias.table.std() == pytest.approx(50**-0.5, rel=0.13)
+    for name, weight in vectors.named_parameters():
+        if name.endswith("bias") or name.split(".")[-1].startswith("b_"):
+            assert not weight.any(), name
+        elif ".ln" in f".{name}":
+            assert (weight == 1).all(), name
+
+
+@pytest.mark.parametrize("name", ["readout", "tied, shared, RMSNorm, SwiGLU"])
+def test_a_compiled_model_computes_the_same(name):
+    model = build(CONFIGS[name])
+    inputs = inputs_for(model.config)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(inputs), model(inputs), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
-        ({"positions": "rotary"}, "positions must be one of relative, sinusoidal, none"),
+        ({"positions": "rotary"}, "positions must be one of relative, .*sinusoidal, none"),
+        ({"norm": "batch"}, "norm must be one of layer_norm, rms_norm, got 'batch'"),
+        ({"n_buckets": 1}, "n_buckets must be at least 2 .* got 1"),
+        ({"n_buckets": 3, "bidirectional": True}, "n_buckets must be at least 4 .* got 3"),
+        ({"n_buckets": 12}, "max_distance must be greater than 6, .* got 6"),
+        ({"tied": True}, "inputs must be 'tokens' with tied=True, got 'vectors'"),
+        ({"tied": True, "inputs": "tokens"}, "d_output must be d_input = 5 with tied=True, got 3"),
         ({"inputs": "pixels"}, "inputs must be one of vectors, tokens"),
         ({"max_distance": None}, "max_distance must be at least 2 .* got None"),
         ({"n_readout": 0}, "n_readout must be None or at least 1, got 0"),
