@@ -1,0 +1,1 @@
+"""Parameters of models that were trained with the authors' code, as modules of this package."""
