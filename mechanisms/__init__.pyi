@@ -68,6 +68,10 @@ from .modular.routers import MatchingConfig as MatchingConfig
 from .modular.routers import RouterSizes as RouterSizes
 from .modular.routers import StructuralOracleRouter as StructuralOracleRouter
 from .modular.routers import StructuralOracleRouterConfig as StructuralOracleRouterConfig
+from .porting.hypernetwork_attention import SEQUENCE_MIXERS as SEQUENCE_MIXERS
+from .porting.hypernetwork_attention import attention_from_flax as attention_from_flax
+from .porting.hypernetwork_attention import block_from_flax as block_from_flax
+from .porting.hypernetwork_attention import transformer_from_flax as transformer_from_flax
 from .protocols import AttentionProtocol as AttentionProtocol
 from .protocols import ComponentConfig as ComponentConfig
 from .sequences import enclose as enclose
