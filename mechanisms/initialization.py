@@ -25,6 +25,11 @@ def normal(*shape: int, std: float, generator: torch.Generator | None = None) ->
     return nn.Parameter(torch.randn(*shape, generator=generator) * std)
 
 
+def uniform(*shape: int, bound: float, generator: torch.Generator | None = None) -> nn.Parameter:
+    """A parameter drawn uniformly from [-bound, bound]."""
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound, generator=generator))
+
+
 def zeros(*shape: int) -> nn.Parameter:
     """A parameter that is initialised to zeros."""
     return nn.Parameter(torch.zeros(shape))

@@ -1,4 +1,4 @@
-"""Token sequences of different lengths: padding, and boundary tokens (BOS, EOS)."""
+"""Token sequences of different lengths: padding, and marks at the boundaries (BOS, EOS)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,42 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-class Enclosed(NamedTuple):
-    """Token sequences between BOS and EOS.
+class Sequences(NamedTuple):
+    """Token sequences of different lengths.
 
     Attributes:
-        ids: [batch, pos + 2], BOS, the sequence, EOS, padding (id 0).
-        mask: [batch, pos + 2], False for padding.
-        end: [batch], the position of EOS.
+        ids: [batch, pos], the sequences, then padding (id 0).
+        mask: [batch, pos], False for padding.
+        end: [batch], the position of the last id of each sequence.
     """
 
-    ids: Int[Tensor, "batch pos_and_2"]
-    mask: Bool[Tensor, "batch pos_and_2"]
+    ids: Int[Tensor, "batch pos"]
+    mask: Bool[Tensor, "batch pos"]
     end: Int[Tensor, " batch"]
 
 
-def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Enclosed:
+def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
+    """The sequences as they are, without marks.
+
+    Args:
+        tokens: ids in [0, n_tokens); negative ids are padding, which must be at the end.
+        n_tokens: number of token ids.
+
+    Raises:
+        ValueError: an id is n_tokens or greater, a token follows padding, or a sequence has no
+            token. Only checked on the CPU, since on other devices the check would force a
+            synchronisation.
+    """
+    mask = _are_tokens(tokens, n_tokens)
+    if tokens.device.type == "cpu" and not mask.any(1).all():
+        raise ValueError("sequences must have at least one token, got padding only")
+    return Sequences(tokens.clamp(min=0), mask, mask.sum(1) - 1)
+
+
+def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     """Insert BOS before the first and EOS directly after the last token of every sequence.
+
+    The results have two positions more than `tokens`; `end` is the position of EOS.
 
     Args:
         tokens: ids in [0, n_tokens); negative ids are padding, which must be at the end.
@@ -35,6 +55,17 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Enclosed:
             CPU, since on other devices the check would force a synchronisation.
     """
     batch, n_positions = tokens.shape
+    end = _are_tokens(tokens, n_tokens).sum(1) + 1
+    ids = tokens.new_zeros(batch, n_positions + 2)
+    ids[:, 1:-1] = tokens.clamp(min=0)
+    ids[:, 0] = n_tokens + 1
+    ids.scatter_(1, end[:, None], n_tokens)
+    mask = torch.arange(n_positions + 2, device=tokens.device) <= end[:, None]
+    return Sequences(ids, mask, end)
+
+
+def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor, "batch pos"]:
+    """Where there are tokens, not padding; on the CPU, checked as `enclose` says."""
     is_token = tokens >= 0
     if tokens.device.type == "cpu" and tokens.numel():
         if (largest := int(tokens.max())) >= n_tokens:
@@ -43,10 +74,4 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Enclosed:
             raise ValueError(
                 "padding (negative ids) must be at the end of a sequence, got a token after it"
             )
-    end = is_token.sum(1) + 1
-    ids = tokens.new_zeros(batch, n_positions + 2)
-    ids[:, 1:-1] = tokens.clamp(min=0)
-    ids[:, 0] = n_tokens + 1
-    ids.scatter_(1, end[:, None], n_tokens)
-    mask = torch.arange(n_positions + 2, device=tokens.device) <= end[:, None]
-    return Enclosed(ids, mask, end)
+    return is_token

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, softplus
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.initialization import uniform, zeros
 from mechanisms.models.lstm import LstmHooks, RecurrentModel, lstm_step
-from mechanisms.sequences import enclose
+from mechanisms.sequences import mask_padding
 from mechanisms.validation import check_dropout, check_sizes
 
 NORM_EPSILON = 1e-6
@@ -28,7 +28,10 @@ LINK_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class DncConfig:
-    """Configuration of a `Dnc`: sizes of controller and memory.
+    """Configuration of a `Dnc`: sizes of controller and memory, options of the memory.
+
+    The defaults of the options are those of Csordás et al. 2021 (their code; the text refers to
+    Csordás & Schmidhuber 2019, who propose the first three).
 
     Args:
         d_input: number of token ids.
@@ -38,8 +41,11 @@ class DncConfig:
         n_cells: number of rows of the memory.
         d_cell: width of a row.
         n_read_heads: number of read heads; there is one write head.
-        dropout: dropout probability of the embeddings and before the read-out; there is no dropout
-            between steps.
+        masked_content_addressing: whether heads compare only a part of a row with their key.
+        deallocation: whether a freed row is erased, not only marked for overwriting.
+        link_sharpness: whether heads sharpen the distributions that follow the links.
+        clip_controls: the controls that the controller emits are clipped to ± this; None for all.
+        dropout: dropout probability of the embeddings; there is no dropout between steps.
 
     Raises:
         ValueError: a setting is outside its range.
@@ -52,9 +58,15 @@ class DncConfig:
     n_cells: int
     d_cell: int
     n_read_heads: int = 1
+    masked_content_addressing: bool = False
+    deallocation: bool = True
+    link_sharpness: bool = True
+    clip_controls: float | None = 20.0
     dropout: float = 0.0
 
     def __post_init__(self):
+        if self.clip_controls is not None and not self.clip_controls > 0:
+            raise ValueError(f"clip_controls must be positive, got {self.clip_controls}")
         check_sizes(self, "d_input", "d_output", "d_embed", "d_hidden")
         check_sizes(self, "n_cells", "d_cell", "n_read_heads")
         check_dropout(self)
@@ -63,16 +75,16 @@ class DncConfig:
 def content_weights(
     memory: Float[Tensor, "batch cell d_cell"],
     keys: Float[Tensor, "batch head d_cell"],
-    masks: Float[Tensor, "batch head d_cell"],
+    masks: Float[Tensor, "batch head d_cell"] | None,
     strengths: Float[Tensor, "batch head"],
 ) -> Float[Tensor, "batch head cell"]:
     """Softmax over memory rows i of strength cos(key * mask, memory[i] * mask).
 
     Graves et al. 2016, "Content-based addressing", with the masks of Csordás & Schmidhuber 2019:
     a head compares only the masked part of a row with its key. Keys are any real numbers; masks
-    are in [0, 1], strengths at least 1.
+    are in [0, 1], None for all 1; strengths are at least 1.
     """
-    squares = masks**2
+    squares = torch.ones_like(keys[:, :1]) if masks is None else masks**2
     products = (keys * squares) @ memory.mT
     # The masked norms of all rows for all heads, without masking the memory for each head.
     row_norms = (squares @ (memory**2).mT + NORM_EPSILON).rsqrt()
@@ -176,8 +188,8 @@ class DncCell(nn.Module):
     Graves et al. 2016, "Methods", with the changes of Csordás & Schmidhuber 2019. sigma is the
     logistic function and oneplus(x) = 1 + softplus(x). The controller, an LSTM, reads the token
     and the previous step's read vectors: its gates are x W_x + [read vectors; h] W_h + b. A linear
-    map (`W_interface`, `b_interface`) of its hidden state gives, in this order of columns, with
-    the heads concatenated within each,
+    map (`W_interface`, `b_interface`) of its hidden state, clipped, gives, in this order of
+    columns, with the heads concatenated within each,
 
     - the read heads' keys k, masks m = sigma(.) and strengths b = oneplus(.), then the write
       head's own three;
@@ -186,6 +198,10 @@ class DncCell(nn.Module):
       gw = sigma(.);
     - the read heads' modes (pi_backward, pi_content, pi_forward) = softmax(.) and sharpnesses
       (s_backward, s_forward) = oneplus(.).
+
+    Without masked content addressing there are no columns of m, which is 1; without link sharpness
+    none of s, and links are followed without `sharpened`; without deallocation the memory is not
+    multiplied by psi.
 
     With w the write and r_h the read weights, M the memory, and ' for the step before:
 
@@ -200,31 +216,38 @@ class DncCell(nn.Module):
 
     Csordás & Schmidhuber added m, psi in the memory (a freed row is erased, not only marked for
     overwriting) and the sharpening.
+
+    `W_x`, `W_h` and `W_interface` start uniformly with the variances of Glorot & Bengio 2010 (the
+    fans of one gate; 5/3 times the bound for the cell's content), biases at 0, those of the forget
+    gates at 1, as in the code of Csordás et al. 2021.
     """
 
     def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):
         super().__init__()
         self.n_cells, self.d_cell = config.n_cells, config.d_cell
         self.n_heads, self.d_hidden = config.n_read_heads, config.d_hidden
-        heads, width = config.n_read_heads, config.d_cell
-        read_head, write_head = [heads * width, heads * width, heads], [width, width, 1]
-        gates_and_modes = [heads, 1, 1, 3 * heads, 2 * heads]
-        self.splits = [*read_head, *write_head, width, width, *gates_and_modes]
+        self.clip, self.deallocation = config.clip_controls, config.deallocation
+        heads, width, d_hidden = config.n_read_heads, config.d_cell, config.d_hidden
+        masked, sharpens = config.masked_content_addressing, config.link_sharpness
+        splits = {"keys": heads * width, "masks": heads * width * masked, "strengths": heads}
+        splits |= {"write_key": width, "write_mask": width * masked, "write_strength": 1}
+        splits |= {"erase": width, "write_vector": width, "free": heads}
+        splits |= {"allocation_gate": 1, "write_gate": 1, "modes": 3 * heads}
+        splits |= {"sharpness": 2 * heads * sharpens}
+        self.splits = {name: size for name, size in splits.items() if size}
 
-        def uniform(*shape: int) -> nn.Parameter:
-            bound = config.d_hidden**-0.5
-            weight = torch.empty(*shape).uniform_(-bound, bound, generator=generator)
-            return nn.Parameter(weight)
-
-        self.W_x = uniform(config.d_embed, 4 * config.d_hidden)
-        self.W_h = uniform(heads * width + config.d_hidden, 4 * config.d_hidden)
-        self.b = zeros(4 * config.d_hidden)
-        # Forget gates start with a bias of 1, as in `lstm_kernel`.
-        nn.init.ones_(self.b[config.d_hidden : 2 * config.d_hidden])
-        n_interface = sum(self.splits)
-        self.W_interface = lecun_normal(
-            config.d_hidden, n_interface, fan_in=config.d_hidden, generator=generator
-        )
+        n_read = heads * width
+        bound = (6 / (config.d_embed + n_read + 2 * d_hidden)) ** 0.5
+        self.W_x = uniform(config.d_embed, 4 * d_hidden, bound=bound, generator=generator)
+        self.W_h = uniform(n_read + d_hidden, 4 * d_hidden, bound=bound, generator=generator)
+        self.b = zeros(4 * d_hidden)
+        with torch.no_grad():
+            for weight in (self.W_x, self.W_h):
+                weight[:, 2 * d_hidden : 3 * d_hidden] *= 5 / 3
+            self.b[d_hidden : 2 * d_hidden] = 1
+        n_interface = sum(self.splits.values())
+        bound = (6 / (d_hidden + n_interface)) ** 0.5
+        self.W_interface = uniform(d_hidden, n_interface, bound=bound, generator=generator)
         self.b_interface = zeros(n_interface)
 
     def initial_state(self, batch: int) -> DncState:
@@ -257,43 +280,48 @@ class DncCell(nn.Module):
         recurrent = torch.cat((state.read_vectors.flatten(1), state.hidden), -1)
         hidden, cell = lstm_step(inputs + linear(recurrent, self.W_h.T), state.cell, hooks=hooks)
 
-        interface = linear(hidden, self.W_interface.T, self.b_interface).split(self.splits, -1)
-        keys, masks, strengths, write_key, write_mask, write_strength = interface[:6]
-        erase, write_vector, free, allocation_gate, write_gate, modes, sharpness = interface[6:]
-        free_gates = hooks.hook_free_gates(free.sigmoid())
-        allocation_gate = hooks.hook_allocation_gate(allocation_gate[:, 0].sigmoid())
-        write_gate = hooks.hook_write_gate(write_gate[:, 0].sigmoid())
-        read_modes = hooks.hook_read_modes(modes.view(batch, heads, 3).softmax(-1))
+        controls = linear(hidden, self.W_interface.T, self.b_interface)
+        if self.clip is not None:
+            controls = controls.clamp(-self.clip, self.clip)
+        parts = controls.split(list(self.splits.values()), -1)
+        control = dict(zip(self.splits, parts, strict=True))
+        free_gates = hooks.hook_free_gates(control["free"].sigmoid())
+        allocation_gate = hooks.hook_allocation_gate(control["allocation_gate"][:, 0].sigmoid())
+        write_gate = hooks.hook_write_gate(control["write_gate"][:, 0].sigmoid())
+        read_modes = hooks.hook_read_modes(control["modes"].view(batch, heads, 3).softmax(-1))
+        masks = write_mask = None
+        if "masks" in control:
+            masks = control["masks"].view(batch, heads, width).sigmoid()
+            write_mask = control["write_mask"][:, None].sigmoid()
 
         retention = (1 - free_gates[..., None] * state.read_weights).prod(1)
         usage = state.usage + state.write_weights - state.usage * state.write_weights
         usage = hooks.hook_usage(usage * retention)
         write_content = content_weights(
             state.memory,
-            write_key[:, None],
-            write_mask[:, None].sigmoid(),
-            1 + softplus(write_strength),
+            control["write_key"][:, None],
+            write_mask,
+            1 + softplus(control["write_strength"]),
         )[:, 0]
         allocated = allocation_gate[:, None] * allocation_weights(usage)
         address = allocated + (1 - allocation_gate[:, None]) * write_content
         write_weights = hooks.hook_write_weights(write_gate[:, None] * address)
 
         # The equation of the docstring with the terms in w combined: fewer passes over the memory.
-        memory = state.memory * retention[..., None]
-        change = torch.addcmul(write_vector[:, None], memory, erase.sigmoid()[:, None], value=-1)
+        memory = state.memory * retention[..., None] if self.deallocation else state.memory
+        erase, write_vector = control["erase"].sigmoid()[:, None], control["write_vector"][:, None]
+        change = torch.addcmul(write_vector, memory, erase, value=-1)
         memory = hooks.hook_memory(torch.addcmul(memory, write_weights[..., None], change))
         links = hooks.hook_links(updated_links(state.links, state.precedence, write_weights))
         total_written = write_weights.sum(-1, keepdim=True)
         precedence = (1 - total_written) * state.precedence + write_weights
 
         neighbours = torch.stack((state.read_weights @ links, state.read_weights @ links.mT), 2)
-        neighbours = sharpened(neighbours, 1 + softplus(sharpness.view(batch, heads, 2)))
-        read_content = content_weights(
-            memory,
-            keys.view(batch, heads, width),
-            masks.view(batch, heads, width).sigmoid(),
-            1 + softplus(strengths),
-        )
+        if "sharpness" in control:
+            sharpness = 1 + softplus(control["sharpness"].view(batch, heads, 2))
+            neighbours = sharpened(neighbours, sharpness)
+        keys, strengths = control["keys"].view(batch, heads, width), control["strengths"]
+        read_content = content_weights(memory, keys, masks, 1 + softplus(strengths))
         backward, forward = neighbours.unbind(2)
         candidates = torch.stack((backward, read_content, forward), 2)
         read_weights = hooks.hook_read_weights((read_modes[..., None] * candidates).sum(2))
@@ -314,12 +342,14 @@ class DncCell(nn.Module):
 class Dnc(RecurrentModel):
     """A DNC that classifies token sequences, a baseline of Csordás et al. 2021.
 
-    Graves et al. 2016 with the masked content addressing, the de-allocation and the link
-    sharpness of Csordás & Schmidhuber 2019: see `DncCell` for the equations. The logits are a
-    linear map (`W_U`, `b_U`) of the controller's hidden state and of the read vectors at EOS. The
-    controller starts as in `lstm_kernel`, embeddings as in `RecurrentModel`.
+    Graves et al. 2016 with the options of Csordás & Schmidhuber 2019: see `DncCell` for the
+    equations. The output at the last token is the sum of linear maps of the controller's hidden
+    state (`W_controller`) and of the read vectors (`W_read`), as wide as the controller, with a
+    bias (`b_out`); the logits are a linear map of it (`W_U`, `b_U`). These start uniformly: the
+    first two as in `DncCell`, the last in ±fan_in^-1/2 with its bias; embeddings as in
+    `RecurrentModel`.
 
-    Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed], and
+    Hook points: `hook_embed` [batch, pos, d_embed], and
     `steps.{pos}.*`, the `DncHooks` of the step that reads position pos: a change there affects the
     rest of that step and all later steps. The steps at the padding of a shorter sequence run too;
     their activations have no meaning and no effect.
@@ -334,9 +364,15 @@ class Dnc(RecurrentModel):
         self.config = config
         self.core = DncCell(config, generator=generator)
         self.steps = nn.ModuleList()
-        d_final = config.d_hidden + config.n_read_heads * config.d_cell
-        self.W_U = lecun_normal(d_final, config.d_output, fan_in=d_final, generator=generator)
-        self.b_U = zeros(config.d_output)
+        d_hidden, n_read = config.d_hidden, config.n_read_heads * config.d_cell
+        bound = (3 / d_hidden) ** 0.5
+        self.W_controller = uniform(d_hidden, d_hidden, bound=bound, generator=generator)
+        bound = (6 / (n_read + d_hidden)) ** 0.5
+        self.W_read = uniform(n_read, d_hidden, bound=bound, generator=generator)
+        self.b_out = zeros(d_hidden)
+        bound = d_hidden**-0.5
+        self.W_U = uniform(d_hidden, config.d_output, bound=bound, generator=generator)
+        self.b_U = uniform(config.d_output, bound=bound, generator=generator)
         self.setup()
 
     def _extend_steps(self, n_steps: int) -> None:
@@ -347,9 +383,12 @@ class Dnc(RecurrentModel):
 
         Args:
             tokens: ids in [0, d_input); negative ids are padding, which must be at the end.
+
+        Raises:
+            ValueError: as for `mask_padding`.
         """
         self.set_positions(tokens.shape[1])
-        ids, _, end = enclose(tokens, self.config.d_input)
+        ids, _, end = mask_padding(tokens, self.config.d_input)
         x = dropout(self.hook_embed(self.W_E[ids]), self.config.dropout, self.training)
         inputs = linear(x, self.core.W_x.T, self.core.b).unbind(1)
         state = self.core.initial_state(len(ids))
@@ -358,5 +397,7 @@ class Dnc(RecurrentModel):
             state = self.core(token_inputs, state, hooks=self.steps[position])
             outputs.append(torch.cat((state.hidden, state.read_vectors.flatten(1)), -1))
         final = torch.stack(outputs, 1)[torch.arange(len(end), device=end.device), end]
-        final = dropout(final, self.config.dropout, self.training)
-        return linear(final, self.W_U.T, self.b_U)[:, None]
+        # One product: the sum of the maps of both parts.
+        both = torch.cat((self.W_controller, self.W_read))
+        output = linear(final, both.T, self.b_out)
+        return linear(output, self.W_U.T, self.b_U)[:, None]

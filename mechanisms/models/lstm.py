@@ -13,8 +13,8 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.hooking import observed
-from mechanisms.initialization import lecun_normal, zeros
-from mechanisms.sequences import enclose
+from mechanisms.initialization import normal, uniform
+from mechanisms.sequences import mask_padding
 from mechanisms.validation import check_dropout, check_sizes
 
 
@@ -29,8 +29,8 @@ class LstmConfig:
         d_hidden: width of the state of each layer and direction.
         n_layers: number of layers.
         bidirectional: whether every layer also reads from right to left.
-        dropout: dropout probability of the embeddings, between the layers and before the read-out;
-            there is no dropout between steps.
+        dropout: dropout probability of the embeddings and between the layers; there is no dropout
+            between steps.
 
     Raises:
         ValueError: a setting is outside its range.
@@ -52,8 +52,8 @@ class LstmConfig:
 class RecurrentModel(HookedRootModule, ABC):
     """A model that reads embedded token sequences step by step, with hook points for every step.
 
-    Sequences are read between BOS and EOS. Embeddings (`W_E`, the last two rows for EOS and BOS)
-    start as unit normals truncated at two standard deviations.
+    Sequences have no marks at their boundaries (Csordás et al. 2021, section B.2). Embeddings
+    (`W_E`) start from N(0, 1).
 
     The hook points of steps are created by `set_positions`, or by a forward pass of that length;
     before torch.compile, call `set_positions`.
@@ -61,22 +61,20 @@ class RecurrentModel(HookedRootModule, ABC):
 
     def __init__(self, d_input: int, d_embed: int, *, generator: torch.Generator | None = None):
         super().__init__()
-        self.W_E = lecun_normal(d_input + 2, d_embed, fan_in=1, generator=generator)
+        self.W_E = normal(d_input, d_embed, std=1.0, generator=generator)
         self.hook_embed = HookPoint()
         self._n_steps = 0
 
     def set_positions(self, n_positions: int) -> None:
         """Create the hook points of all steps for sequences of up to `n_positions` tokens.
 
-        With BOS and EOS these are the steps 0 to n_positions + 1.
-
         Raises:
             ValueError: n_positions is negative.
         """
         if n_positions < 0:
             raise ValueError(f"n_positions must be at least 0, got {n_positions}")
-        if n_positions + 2 > self._n_steps:
-            self._n_steps = n_positions + 2
+        if n_positions > self._n_steps:
+            self._n_steps = n_positions
             self._extend_steps(self._n_steps)
             self.setup()
 
@@ -112,20 +110,13 @@ def lstm_step(
 def lstm_kernel(d_in: int, d_hidden: int, *, generator: torch.Generator | None = None) -> nn.LSTM:
     """One layer and direction of torch's LSTM, with weights drawn from the generator.
 
-    Weights are uniform in ±d_hidden^-1/2, as in torch. Biases are zero, except those of the forget
-    gates, which are one, so that the initial network keeps its state (Gers et al. 2000; Jozefowicz
-    et al. 2015).
+    Weights and biases are uniform in ±d_hidden^-1/2, as in torch.
     """
     # Built without weights, since torch would draw them from the global generator.
     kernel = nn.LSTM(d_in, d_hidden, batch_first=True, device="meta")
     kernel = kernel.to_empty(device=torch.get_default_device())
-    bound = d_hidden**-0.5
-    W_ih, W_hh, b_ih, b_hh = kernel.parameters()
-    nn.init.uniform_(W_ih, -bound, bound, generator=generator)
-    nn.init.uniform_(W_hh, -bound, bound, generator=generator)
-    nn.init.zeros_(b_ih)
-    nn.init.zeros_(b_hh)
-    nn.init.ones_(b_ih[d_hidden : 2 * d_hidden])
+    for weight in kernel.parameters():
+        nn.init.uniform_(weight, -(d_hidden**-0.5), d_hidden**-0.5, generator=generator)
     return kernel
 
 
@@ -222,10 +213,10 @@ class Lstm(RecurrentModel):
 
     Hochreiter & Schmidhuber 1997 with forget gates; bidirectional, Schuster & Paliwal 1997.
     Weights start as in `lstm_kernel`, embeddings as in `RecurrentModel`. The logits are a linear
-    map (`W_U`, `b_U`) of the last layer's final states: of the forward direction at EOS,
-    concatenated with the backward direction at BOS.
+    map (`W_U`, `b_U`; uniform in ±fan_in^-1/2 at first) of the last layer's final states: of the
+    forward direction at the last token, concatenated with the backward direction at the first.
 
-    Hook points, where pos counts BOS and EOS: `hook_embed` [batch, pos, d_embed];
+    Hook points: `hook_embed` [batch, pos, d_embed];
     `layers.{i}.hook_hidden` [batch, pos, d_hidden x directions], forward first;
     `layers.{i}.steps.{pos}.hook_cell | hook_hidden` and, if bidirectional,
     `layers.{i}.backward_steps.{pos}.hook_cell | hook_hidden` [batch, d_hidden]: a change there
@@ -249,8 +240,9 @@ class Lstm(RecurrentModel):
             )
             for layer in range(config.n_layers)
         )
-        self.W_U = lecun_normal(d_layer, config.d_output, fan_in=d_layer, generator=generator)
-        self.b_U = zeros(config.d_output)
+        bound = d_layer**-0.5
+        self.W_U = uniform(d_layer, config.d_output, bound=bound, generator=generator)
+        self.b_U = uniform(config.d_output, bound=bound, generator=generator)
         self.setup()
 
     def _extend_steps(self, n_steps: int) -> None:
@@ -263,13 +255,16 @@ class Lstm(RecurrentModel):
 
         Args:
             tokens: ids in [0, d_input); negative ids are padding, which must be at the end.
+
+        Raises:
+            ValueError: as for `mask_padding`.
         """
         self.set_positions(tokens.shape[1])
-        ids, mask, end = enclose(tokens, self.config.d_input)
+        ids, mask, end = mask_padding(tokens, self.config.d_input)
         x = self.hook_embed(self.W_E[ids])
         for layer in self.layers:
             x = layer(dropout(x, self.config.dropout, self.training), mask=mask)
         forward, backward = x[..., : self.config.d_hidden], x[:, 0, self.config.d_hidden :]
         at_end = forward[torch.arange(len(end), device=end.device), end]
-        final = dropout(torch.cat((at_end, backward), -1), self.config.dropout, self.training)
+        final = torch.cat((at_end, backward), -1)
         return linear(final, self.W_U.T, self.b_U)[:, None]

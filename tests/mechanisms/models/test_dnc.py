@@ -23,9 +23,17 @@ from tests.mechanisms.checks import (
 )
 
 SMALL = DncConfig(d_input=6, d_output=3, d_embed=5, d_hidden=4, n_cells=5, d_cell=3, n_read_heads=2)
-LENGTHS = (6, 1, 3, 0)
+VARIANTS = {
+    "published": SMALL,
+    "masked": replace(SMALL, masked_content_addressing=True),
+    "no deallocation": replace(SMALL, deallocation=False),
+    "no sharpness": replace(SMALL, link_sharpness=False),
+    "clipped": replace(SMALL, clip_controls=0.5),
+    "plain": replace(SMALL, deallocation=False, link_sharpness=False, clip_controls=None),
+}
+LENGTHS = (8, 1, 3, 2)
 TOKENS = torch.tensor(
-    [[2, 0, 5, 1, 1, 4], [4, -1, -1, -1, -1, -1], [1, 3, 3, -1, -1, -1], [-1] * 6]
+    [[2, 0, 5, 1, 1, 4, 3, 0], [4] + [-1] * 7, [1, 3, 3] + [-1] * 5, [0, 5] + [-1] * 6]
 )
 
 
@@ -101,7 +109,7 @@ def slow_sharpened(weights, sharpness):
     return np.array(powers) / sum(powers)
 
 
-def slow_step(core, x, state):
+def slow_step(config, core, x, state):
     n_heads, width, n_cells = core.n_heads, core.d_cell, core.n_cells
     weights = {name: parameter.numpy() for name, parameter in core.named_parameters()}
     hidden, cell, memory, usage, links, precedence, last_write, last_reads, vectors = state
@@ -112,7 +120,11 @@ def slow_step(core, x, state):
     cell = sigmoid(forget) * cell + sigmoid(write) * np.tanh(content)
     hidden = sigmoid(out) * np.tanh(cell)
 
-    interface = list(hidden @ weights["W_interface"] + weights["b_interface"])
+    interface = hidden @ weights["W_interface"] + weights["b_interface"]
+    if config.clip_controls is not None:
+        interface = [max(-config.clip_controls, min(config.clip_controls, x)) for x in interface]
+    interface = list(interface)
+    masked = config.masked_content_addressing
 
     def take(count):
         taken = np.array(interface[:count])
@@ -120,16 +132,20 @@ def slow_step(core, x, state):
         return taken
 
     read_keys = take(n_heads * width).reshape(n_heads, width)
-    read_masks = sigmoid(take(n_heads * width)).reshape(n_heads, width)
+    read_masks = np.ones((n_heads, width))
+    if masked:
+        read_masks = sigmoid(take(n_heads * width)).reshape(n_heads, width)
     read_strengths = oneplus(take(n_heads))
-    write_key, write_mask = take(width), sigmoid(take(width))
+    write_key = take(width)
+    write_mask = sigmoid(take(width)) if masked else np.ones(width)
     write_strength = oneplus(take(1))[0]
     erase, write_vector = sigmoid(take(width)), take(width)
     free = sigmoid(take(n_heads))
     allocation_gate, write_gate = sigmoid(take(1))[0], sigmoid(take(1))[0]
     modes = np.exp(take(3 * n_heads)).reshape(n_heads, 3)
     modes = modes / modes.sum(1, keepdims=True)
-    sharpness = oneplus(take(2 * n_heads)).reshape(n_heads, 2)
+    if config.link_sharpness:
+        sharpness = oneplus(take(2 * n_heads)).reshape(n_heads, 2)
     assert not interface
 
     retention = np.ones(n_cells)
@@ -154,7 +170,8 @@ def slow_step(core, x, state):
     new_memory = np.zeros_like(memory)
     for i in range(n_cells):
         for d in range(width):
-            kept = memory[i, d] * retention[i] * (1 - write_weights[i] * erase[d])
+            kept = memory[i, d] * (1 - write_weights[i] * erase[d])
+            kept *= retention[i] if config.deallocation else 1
             new_memory[i, d] = kept + write_weights[i] * write_vector[d]
     links = slow_links(links, precedence, write_weights)
     precedence = (1 - sum(write_weights)) * precedence + write_weights
@@ -166,8 +183,9 @@ def slow_step(core, x, state):
             for j in range(n_cells):
                 forward[i] += links[i, j] * last_reads[head, j]
                 backward[i] += links[j, i] * last_reads[head, j]
-        backward = slow_sharpened(backward, sharpness[head, 0])
-        forward = slow_sharpened(forward, sharpness[head, 1])
+        if config.link_sharpness:
+            backward = slow_sharpened(backward, sharpness[head, 0])
+            forward = slow_sharpened(forward, sharpness[head, 1])
         read_content = slow_content(
             new_memory, read_keys[head], read_masks[head], read_strengths[head]
         )
@@ -192,19 +210,21 @@ def slow_model(model, tokens):
     """Logits and the activations of each step, for one sequence without padding."""
     state = tuple(tensor[0].numpy() for tensor in model.core.initial_state(1))
     steps = []
-    for token in [model.config.d_input + 1, *tokens, model.config.d_input]:
-        state, gates = slow_step(model.core, model.W_E[token].numpy(), state)
+    for token in tokens:
+        state, gates = slow_step(model.config, model.core, model.W_E[token].numpy(), state)
         names = ("hidden", "cell", "memory", "usage", "links", "", "write_weights")
         names += ("read_weights", "read_vectors")
         states = {name: value for name, value in zip(names, state, strict=True) if name}
         steps.append(gates | states)
-    final = np.concatenate((state[0], state[-1].ravel()))
-    return final @ model.W_U.numpy() + model.b_U.numpy(), steps
+    output = state[0] @ model.W_controller.numpy() + state[-1].ravel() @ model.W_read.numpy()
+    output = output + model.b_out.numpy()
+    return output @ model.W_U.numpy() + model.b_U.numpy(), steps
 
 
-def test_agrees_with_the_equations_one_number_at_a_time():
-    model = build(dtype=torch.float64)
-    model.set_positions(6)
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_agrees_with_the_equations_one_number_at_a_time(config):
+    model = build(config, dtype=torch.float64)
+    model.set_positions(8)
     logits, cache = model.run_with_cache(TOKENS)
     assert logits.shape == (4, 1, 3)
     for row, length in enumerate(LENGTHS):
@@ -225,6 +245,8 @@ def test_content_is_the_softmax_of_masked_cosines():
     masked = [memory[:, None] * masks[:, :, None], (keys * masks)[:, :, None]]
     cosine = torch.cosine_similarity(masked[0], masked[1], dim=-1)
     assert torch.allclose(ours, (strengths[..., None] * cosine).softmax(-1), atol=1e-5)
+    plain = content_weights(memory, keys, None, strengths)
+    assert torch.equal(plain, content_weights(memory, keys, torch.ones_like(keys), strengths))
     # The masked part of a row makes no difference.
     masks = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64).expand(2, 3, 4)
     other = memory + normal(2, 6, 4, seed=4) * (1 - masks[:, :1])
@@ -336,8 +358,8 @@ def test_gradients_of_sharpening_are_those_of_finite_differences():
 @pytest.mark.parametrize("seed", range(3))
 def test_weights_and_links_stay_distributions(seed):
     model = build(seed=seed)
-    tokens = torch.randint(6, (16, 30), generator=torch.Generator().manual_seed(seed))
-    model.set_positions(30)
+    tokens = torch.randint(6, (16, 32), generator=torch.Generator().manual_seed(seed))
+    model.set_positions(32)
     _, cache = model.run_with_cache(tokens)
     upper = 1 + 1e-5
     for position in range(32):
@@ -375,7 +397,7 @@ def freeing(read_row, gate):
 @pytest.mark.parametrize("row", [0, 3])
 def test_a_freed_row_is_emptied_and_unused_and_the_others_are_kept(row):
     model = build()
-    model.set_positions(6)
+    model.set_positions(8)
     for gate in (0.0, 1.0):
         with model.hooks(freeing(row, gate)):
             _, cache = model.run_with_cache(TOKENS[:1], reset_hooks_end=False)
@@ -393,7 +415,7 @@ def test_a_freed_row_is_emptied_and_unused_and_the_others_are_kept(row):
 def test_reading_forward_and_backward_follows_the_order_of_writing():
     """Rows 4, 1, 2 are written; from row 1, forward leads to 2 and backward to 4."""
     model = build()
-    model.set_positions(6)
+    model.set_positions(8)
     row = torch.eye(5)
 
     def at_row(index):
@@ -437,9 +459,10 @@ def test_padded_steps_leave_gradients_alone():
 def test_hook_names_and_shapes():
     model = build()
     assert set(model.hook_dict) == {"hook_embed"}
-    model.set_positions(6)
+    model.set_positions(8)
     logits, cache = model.run_with_cache(TOKENS)
     assert set(cache) == set(model.hook_dict)
+    assert "steps.8.hook_memory" not in model.hook_dict
     shapes = {
         "hook_hidden": (4, 4),
         "hook_cell": (4, 4),
@@ -458,7 +481,7 @@ def test_hook_names_and_shapes():
     expected["hook_embed"] = (4, 8, 5)
     assert {name: tuple(value.shape) for name, value in cache.items()} == expected
     assert torch.allclose(model(TOKENS), logits, atol=1e-6)
-    model(torch.zeros(1, 7, dtype=torch.int64))
+    model(torch.zeros(1, 9, dtype=torch.int64))
     assert "steps.8.hook_memory" in model.hook_dict
     assert not any("steps" in name for name in model.state_dict())
     with pytest.raises(ValueError, match="n_positions must be at least 0, got -1"):
@@ -467,7 +490,7 @@ def test_hook_names_and_shapes():
 
 def test_interventions_change_the_output_and_no_earlier_step():
     model = build()
-    model.set_positions(6)
+    model.set_positions(8)
     unchanged, before = model.run_with_cache(TOKENS)
     generator = torch.Generator().manual_seed(0)
 
@@ -480,8 +503,8 @@ def test_interventions_change_the_output_and_no_earlier_step():
                 logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
             assert logits.isfinite().all(), name
             assert (logits[0] - unchanged[0]).abs().max() > 1e-5, name
-            # EOS of the other sequences is before position 7; of the second and last before 3.
-            shorter = [1, 2, 3] if position == 7 else [1, 3]
+            # The other sequences end before position 3.
+            shorter = [1, 2, 3]
             assert torch.equal(logits[shorter], unchanged[shorter]), name
             for earlier in range(position):
                 for quantity in ("hidden", "memory", "read_weights"):
@@ -521,14 +544,15 @@ def test_learns_to_remember_using_the_memory_only():
     tokens, targets = first_of_three(10_000)
     with torch.no_grad():
         accuracy = (model(tokens)[:, 0].argmax(-1) == targets).float().mean()
-        empty_memory = [(f"steps.{t}.hook_memory", lambda x, hook: 0 * x) for t in range(5)]
+        empty_memory = [(f"steps.{t}.hook_memory", lambda x, hook: 0 * x) for t in range(3)]
         control = model.run_with_hooks(tokens, fwd_hooks=[*empty_memory])[:, 0]
     assert accuracy > 0.95
     assert (control.argmax(-1) == targets).float().mean() < 0.6
 
 
-def test_every_weight_is_trained():
-    model = build().requires_grad_(True)
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_every_weight_is_trained(config):
+    model = build(replace(config, clip_controls=None)).requires_grad_(True)
     model(TOKENS).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -540,10 +564,39 @@ def test_every_weight_is_trained():
     assert (gradient != 0).all()
 
 
-def test_dropout_is_on_embeddings_and_before_the_read_out(monkeypatch):
+def test_initial_weights_are_those_of_the_authors():
+    config = replace(SMALL, d_hidden=40, d_embed=30, d_cell=20, d_input=60, d_output=30)
+    model = Dnc(config, generator=torch.Generator().manual_seed(0))
+    core = model.core
+    # Glorot & Bengio 2010, with all that a gate reads, and with 5/3 for the tanh.
+    gate = (6 / (30 + 2 * 20 + 40 + 40)) ** 0.5
+    interface = (6 / (40 + len(core.b_interface))) ** 0.5
+    bounds = [(core.W_interface, interface), (model.W_controller, (6 / 80) ** 0.5)]
+    bounds += [(model.W_read, (6 / 80) ** 0.5), (model.W_U, 40**-0.5), (model.b_U, 40**-0.5)]
+    for weight in (core.W_x, core.W_h):
+        bounds += [(weight[:, :80], gate), (weight[:, 80:120], gate * 5 / 3)]
+        bounds += [(weight[:, 120:], gate)]
+    for weight, bound in bounds:
+        assert 0.9 * bound < weight.abs().max() <= bound + 1e-6
+    for bias in (core.b_interface, model.b_out):
+        assert (bias == 0).all()
+    assert torch.equal(core.b, torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(40))
+    assert abs(model.W_E.std() - 1) < 0.1
+
+
+def test_clipped_controls_have_their_gates_bounded():
+    model = build(replace(SMALL, clip_controls=0.1))
+    model.set_positions(8)
+    _, cache = model.run_with_cache(TOKENS)
+    for name in ("free_gates", "allocation_gate", "write_gate"):
+        gates = torch.stack([cache[f"steps.{t}.hook_{name}"] for t in range(1, 8)])
+        assert (gates - 0.5).abs().max() < 0.0251, name
+
+
+def test_dropout_is_on_embeddings(monkeypatch):
     model = build(replace(SMALL, dropout=0.25))
     calls = dropout_calls(model, TOKENS, monkeypatch)
-    assert calls == [((4, 8, 5), 0.25, False), ((4, 10), 0.25, False)]
+    assert calls == [((4, 8, 5), 0.25, False)]
     output = model(TOKENS)
     model.train()
     assert not torch.allclose(model(TOKENS), output)
@@ -553,8 +606,9 @@ def test_the_seed_determines_the_weights():
     check_seed_determines_weights(lambda generator: Dnc(SMALL, generator=generator))
 
 
-def test_a_saved_model_is_loaded_unchanged(tmp_path):
-    check_saved_model_loads(build(SMALL), (TOKENS,), tmp_path)
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_a_saved_model_is_loaded_unchanged(config, tmp_path):
+    check_saved_model_loads(build(config), (TOKENS,), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -563,6 +617,7 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path):
         ({"n_cells": 0}, "n_cells must be at least 1, got 0"),
         ({"d_cell": -1}, "d_cell must be at least 1, got -1"),
         ({"n_read_heads": 0}, "n_read_heads must be at least 1, got 0"),
+        ({"clip_controls": 0.0}, "clip_controls must be positive, got 0.0"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
     ],
 )

@@ -18,10 +18,8 @@ CONFIGS = {
     "both directions": replace(SMALL, bidirectional=True),
     "both, two layers": replace(SMALL, n_layers=2, bidirectional=True),
 }
-LENGTHS = (5, 1, 3, 0)
-TOKENS = torch.tensor(
-    [[2, 0, 5, 1, 1], [4, -1, -1, -1, -1], [1, 3, 3, -1, -1], [-1, -1, -1, -1, -1]]
-)
+LENGTHS = (5, 1, 3, 2)
+TOKENS = torch.tensor([[2, 0, 5, 1, 1], [4, -1, -1, -1, -1], [1, 3, 3, -1, -1], [5, 2, -1, -1, -1]])
 
 
 def build(config, seed=0, dtype=torch.float32):
@@ -79,8 +77,7 @@ def slow_direction(inputs, lstm):
 def slow_model(model, tokens):
     """Logits and every layer's states for one sequence without padding."""
     config = model.config
-    ids = [config.d_input + 1, *tokens, config.d_input]
-    x = [model.W_E.numpy()[token] for token in ids]
+    x = [model.W_E.numpy()[token] for token in tokens]
     states, final = [], np.zeros(0)
     for layer in model.layers:
         hiddens, cells = slow_direction(x, layer.lstm)
@@ -108,7 +105,7 @@ def test_agrees_with_the_equations_one_number_at_a_time(config, stepwise):
         expected, states = slow_model(model, TOKENS[row, :length].tolist())
         np.testing.assert_allclose(logits[row, 0], expected, atol=1e-12)
         for layer, state in enumerate(states):
-            for position in range(length + 2):
+            for position in range(length):
                 for direction in ("", "backward_")[: 1 + config.bidirectional]:
                     for quantity in ("hidden", "cell"):
                         name = f"layers.{layer}.{direction}steps.{position}.hook_{quantity}"
@@ -169,24 +166,24 @@ def test_hook_names_and_shapes(model):
     _, cache = model.run_with_cache(TOKENS)
     assert set(cache) == set(model.hook_dict)
     directions = ("steps", "backward_steps") if config.bidirectional else ("steps",)
-    shapes = {"hook_embed": (4, 7, config.d_embed)}
+    shapes = {"hook_embed": (4, 5, config.d_embed)}
     for layer in range(config.n_layers):
         width = config.d_hidden * len(directions)
-        shapes[f"layers.{layer}.hook_hidden"] = (4, 7, width)
+        shapes[f"layers.{layer}.hook_hidden"] = (4, 5, width)
         shapes |= {
             f"layers.{layer}.{direction}.{position}.hook_{quantity}": (4, config.d_hidden)
             for direction in directions
-            for position in range(7)
+            for position in range(5)
             for quantity in ("cell", "hidden")
         }
         # The hidden states of the layer are those of the steps, and 0 at padding.
         hidden = cache[f"layers.{layer}.hook_hidden"]
-        for position in range(7):
+        for position in range(5):
             steps = [
                 cache[f"layers.{layer}.{direction}.{position}.hook_hidden"]
                 for direction in directions
             ]
-            inside = torch.tensor([position < length + 2 for length in LENGTHS])[:, None]
+            inside = torch.tensor([position < length for length in LENGTHS])[:, None]
             assert torch.equal(hidden[:, position], torch.cat(steps, -1) * inside)
     assert {name: tuple(cache[name].shape) for name in cache} == shapes
 
@@ -195,14 +192,14 @@ def test_hook_points_of_steps_are_created_as_needed():
     model = build(SMALL)
     assert "layers.0.steps.0.hook_hidden" not in model.hook_dict
     model.set_positions(2)
-    assert "layers.0.steps.3.hook_hidden" in model.hook_dict
-    assert "layers.0.steps.4.hook_hidden" not in model.hook_dict
-    step = model.hook_dict["layers.0.steps.3.hook_hidden"]
+    assert "layers.0.steps.1.hook_hidden" in model.hook_dict
+    assert "layers.0.steps.2.hook_hidden" not in model.hook_dict
+    step = model.hook_dict["layers.0.steps.1.hook_hidden"]
     model(TOKENS)
-    assert "layers.0.steps.6.hook_cell" in model.hook_dict
-    assert model.hook_dict["layers.0.steps.3.hook_hidden"] is step
+    assert "layers.0.steps.4.hook_cell" in model.hook_dict
+    assert model.hook_dict["layers.0.steps.1.hook_hidden"] is step
     model.set_positions(1)
-    assert "layers.0.steps.6.hook_cell" in model.hook_dict
+    assert "layers.0.steps.4.hook_cell" in model.hook_dict
     assert not any("steps" in name for name in model.state_dict())
     with pytest.raises(ValueError, match="n_positions must be at least 0, got -1"):
         model.set_positions(-1)
@@ -217,12 +214,12 @@ def test_a_changed_step_affects_only_later_steps_of_its_direction(quantity, dire
     with model.hooks([(f"layers.0.{direction}.2.hook_{quantity}", lambda x, hook: x + 1)]):
         logits, after = model.run_with_cache(TOKENS, reset_hooks_end=False)
     for other in ("steps", "backward_steps"):
-        for position in range(7):
+        for position in range(5):
             name = f"layers.0.{other}.{position}.hook_hidden"
             changed = other == direction and (
                 position >= 2 if direction == "steps" else position <= 2
             )
-            # The first sequence has 7 positions, the last one 2, hence no position 2.
+            # The first sequence has 5 positions, the last one 2, hence no position 2.
             assert torch.allclose(before[name][0], after[name][0], atol=1e-6) != changed, name
             if position < 2 or other != direction:
                 assert torch.allclose(before[name][3], after[name][3], atol=1e-6), name
@@ -239,10 +236,10 @@ def test_each_hook_point_changes_the_output_of_the_longest_sequence(model):
     assert torch.equal(model(TOKENS), unchanged)
 
 
-def test_dropout_is_on_embeddings_between_layers_and_before_the_read_out(monkeypatch):
+def test_dropout_is_on_embeddings_and_between_layers(monkeypatch):
     config = replace(CONFIGS["both, two layers"], dropout=0.25)
     model = build(config)
-    shapes = [(4, 7, 5), (4, 7, 8), (4, 8)]
+    shapes = [(4, 5, 5), (4, 5, 8)]
     calls = dropout_calls(model, TOKENS, monkeypatch)
     assert calls == [(shape, 0.25, False) for shape in shapes]
     output = model(TOKENS)
@@ -256,14 +253,26 @@ def test_the_seed_determines_the_weights():
     )
 
 
-def test_initial_weights_are_bounded_and_only_forget_gates_have_a_bias():
-    model = Lstm(replace(SMALL, d_hidden=50), generator=torch.Generator().manual_seed(0))
-    input_weights, hidden_weights, input_bias, hidden_bias = model.layers[0].parameters()
-    bound = 50**-0.5
-    for weight in (input_weights, hidden_weights):
-        assert 0.95 * bound < weight.abs().max() <= bound
-    bias = input_bias + hidden_bias
-    assert torch.equal(bias, torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(50))
+def test_initial_weights_are_those_of_torch():
+    """Uniform as torch's LSTM and linear layers, biases too; embeddings N(0, 1)."""
+    config = replace(SMALL, d_input=50, d_embed=100, d_hidden=64, d_output=50, n_layers=2)
+    model = Lstm(config, generator=torch.Generator().manual_seed(0))
+    assert model.W_E.shape == (50, 100)
+    for name, weight in model.named_parameters():
+        if name == "W_E":
+            assert abs(weight.std() - 1) < 0.05
+            assert weight.abs().max() > 3
+        else:
+            assert 0.9 / 8 < weight.abs().max() <= 1 / 8, name
+            assert abs(weight.square().mean() * 3 * 64 - 1) < 0.3, name
+
+
+def test_a_sequence_without_tokens_is_refused():
+    model = build(SMALL)
+    with pytest.raises(ValueError, match="at least one token, got padding only"):
+        model(torch.tensor([[1, 2], [-1, -1]]))
+    with pytest.raises(ValueError, match="token ids must be less than 6, got 6"):
+        model(torch.tensor([[1, 6]]))
 
 
 def test_a_saved_model_is_loaded_unchanged(tmp_path):
