@@ -11,6 +11,7 @@ the number of parameters of softmax attention.
     python studies/language_modelling.py --preset positions
     python studies/language_modelling.py task.path=FILE positions=relative model=softmax,coda
     python studies/language_modelling.py --preset paper --device cuda --workers 1
+    python studies/language_modelling.py --preset paper-c4 task.path=FILE --device cuda --workers 1
 """
 
 from functools import partial
@@ -158,12 +159,23 @@ SMOKE = (
     "d_model=16 n_heads=2 d_mlp=32 training.n_steps=20 training.batch_size=8 "
     "training.warmup_steps=5 training.evaluate_every=10 n_validation=16"
 )
-# All sizes are ours.
+# The run of the published code of Schug et al. 2024, on WikiText-103.
 PAPER = (
-    "task.path=none task.vocabulary_size=16384 task.length=256 "
-    "n_layers=6 d_model=512 n_heads=8 d_mlp=2048 "
-    "training.n_steps=100000 training.batch_size=64 training.warmup_steps=2000 "
-    "training.evaluate_every=2500 training.precision=bf16 n_validation=256"
+    "task.path=none task.vocabulary_size=6144 max_distance=256 activation=swiglu tied=true "
+    "n_layers=8 d_model=128 n_heads=16 d_mlp=256 dropout=0.0 attention_dropout=0.1 "
+    "training.batch_size=128 training.warmup_steps=1000 training.schedule=early_cosine "
+    "training.clip=none training.checkpoint=last training.evaluate_every=10000 n_validation=1024"
+)
+# Five epochs of 150 million tokens, which this vocabulary makes of WikiText-103.
+STEPS = {
+    length: f"training.n_steps={5 * 150_000_000 // (128 * length)}" for length in (32, 64, 128, 256)
+}
+# The sizes of Schug et al. 2024 on C4; steps, length and rates are ours, the text is the user's.
+C4 = (
+    "task.path=none task.vocabulary_size=32000 task.length=512 tied=true "
+    "n_layers=6 d_model=512 n_heads=8 d_mlp=2048 dropout=0.0 "
+    "training.n_steps=100000 training.batch_size=256 training.warmup_steps=1000 "
+    "training.clip=none training.evaluate_every=2500 training.precision=bf16 n_validation=256"
 )
 
 
@@ -179,8 +191,7 @@ def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[G
 
 
 BOTH = ("softmax", "linear", "hyla", "coda")
-MORE = ("compositional", "linear_relu", "rms_head_linear", "transformer_xl")
-RATES = {"training.learning_rate": (3e-4, 1e-3), "seed": (0, 1, 2)}
+THREE = ("softmax", "linear", "hyla")
 FEW = grids(("softmax", "compositional"), ("softmax", "hyla"))
 
 STUDY = engine.Study(
@@ -192,7 +203,28 @@ STUDY = engine.Study(
         "laptop": engine.Preset(changes=WHOLE),
         "smoke": engine.Preset(changes=WHOLE + SMOKE, grids=FEW),
         "positions": engine.Preset(changes=WHOLE, grids=grids((*BOTH, "transformer_xl"), BOTH)),
-        "paper": engine.Preset(changes=WHOLE + PAPER, grids=grids((*BOTH, *MORE), BOTH, **RATES)),
+        "paper": engine.Preset(
+            changes=WHOLE + PAPER,
+            grids=(
+                {
+                    "model": THREE,
+                    "task.length": tuple(STEPS),
+                    "training.learning_rate": (3e-4, 1e-3, 3e-3),
+                    "seed": (0, 1, 2),
+                },
+            ),
+            where={"task.length": STEPS},
+            departures={
+                "task.examples": "windows of the whole text; in the published code pieces of lines",
+            },
+        ),
+        "paper-c4": engine.Preset(
+            changes=WHOLE + C4,
+            grids=({"positions": ("rotary",), "model": THREE, "seed": (0, 1, 2)},),
+            departures={
+                "task.name": "WikiText-103, or the text at `task.path`; C4 has to be fetched",
+            },
+        ),
     },
     measures={"windows": windows, "match": match},
     tuned=("training.learning_rate",),

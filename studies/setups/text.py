@@ -34,14 +34,16 @@ class TextSetup(HeadsSetup):
     """A causal transformer over the tokens of a text; checkpoints are chosen by loss on `valid`.
 
     Args:
-        task: the text and its division into windows, the examples. The relative position bias
-            distinguishes distances up to `length`, at most 64.
+        task: the text and its division into windows, the examples.
+        max_distance: largest distance that the relative position bias distinguishes, and its number
+            of buckets; if it is larger than the windows, their length.
 
     Attributes:
         shared: whether all blocks have the same weights.
     """
 
     task: tasks.TextConfig
+    max_distance: int = 64
 
     shared: ClassVar[bool]
     task_type: ClassVar = tasks.Text
@@ -88,7 +90,7 @@ class TextSetup(HeadsSetup):
             d_output=size,
             inputs="tokens",
             positions="relative" if self.biased else "none",
-            max_distance=max(2, min(64, self.task.length)) if self.biased else None,
+            max_distance=max(2, min(self.max_distance, self.task.length)) if self.biased else None,
             causal=True,
             shared=self.shared,
         )
@@ -115,9 +117,15 @@ class LanguageSetup(TextSetup):
         positions: `relative` (T5's bias, or the relative positions of Transformer-XL's attention)
             or `rotary`.
         d_mlp: of the reference, softmax attention with relative positions; see `own_d_mlp`.
+        activation: of the feed-forward layers; `swiglu` has no biases.
+        attention_dropout: of `mechanisms.AttentionConfig`; other attention has none.
+        tied: whether the read-out is the transposed embedding.
     """
 
     positions: Literal["relative", "rotary"] = "relative"
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    attention_dropout: float = 0.0
+    tied: bool = False
 
     shared: ClassVar = False
 
@@ -151,7 +159,28 @@ class LanguageSetup(TextSetup):
             case "transformer_xl":
                 return mechanisms.RelativeAttentionConfig(**heads)
             case _:
-                return mechanisms.AttentionConfig.named(self.model, **heads, rotary=rotary)
+                return mechanisms.AttentionConfig.named(
+                    self.model, **heads, dropout=self.attention_dropout, rotary=rotary
+                )
+
+    @property
+    def blocks(self) -> dict[str, Any]:
+        feed_forward = mechanisms.FeedForwardConfig(
+            d_mlp=self.d_mlp,
+            activation=self.activation,
+            bias=self.activation != "swiglu",
+            dropout=self.dropout,
+        )
+        return super().blocks | {"feed_forward": feed_forward}
+
+    @property
+    def config(self) -> mechanisms.TransformerConfig:
+        return replace(super().config, tied=self.tied)
+
+    def inapplicable(self) -> frozenset[str]:
+        has_dropout = self.model in mechanisms.ATTENTION_VARIANTS
+        dropout = frozenset[str]() if has_dropout else frozenset({"attention_dropout"})
+        return dropout if self.biased else dropout | {"max_distance"}
 
     def build(self, generator: torch.Generator) -> mechanisms.Transformer:
         return mechanisms.Transformer(

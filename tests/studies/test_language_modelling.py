@@ -102,6 +102,22 @@ def test_every_model_has_as_many_parameters_as_softmax_attention(cells, model, p
     assert abs(found - asked) <= 2 * (2 * setup.d_model + 1) / 2
 
 
+def test_settings_reach_the_model(cells):
+    setup = small(cells[0], model="hyla", activation="swiglu", tied=True, attention_dropout=0.3)
+    model = setup.build(torch.Generator())
+    block = model.blocks[0]
+    assert block.attn.config.dropout == 0.3
+    assert (block.mlp.config.activation, block.mlp.config.bias) == ("swiglu", False)
+    assert model.config.tied
+    length = setup.task.length
+    for max_distance in (5, length, length + 3):
+        model = replace(setup, max_distance=max_distance).build(torch.Generator())
+        table = model.blocks[0].relative_bias.table
+        assert table.shape[1] == min(max_distance, length)
+    rotary = replace(setup, model="coda", positions="rotary")
+    assert rotary.inapplicable() == {"attention_dropout", "max_distance"}
+
+
 def test_a_match_that_cannot_be_is_refused(cells):
     setup = small(cells[0], model="compositional", d_model=32, d_mlp=1)
     with pytest.raises(ValueError, match=r"room for the \d+ parameters .* got 1, .* softmax"):
@@ -307,16 +323,13 @@ def test_claims_are_decided_the_way_their_statements_say(result):
 # Presets and settings
 
 
-def test_the_paper_preset():
-    plan = STUDY.plan("paper")
-    setup, training = plan.setup, plan.setup.training
-    assert setup.task.name == "wikitext-103-raw-v1"
-    assert (setup.n_layers, setup.d_model, setup.n_heads, setup.d_mlp) == (6, 512, 8, 2048)
-    assert (training.n_steps, training.batch_size, training.precision) == (100_000, 64, "bf16")
-    assert (training.warmup_steps, training.evaluate_every, training.clip) == (2000, 2500, 1.0)
-    assert {cell.training.learning_rate for cell in plan.cells} == {3e-4, 1e-3}
-    # Eight mechanisms with relative and four with rotary positions, two rates, three seeds.
-    assert len(plan.cells) == (8 + 4) * 2 * 3
+def test_the_paper_presets():
+    """Their settings are compared with the paper's in `tests/studies/papers`."""
+    assert len(STUDY.plan("paper").cells) == 3 * 4 * 3 * 3
+    assert len(STUDY.plan("paper-c4").cells) == 3 * 3
+    for cell in STUDY.plan("paper").cells:
+        n_tokens = cell.training.n_steps * cell.training.batch_size * cell.task.length
+        assert n_tokens == pytest.approx(5 * 150e6, rel=1e-3)
 
 
 def test_the_laptop_presets():
@@ -328,7 +341,7 @@ def test_the_laptop_presets():
         assert len(STUDY.plan(name).cells) == n_cells
 
 
-@pytest.mark.parametrize("preset", ["smoke", "laptop", "positions", "paper"])
+@pytest.mark.parametrize("preset", ["smoke", "laptop", "positions", "paper", "paper-c4"])
 def test_every_preset_trains(preset, settings):
     plan = STUDY.plan(preset, [*settings, "seed=0", "n_layers=1", "training.precision=float32"])
     kinds = {(cell.model, cell.positions): cell for cell in plan.cells}
