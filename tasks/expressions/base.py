@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
 from tasks.common import Key
+from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
 
 if TYPE_CHECKING:
@@ -52,10 +53,16 @@ class ExpressionTask(FiniteTask):
 
     SPLITS: ClassVar = ("train", "id", "valid", "ood")
 
-    def __init__(self, *, key: Key, separator: str) -> None:
-        """Args: the key that seeds all random choices, and the separator of tokens in a text."""
+    def __init__(self, *, key: Key, separator: str, width: int | None = None) -> None:
+        """Set up the task without making any examples.
+
+        Args:
+            key: seeds all random choices.
+            separator: the separator of tokens in a text.
+            width: the greatest length of an expression in tokens; None: there is none.
+        """
         super().__init__(key=key)
-        self._separator = separator
+        self._separator, self._most_tokens = separator, width
 
     @property
     @abstractmethod
@@ -97,6 +104,39 @@ class ExpressionTask(FiniteTask):
     def text(self, batch: Batch, example: int) -> str:
         """Return one example of a batch as text."""
         return self._separator.join(self.words(batch, example))
+
+    @final
+    def examples_of(self, texts: Sequence[str]) -> Batch:
+        """Return a batch of given expressions, written as `text` writes them.
+
+        Args:
+            texts: at least one; each is one well-formed expression of the task.
+
+        Raises:
+            ValueError: there is no text, or one has an unknown token or is too long.
+
+        Example:
+            `Arithmetic(ArithmeticConfig()).examples_of(["(3+(4*5))"])`
+        """
+        words = [text.split(self._separator) if self._separator else list(text) for text in texts]
+        longest = max(map(len, words), default=0)
+        if longest == 0:
+            raise ValueError(f"texts must be at least one expression, got {list(texts)}")
+        unknown = sorted({word for row in words for word in row} - set(self.vocabulary))
+        if unknown:
+            allowed = " ".join(self.vocabulary)
+            raise ValueError(f"texts must consist of {allowed}, got {unknown[0]!r}")
+        width = self._most_tokens or longest
+        if longest > width:
+            raise ValueError(f"texts must have at most {width} tokens, got {longest}")
+        tokens = np.full((len(words), width), -1, np.int8)
+        for row, text in zip(tokens, words, strict=True):
+            row[: len(text)] = [self.vocabulary.index(word) for word in text]
+        return self._describe(tokens).take(torch.arange(len(words)), "cpu")
+
+    @abstractmethod
+    def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
+        """Return the examples of sequences, with targets and latents."""
 
 
 def dataflow(latents: dict[str, Tensor], example: int) -> "networkx.DiGraph":
@@ -142,6 +182,9 @@ def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last")
           edge leads to the readout column.
         - `used` [example, edge] bool: whether the answer can depend on the edge.
         - `level` [example, pos]: the depth of a column's value, 0 for literals.
+        - `value` [example, pos]: a column's value, an index into the task's `answers`.
+        - `span` [example, pos]: number of tokens of the sub-expression whose value a column holds;
+          -1 for the readout column.
         - `group` [example, pos]: the sub-expression of a column.
         - `readout`, `root` [example]: the readout column and the column of the answer's value.
         - `valid` [example, pos] bool: whether the column is in use.
@@ -164,11 +207,15 @@ def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last")
     readout_column = last_column if readout == "last" else np.zeros_like(root)
     readout_edge = np.stack([root, readout_column], -1)[:, None]
 
-    level, group = (np.full((n, width + 2), -1) for _ in range(2))
+    level, value, span, group = (np.full((n, width + 2), -1) for _ in range(4))
     group[:, 1:-1] = latents["node"]
     example, node = np.nonzero(latents["node_token"] >= 0)
-    level[example, latents["node_token"][example, node] + 1] = latents["node_depth"][example, node]
+    column = latents["node_token"][example, node] + 1
+    level[example, column] = latents["node_depth"][example, node]
+    value[example, column] = latents["node_value"][example, node]
+    span[:, 1:-1] = _spans(latents)
     level[rows, readout_column] = level[rows, root] + 1
+    value[rows, readout_column] = value[rows, root]
     group[rows, readout_column] = latents["node"].max(1) + 1
     column_edges = np.where(token_edges >= 0, token_edges + 1, -1)
     edges = np.concatenate([column_edges, readout_edge], axis=1)
@@ -178,6 +225,8 @@ def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last")
             "edges": (("example", "edge", "end"), edges),
             "used": (("example", "edge"), used),
             "level": (("example", "pos"), level),
+            "value": (("example", "pos"), value),
+            "span": (("example", "pos"), span),
             "group": (("example", "pos"), group),
             "readout": ("example", readout_column),
             "root": ("example", root),
@@ -186,6 +235,25 @@ def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last")
             "target": ("example", batch.targets[:, 0].cpu().numpy()),
         }
     )
+
+
+def _spans(latents: dict[str, Int[np.ndarray, "n ..."]]) -> Int[np.ndarray, "n pos"]:
+    """The number of tokens of each sub-expression, at its token; -1 at other tokens."""
+    node, node_token, node_depth = (latents[name] for name in ("node", "node_token", "node_depth"))
+    n, width = node.shape
+    spans, depths = np.zeros((n, width), np.int64), np.full((n, width), -1)
+    example, token = np.nonzero(node >= 0)
+    np.add.at(spans, (example, node_token[example, node[example, token]]), 1)
+    example, number = np.nonzero(node_token >= 0)
+    depths[example, node_token[example, number]] = node_depth[example, number]
+    # Arguments are complete before their operations, which are deeper.
+    example, edge = np.nonzero(latents["edges"][..., 0] >= 0)
+    argument, operation = latents["edges"][example, edge].T
+    depth = depths[example, argument]
+    for level in range(depth.max(initial=-1) + 1):
+        now = depth == level
+        np.add.at(spans, (example[now], operation[now]), spans[example[now], argument[now]])
+    return np.where(depths >= 0, spans, -1)
 
 
 def spread_over_depths(batches: Sequence[Batch], n: int) -> Batch:

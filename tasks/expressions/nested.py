@@ -91,7 +91,7 @@ class NestedTask(ExpressionTask):
             side: the argument that makes an operation deep, see `grow`.
             width: the width of the sequences, at least the greatest length of an expression.
         """
-        super().__init__(key=Key(config), separator=separator)
+        super().__init__(key=Key(config), separator=separator, width=width)
         self._settings = config
         self._side: Literal["balanced", "right"] = side
         self._width = width
@@ -105,10 +105,6 @@ class NestedTask(ExpressionTask):
         self, tokens: Int[np.ndarray, "n pos"], depth: int
     ) -> Int[np.ndarray, "kept pos"]:
         """Return the sequences that have a depth."""
-
-    @abstractmethod
-    def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
-        """Return the examples of sequences, with targets and latents."""
 
     @final
     @property

@@ -174,6 +174,9 @@ class TableLookup(ExpressionTask):
             tokens = tokens[balanced_order((tokens >= 0).sum(1), generator)]
         if self.config.direction == "backward":
             tokens = mirrored(tokens)
+        return self._describe(tokens)
+
+    def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:
         return look_up(tokens, self.tables, self.config.direction)
 
     def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:

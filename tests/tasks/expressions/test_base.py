@@ -39,6 +39,41 @@ def fingerprint(batch):
     return digest.hexdigest()
 
 
+# Text
+
+
+@each_task
+def test_examples_can_be_given_as_text(task):
+    batch = task.batch("valid", 0, 5)
+    again = task.examples_of([task.text(batch, example) for example in range(5)])
+    assert torch.equal(again.targets, batch.targets)
+    for name in ("length", "depth", "root"):
+        assert torch.equal(again.latents[name], batch.latents[name])
+    width = again.inputs.shape[1]
+    assert torch.equal(again.inputs, batch.inputs[:, :width])
+    assert (batch.inputs[:, width:] == -1).all()
+
+
+def test_the_papers_listops_expression_by_hand():
+    text = "[SM [MED [MIN 1 7 4 [MAX 2 4 0 8 9 ] ] 7 ] 5 [MED 8 5 8 ] 0 7 ]"
+    task = ListOps(ListOpsConfig(**SHALLOW), cache=None)
+    batch = task.examples_of([text])
+    assert task.text(batch, 0) == text
+    # The sum of 4 (of 1 and 7), 5, 8, 0 and 7; the minimum, 1, does not depend on the maximum.
+    assert batch.targets.tolist() == [[4]]
+    assert (batch.latents["nesting_depth"].tolist(), batch.latents["depth"].tolist()) == ([4], [3])
+
+
+def test_texts_that_are_no_expressions_get_a_clear_error():
+    lookup, arithmetic, _ = TASKS
+    with pytest.raises(ValueError, match="texts must be at least one expression, got"):
+        arithmetic.examples_of([])
+    with pytest.raises(ValueError, match=r"texts must consist of 000 .* k, got 'z'"):
+        lookup.examples_of(["101 z"])
+    with pytest.raises(ValueError, match="texts must have at most 49 tokens, got 53"):
+        arithmetic.examples_of(["(1+" * 13 + "1" + ")" * 13])
+
+
 # Graphs
 
 

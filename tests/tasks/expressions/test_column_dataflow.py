@@ -118,6 +118,31 @@ def test_what_a_minimum_ignores_is_not_used():
     assert unused == {(2, 1), (7, 1)}
 
 
+@pytest.mark.parametrize(
+    ("name", "spans", "values"),
+    [
+        ("backward", [-1, 3, 2, 1, -1, -1], None),
+        (
+            "arithmetic",
+            [-1, -1, 1, 9, -1, 1, 5, 1, -1, -1, -1],
+            [-1, -1, 3, 3, -1, 4, 0, 5, -1, -1, 3],
+        ),
+        # The marks hold no value but for the one that is read out: the minimum of 7, 3 and 3.
+        (
+            "listops",
+            [-1, 8, 1, 4, 1, 1, -1, 1, -1, -1],
+            [-1, 3, 7, 3, 1, 2, -1, 3, -1, 3],
+        ),
+    ],
+)
+def test_columns_have_the_values_and_lengths_of_their_expressions(name, spans, values):
+    truth = truth_of(name)
+    assert truth["span"][0].to_numpy().tolist() == spans
+    if values is not None:
+        assert truth["value"][0].to_numpy().tolist() == values
+    assert int(truth["value"][0, truth["readout"][0]]) == int(truth["target"][0])
+
+
 def test_columns_are_valid_from_mark_to_mark():
     truth = truth_of("backward, read at the first mark")
     assert truth["valid"].to_numpy().tolist() == [[True] * 5 + [False], [True] * 4 + [False] * 2]
