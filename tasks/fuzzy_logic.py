@@ -95,7 +95,8 @@ class FuzzyLogic(StreamTask):
     Splits: `train` and `id` have the same combinations of K different terms, each equally often;
     `test` has other combinations of the same terms; `ood` has the combinations of the terms that
     are not in `train`, 3/4 2^L to 2^L - 1, in which the first two variables are plain, as in the
-    authors' data. So `test` has new combinations of known terms, `ood` new terms.
+    authors' data. So `test` has new combinations of known terms, `ood` new terms: the names of the
+    authors' code. Where the paper says OOD it means `test`, and `ood` are its unknown terms.
 
     A batch has inputs [batch, N, L + 1] float32: points, each with its value, where the last value,
     the query's, is 0; targets [batch, 1] float32: the query's value, to be read out at the last

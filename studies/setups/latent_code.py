@@ -26,6 +26,7 @@ class LatentCodeSetup(engine.Setup):
         d_model: width of the residual stream.
         n_heads, d_head: number and width of attention heads.
         d_mlp: hidden units of the feed-forward layers.
+        attention_dropout: see `mechanisms.AttentionConfig`.
     """
 
     n_layers: int
@@ -33,12 +34,13 @@ class LatentCodeSetup(engine.Setup):
     n_heads: int
     d_head: int
     d_mlp: int
+    attention_dropout: float = 0.0
 
     def models(self) -> tuple[str, ...]:
         return tuple(mechanisms.ATTENTION_VARIANTS)
 
     def transformer(
-        self, generator: torch.Generator, sizes: dict[str, Any], *, attention_dropout: float = 0.0
+        self, generator: torch.Generator, sizes: dict[str, Any]
     ) -> mechanisms.Transformer:
         """The model; `sizes` are arguments of `TransformerConfig` that depend on the task."""
         config = mechanisms.TransformerConfig(
@@ -46,7 +48,10 @@ class LatentCodeSetup(engine.Setup):
             d_model=self.d_model,
             n_layers=self.n_layers,
             attention=mechanisms.AttentionConfig.named(
-                self.model, n_heads=self.n_heads, d_head=self.d_head, dropout=attention_dropout
+                self.model,
+                n_heads=self.n_heads,
+                d_head=self.d_head,
+                dropout=self.attention_dropout,
             ),
             feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
             positions="relative",
@@ -60,11 +65,9 @@ class RavenSetup(LatentCodeSetup):
 
     Args:
         task: the Raven task.
-        attention_dropout: see `mechanisms.AttentionConfig`.
     """
 
     task: RavenConfig
-    attention_dropout: float = 0.0
 
     task_type: ClassVar = tasks.Raven
     metrics: ClassVar = {
@@ -83,7 +86,7 @@ class RavenSetup(LatentCodeSetup):
         n_features, n_values = self.task.n_features, self.task.n_values
         sizes = {"d_input": n_values, "d_output": n_values, "n_readout": n_features}
         sizes["max_distance"] = 9 * n_features
-        return self.transformer(generator, sizes, attention_dropout=self.attention_dropout)
+        return self.transformer(generator, sizes)
 
     def references(self, split: str) -> References:
         chance = {"accuracy": self.sampler().chance, "feature_accuracy": 1 / self.task.n_values}
@@ -94,13 +97,18 @@ class RavenSetup(LatentCodeSetup):
 class FuzzySetup(LatentCodeSetup):
     """A transformer that sees points of a function and predicts its value at a further point.
 
+    The splits that are scored have the names of the published code, not of the paper: `id`,
+    combinations of terms as in training; `test`, held-out combinations of the same terms, which the
+    paper calls OOD; `ood`, terms that are not in training, which the paper calls unknown terms.
+
     The seed of the task (held-out combinations and all examples) is the model's `seed`, so seeds
     also differ in the data.
 
     Args:
         n_variables, n_terms: L and K of a function; see `tasks.FuzzyLogicConfig`.
         n_points: N, points in a sequence, including the queried one.
-        held_out: share of the combinations of training terms that is held out as split `test`.
+        held_out: share of the combinations of training terms that is held out as split `test`,
+            the paper's OOD.
 
     Raises:
         ValueError: a number is out of its range.
@@ -112,10 +120,14 @@ class FuzzySetup(LatentCodeSetup):
     held_out: float = 0.7
 
     metrics: ClassVar = {
-        "r2": engine.Metric("R^2 of the answers", transform=lambda unexplained: 1 - unexplained),
+        # What the paper reports.
         "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
+        "r2": engine.Metric(
+            "R^2 of the answers, all sequences together",
+            transform=lambda unexplained: 1 - unexplained,
+        ),
     }
-    selection: ClassVar = engine.Selection("id", "r2")
+    selection: ClassVar = engine.Selection("id", "r2_of_sequences")
     reported: ClassVar = engine.reported("schug_2024", "fuzzy_logic_latent_code")
 
     def __post_init__(self):
@@ -124,7 +136,9 @@ class FuzzySetup(LatentCodeSetup):
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Combinations of terms as in training, held-out ones (`test`), unseen terms (`ood`)."""
+        """Combinations of terms as in training (`id`), held-out ones (`test`, the paper's OOD), and
+        terms that are not in training (`ood`, the paper's unknown terms).
+        """
         return {"id": "in", "test": "out", "ood": "out"}
 
     def sampler(self) -> tasks.FuzzyLogic:

@@ -66,20 +66,33 @@ def test_claims_about_one_seed_are_undecided(result):
 
 @pytest.mark.parametrize("preset", ["laptop", *STUDY.presets])
 def test_every_preset_builds_its_models(preset):
-    for setup in STUDY.plan(preset).cells:
+    """One of each mechanism and size; `tests/studies/papers` says what they are."""
+    cells = {
+        (cell.model, cell.n_heads, cell.d_head, cell.task.n_features): cell
+        for cell in STUDY.plan(preset).cells
+        if cell.d_model <= 128 and cell.n_layers <= 4
+    }
+    for setup in cells.values():
         model = setup.build(torch.Generator().manual_seed(0))
         batch = setup.sampler().batch("train", 0, 2)
         assert torch.isfinite(setup.loss(model, batch, 0))
 
 
-def test_the_paper_preset_is_the_papers():
-    setup = STUDY.plan("paper").setup
-    assert (setup.n_layers, setup.d_model, setup.n_heads, setup.d_head) == (4, 128, 16, 4)
-    assert (setup.d_mlp, setup.task.n_features, setup.attention_dropout) == (256, 4, 0.1)
-    training = setup.training
-    assert training.n_steps * training.batch_size == 20_000_000
-    assert (training.warmup_steps, training.learning_rate) == (1000, 1e-3)
-    assert setup.build(torch.Generator()).config.attention.dropout == 0.1
+def test_a_preset_of_the_paper_tunes_and_draws_a_split_for_each_seed():
+    plan = STUDY.plan("paper")
+    assert len(plan.cells) == 8 * 3 * 2 * 2
+    assert plan.coordinates_of(*STUDY.tuned) == ["learning_rate", "weight_decay"]
+    splits = {
+        cell.seed: tuple(map(tuple, cell.sampler().combinations("ood").tolist()))
+        for cell in plan.cells
+    }
+    assert len(set(splits.values())) == 3
+    scaling = STUDY.plan("paper-scaling")
+    assert len(scaling.cells) == 3 * 3**3 * 2**3 * 3
+    sizes = {(cell.d_model, cell.n_heads, cell.d_head, cell.d_mlp) for cell in scaling.cells}
+    assert sizes == {(128, 16, 4, 256), (256, 32, 4, 512), (512, 64, 4, 1024)}
+    heads = {(cell.n_heads, cell.d_head) for cell in STUDY.plan("paper-single-head").cells}
+    assert heads == {(1, 64), (16, 4)}
 
 
 def test_the_result_names_its_settings(result):
