@@ -160,8 +160,8 @@ class ESBN:
 
         Args:
             split: one of `splits`.
-            index: 0 to 2^40.
-            size: number of examples, 1 to 2^22; a smaller batch is in general not a part of a
+            index: 0 to 2^41.
+            size: number of examples, 1 to 2^21; a smaller batch is in general not a part of a
                 larger one.
             device: the device of the batch.
 
@@ -181,8 +181,8 @@ class ESBN:
             ValueError: `split` is unknown, or `index` or `size` is out of range.
         """
         objects = self.objects(split)
-        require_int("index", index, 0, 2**40)
-        require_int("size", size, 1, 2**22)
+        require_int("index", index, 0, 2**41)
+        require_int("size", size, 1, 2**21)
         generator = self._key.generator(f"/{split}/{index}")
         slot, relation, answer = self._problems
         outcome = (index * size + generator.permutation(size)) % len(slot)

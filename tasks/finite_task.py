@@ -75,8 +75,8 @@ class FiniteTask(ABC, Generic[Inputs]):
 
         Args:
             split: one of `splits`.
-            index: 0 to 2^40.
-            size: number of examples, 1 to 2^22.
+            index: 0 to 2^41.
+            size: number of examples, 1 to 2^21.
             device: the device of the batch.
 
         Returns:
@@ -86,8 +86,8 @@ class FiniteTask(ABC, Generic[Inputs]):
             ValueError: `split` is unknown, or `index` or `size` is out of range.
         """
         examples = self._examples(split)
-        require_int("index", index, 0, 2**40)
-        require_int("size", size, 1, 2**22)
+        require_int("index", index, 0, 2**41)
+        require_int("size", size, 1, 2**21)
         if split == "train":
             rows = self._stream.rows(index, size)
         else:

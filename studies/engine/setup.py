@@ -174,8 +174,8 @@ class Setup(ABC):
     def __post_init__(self):
         if self.n_validation < 1:
             raise ValueError(f"n_validation must be at least 1, got {self.n_validation}")
-        if not 0 <= self.seed < 1024:
-            raise ValueError(f"seed must be a whole number from 0 to 1023, got {self.seed}")
+        if not 0 <= self.seed < 2048:
+            raise ValueError(f"seed must be a whole number from 0 to 2047, got {self.seed}")
         role = self.splits.get(self.selection.split)
         if role is None or self.selection.metric not in self.metrics:
             raise ValueError(

@@ -172,8 +172,8 @@ class Text:
 
         Args:
             split: one of `splits`.
-            index: 0 to 2^40.
-            size: number of windows, 1 to 2^22.
+            index: 0 to 2^41.
+            size: number of windows, 1 to 2^21.
             device: the device of the batch.
 
         Returns:
@@ -190,8 +190,8 @@ class Text:
                 UTF-8 or too short.
         """
         require_choice("split", split, self.SPLITS)
-        require_int("index", index, 0, 2**40)
-        require_int("size", size, 1, 2**22)
+        require_int("index", index, 0, 2**41)
+        require_int("size", size, 1, 2**21)
         sequence, length = self._sequence(split), self.config.length
         number = np.arange(index * size, (index + 1) * size)
         if split == "train":

@@ -92,7 +92,7 @@ def test_the_name_of_the_folder_depends_on_all_settings():
         ("laptop", "seed", "settings must look like key=value, got 'seed'"),
         ("laptop", "seed=0,0", "values of seed must be different"),
         ("laptop", "seed=", "values of seed must be different"),
-        ("laptop", "seed=2000", "seed must be a whole number from 0 to 1023, got 2000"),
+        ("laptop", "seed=3000", "seed must be a whole number from 0 to 2047, got 3000"),
         ("laptop", "weights.n=1,2", "weights.n must have a single value"),
         ("laptop", "model=tree", "model must be one of mlp, linear, got 'tree'"),
         ("laptop", "training.n_steps=0", "n_steps must be at least 1, got 0"),
