@@ -3,7 +3,9 @@
 - Capturing: `capture` streams activations, reduced inside the hook, with a task's ground truth.
   `examine_places` applies a score to the attention modules of several models.
 - Decoding: `decode`, `decode_continuous` and `decode_each` fit linear probes with controls;
-  `project` (`draw_projection`) projects codes to two components.
+  `project` (`draw_projection`) projects codes to two components, `compare_means` compares the mean
+  codes of labels.
+- Attention: `score_pointing` says whether heads point to the right one of several candidates.
 - Interventions: `interchange` (`draw_interchange`) patches activations from other examples;
   `latent_code`, `interchange_codes` and `interchange_pairs` (several conditions) are for the
   latent code of attention.

@@ -36,6 +36,7 @@ from .decoding.projection import project as project
 from .decoding.projection_picture import draw_projection as draw_projection
 from .decoding.regression import decode_continuous as decode_continuous
 from .decoding.regression import decode_each as decode_each
+from .decoding.similarity import compare_means as compare_means
 from .interventions.interchange import interchange as interchange
 from .interventions.interchange_picture import draw_interchange as draw_interchange
 from .interventions.latent_codes import interchange_codes as interchange_codes
@@ -52,6 +53,7 @@ from .pairing.scores import score_pairing as score_pairing
 from .pairing.value_scores import measure_value_scores as measure_value_scores
 from .pairing.value_scores import summarise_value_scores as summarise_value_scores
 from .pairing.value_scores_picture import draw_value_scores as draw_value_scores
+from .pointing import score_pointing as score_pointing
 from .signedness.capture import measure_saturation as measure_saturation
 from .signedness.capture import measure_signedness as measure_signedness
 from .signedness.picture import draw_distribution as draw_distribution

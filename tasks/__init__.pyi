@@ -29,6 +29,7 @@ from .mlu import MLU_CHARACTERS as MLU_CHARACTERS
 from .mlu import MLU_OPERATORS as MLU_OPERATORS
 from .mlu import MLUConfig as MLUConfig
 from .raven.interventions import RavenPairs as RavenPairs
+from .raven.interventions import raven_correspondence as raven_correspondence
 from .raven.interventions import raven_last_row as raven_last_row
 from .raven.interventions import raven_pairs as raven_pairs
 from .raven.observer import IdealObserver as IdealObserver

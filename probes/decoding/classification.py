@@ -31,6 +31,7 @@ def decode(
     untrained: Split | None = None,
     penalties: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0),
     folds: int = 5,
+    positive: object = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
@@ -68,17 +69,18 @@ def decode(
         untrained: (fit, tests) of the same layout and splits with codes of an untrained model.
         penalties: values of C to choose from (scikit-learn's objective, 0.5 |w|^2 + C sum loss).
         folds: number of cross-validation folds.
+        positive: the class whose F1 is the additional metric `f1`; None for none.
         resamples: number of bootstrap resamples.
         seed: seed of folds, control task and bootstrap.
 
     Returns:
         Coordinates `control` ("probe", "shuffled", "untrained"), `split`, each cell dim (strings,
-        last "all"), `metric` (accuracy, balanced_accuracy, macro_f1), `true`, `predicted`.
+        last "all"), `metric` (accuracy, balanced_accuracy, macro_f1, f1), `true`, `predicted`.
 
         - `score, score_low, score_high` [control, split, *cells, metric]: score in 0..1 and its
           percentile bootstrap 95% interval over examples. Balanced accuracy is the mean recall of
           the classes that occur in the split, macro-F1 the mean F1 of the classes that occur or
-          are predicted.
+          are predicted. F1 is 0 where the class neither occurs nor is predicted.
         - `selectivity, selectivity_low, selectivity_high` [split, *cells], in -1..1; both
           accuracies are resampled together.
         - `confusion` [split, *cells, true, predicted]: counts of the probe.
@@ -88,7 +90,7 @@ def decode(
         KeyError: a dataset lacks a variable.
         TypeError: labels are floats (see `decode_continuous`).
         ValueError: dims or layouts do not match, values are not finite, `fit` has fewer than two
-            classes, or a number is out of range.
+            classes, `positive` is not a class, or a number is out of range.
 
     Example:
         `decode(train, {"ood": ood})["score"].sel(control="probe", metric="accuracy")`
@@ -99,7 +101,10 @@ def decode(
     probe_tables = sources["probe"]
     classes = _classes([table for tables in sources.values() for table in tables.all_tables], label)
     n_classes = len(classes)
-    report = Report(sources, METRICS)
+    if positive is not None and positive not in classes:
+        raise ValueError(f"positive must be one of the classes {classes}, got {positive!r}")
+    f1_of = None if positive is None else int(np.flatnonzero(classes == positive)[0])
+    report = Report(sources, METRICS if f1_of is None else (*METRICS, "f1"))
     confusion = np.zeros((len(tests), *report.sizes, n_classes, n_classes), dtype=np.int64)
     grid = torch.tensor(sorted(penalties), dtype=torch.float64)
 
@@ -130,7 +135,8 @@ def decode(
                         for truth, predictions in zip(tasks.values(), predicted, strict=True)
                     ]
                     counts = torch.stack(confusions, dim=1)
-                    report.set_scores([*tasks], split, index, _scores(counts, resamples, seed))
+                    scores = _scores(counts, f1_of, resamples, seed)
+                    report.set_scores([*tasks], split, index, scores)
                     if source == "probe":
                         confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
 
@@ -145,7 +151,7 @@ def decode(
     )
     result["majority"] = (
         ("split", "metric"),
-        _majority(probe_tables, classes),
+        _majority(probe_tables, classes, f1_of),
         {"long_name": "score of always predicting the fit side's most frequent label"},
     )
     result["chance"] = ((), 1 / n_classes, {"long_name": "1 / number of classes"})
@@ -187,14 +193,16 @@ def _control_labels(tables: Tables, labels: list[Tensor], seed: int) -> list[Ten
     return [drawn[torch.from_numpy(np.searchsorted(types, column))] for column in type_columns]
 
 
-def _majority(tables: Tables, classes: np.ndarray) -> Float[np.ndarray, "split metric"]:
+def _majority(
+    tables: Tables, classes: np.ndarray, f1_of: int | None
+) -> Float[np.ndarray, "split metric"]:
     n = len(classes)
     fit_counts, *test_counts = (
         torch.bincount(_class_indices(table, classes), minlength=n) for table in tables.all_tables
     )
     confusion = torch.zeros(len(test_counts), n, n)
     confusion[:, :, fit_counts.argmax()] = torch.stack(test_counts).float()
-    return _metrics(confusion)
+    return _metrics(confusion, f1_of)
 
 
 def _example_confusions(
@@ -206,28 +214,36 @@ def _example_confusions(
 
 
 def _scores(
-    counts: Float[Tensor, "example task true predicted"], resamples: int, seed: int
+    counts: Float[Tensor, "example task true predicted"],
+    f1_of: int | None,
+    resamples: int,
+    seed: int,
 ) -> Interval:
-    """Compute METRICS [task, metric] with intervals, and their difference as a last task."""
+    """Compute metrics [task, metric] with intervals, and their difference as a last task."""
     examples, *shape = counts.shape
     flat = counts.flatten(1)
 
     def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
         confusion = (torch.from_numpy(weights) @ flat).view(-1, *shape)
-        return with_difference(_metrics(confusion))
+        return with_difference(_metrics(confusion, f1_of))
 
     return bootstrap(statistic, (examples,), resamples=resamples, seed=seed)
 
 
 def _metrics(
-    confusion: Float[Tensor, "*rest true predicted"],
+    confusion: Float[Tensor, "*rest true predicted"], f1_of: int | None = None
 ) -> Float[np.ndarray, "*rest metric"]:
-    """Compute METRICS of confusion matrices; means leave out classes that do not occur."""
+    """Compute METRICS of confusion matrices, and the F1 of class number `f1_of`.
+
+    Means leave out classes that do not occur.
+    """
     confusion = confusion.double()
     correct = confusion.diagonal(dim1=-2, dim2=-1)
     true, predicted = confusion.sum(dim=-1), confusion.sum(dim=-2)
     accuracy = correct.sum(dim=-1) / confusion.sum(dim=(-2, -1))
     balanced = (correct / true.clamp(min=1)).sum(dim=-1) / (true > 0).sum(dim=-1)
     either = true + predicted
-    f1 = (2 * correct / either.clamp(min=1)).sum(dim=-1) / (either > 0).sum(dim=-1)
-    return torch.stack([accuracy, balanced, f1], dim=-1).numpy()
+    f1 = 2 * correct / either.clamp(min=1)
+    macro_f1 = f1.sum(dim=-1) / (either > 0).sum(dim=-1)
+    metrics = [accuracy, balanced, macro_f1]
+    return torch.stack(metrics if f1_of is None else [*metrics, f1[..., f1_of]], dim=-1).numpy()

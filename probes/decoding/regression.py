@@ -1,6 +1,6 @@
 """Linear decoding of numbers from a code by ridge regression, with intervals and controls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -109,6 +109,7 @@ def decode_each(
     tests: Mapping[str, xr.Dataset],
     *,
     along: str,
+    decoder: Callable[..., xr.Dataset] = decode_continuous,
     code: str = "code",
     label: str = "value",
     samples: Sequence[str] = ("example",),
@@ -117,24 +118,25 @@ def decode_each(
     resamples: int = 1000,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Decode each of several numbers linearly from a code by `decode_continuous`.
+    """Decode each of several labels linearly from a code.
 
-    A number that is constant in `fit` cannot be decoded and is left out. One that is constant in a
+    A label that is constant in `fit` cannot be decoded and is left out. One that is constant in a
     test split has no R^2 there: its scores in that split are NaN.
 
     Args:
         fit: holds `code` and `label` [samples..., along], with a coordinate for `along`.
         tests: datasets of the same layout by split name.
-        along: dim of `label` that indexes the numbers.
+        along: dim of `label` that indexes the labels.
+        decoder: `decode_continuous` for numbers, `decode` for classes; or one of them with settings
+            bound, such as `functools.partial(decode, positive=True)`.
         code, label, samples, cells, untrained, resamples, seed: as in `decode_continuous`.
 
     Returns:
-        The results of `decode_continuous`, with `along` as first dim.
+        The results of the decoder, with `along` as first dim.
 
     Raises:
         KeyError: a dataset lacks a variable.
-        ValueError: each number is constant in `fit` or in all tests; or as in
-            `decode_continuous`.
+        ValueError: each label is constant in `fit` or in all tests; or as in the decoder.
 
     Example:
         decode_each(fit, {"ood": test}, along="term", label="has")["score"].sel(control="probe")
@@ -144,7 +146,7 @@ def decode_each(
         fit_number, varying_tests = _select_number((fit, tests), label, {along: name})
         if not varying_tests or not _varies(fit_number[label]):
             continue
-        result = decode_continuous(
+        result = decoder(
             fit_number,
             varying_tests,
             code=code,
@@ -162,7 +164,7 @@ def decode_each(
 
 
 def _select_number(split: Split, label: str, index: Mapping[str, object]) -> Split:
-    """Select one number as the label, and leave out the tests in which it is constant."""
+    """Select one of the labels, and leave out the tests in which it is constant."""
 
     def select(data: xr.Dataset) -> xr.Dataset:
         return data.assign({label: data[label].sel(index, drop=True)})
@@ -173,7 +175,7 @@ def _select_number(split: Split, label: str, index: Mapping[str, object]) -> Spl
 
 
 def _varies(values: xr.DataArray) -> bool:
-    return bool(np.ptp(values.to_numpy()) > 0)
+    return bool((values != values.values.flat[0]).any())
 
 
 def _numbers(table: Table, label: str) -> np.ndarray:

@@ -1,12 +1,13 @@
-"""For interventions on Raven models: positions of the last row, and answers of other rules.
+"""For probes of Raven models: positions of the last row, correspondences, answers of other rules.
 
-Both assume the splits whose columns list the features in the same order (`id_unpermuted`,
-`ood_unpermuted`), where token k of every panel is feature k.
+`raven_last_row` and `raven_pairs` assume the splits whose columns list the features in the same
+order (`id_unpermuted`, `ood_unpermuted`), where token k of every panel is feature k.
 """
 
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from tasks.batch import Batch
@@ -110,3 +111,24 @@ def raven_last_row(n_features: int) -> tuple[Tensor, Tensor]:
     """
     panels = torch.arange(6, 9) * n_features + torch.arange(n_features)[:, None]
     return panels[:, 2], panels[:, :2]
+
+
+def raven_correspondence(
+    permutation: Int[Tensor, "batch column feature"],
+) -> Int[Tensor, "batch feature column"]:
+    """Return where the feature of each answer token is in the panels of each column.
+
+    Args:
+        permutation: [batch, 3, K], of a batch: token m of a panel in column c is the feature
+            permutation[c, m].
+
+    Returns:
+        [batch, K, 3]: for token m of the last panel the number of the token with the same feature
+        in a panel of column c; for the last column m itself.
+
+    Example:
+        `raven_correspondence(batch.latents["permutation"])[:, 0, 1]`
+    """
+    where = permutation.argsort(-1)
+    asked = permutation[:, None, -1].expand_as(permutation)
+    return where.gather(-1, asked).transpose(1, 2)

@@ -101,6 +101,26 @@ def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
     assert METRICS == ("accuracy", "balanced_accuracy", "macro_f1")
 
 
+def test_f1_of_a_class_is_scikit_learns():
+    fit, test = (planted(seed, noise=6.0) for seed in (0, 1))
+    result = decode(fit, {"t": test}, positive=2).sel(split="t")
+    assert list(result["metric"].values) == [*METRICS, "f1"]
+    for layer in ("0", "1"):
+        counts = result["confusion"].sel(layer=layer).to_numpy()
+        true, predicted = (
+            np.repeat(grid.ravel(), counts.ravel()) for grid in np.indices((CLASSES, CLASSES))
+        )
+        expected = f1_score(true, predicted, labels=[2], average=None, zero_division=0)
+        f1 = result["score"].sel(control="probe", layer=layer, metric="f1")
+        assert float(f1) == pytest.approx(expected.item())
+        # The mean of the F1 of all classes is the metric of before.
+        macro = result["score"].sel(control="probe", layer=layer, metric="macro_f1")
+        assert float(macro) == pytest.approx(f1_score(true, predicted, average="macro"))
+    assert result["majority"].sel(metric="f1") in (0, pytest.approx(2 * 0.25 / 1.25, abs=0.1))
+    with pytest.raises(ValueError, match=r"positive must be one of the classes"):
+        decode(fit, {"t": test}, positive=7)
+
+
 def test_unbalanced_labels_raise_the_majority_baseline():
     weights = [0.85, 0.05, 0.05, 0.05]
     fit, test = planted(0, 600, weights=weights), planted(1, 600, weights=weights)

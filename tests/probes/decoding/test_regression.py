@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -5,7 +7,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
-from probes import decode_continuous, decode_each
+from probes import decode, decode_continuous, decode_each
 
 SLOPE = np.random.default_rng(99).standard_normal(6)
 
@@ -93,6 +95,32 @@ def test_each_of_many_numbers_is_decoded_by_itself():
         seed=1,
     )
     xr.testing.assert_equal(result.sel(label="read", drop=True), alone)
+
+
+def test_each_of_several_classes_is_decoded_with_its_own_decoder():
+    """A class that layer 1 shows, one at random, and one that is the same everywhere."""
+
+    def of_classes(seed):
+        data = of_many(seed)
+        read = data["value"].sel(label="read", drop=True)
+        shown = read > read.mean()
+        noise = xr.DataArray(np.random.default_rng(seed).random(len(shown)) < 0.5, dims="example")
+        has = xr.concat([shown, noise, xr.ones_like(shown)], "label")
+        return (
+            data[["code"]]
+            .drop_vars("label", errors="ignore")
+            .assign(has=has.assign_coords(label=["shown", "noise", "always"]))
+        )
+
+    decoder = partial(decode, positive=True)
+    tests = {"t": of_classes(1)}
+    result = decode_each(of_classes(0), tests, along="label", label="has", decoder=decoder)
+    assert result["label"].to_numpy().tolist() == ["shown", "noise"]
+    f1 = result["score"].sel(split="t", layer="1", metric="f1")
+    assert f1.sel(label="shown", control="probe") > 0.8
+    assert f1.sel(label="shown", control="shuffled") < 0.7
+    accuracy = result["score"].sel(split="t", layer="1", metric="accuracy", control="probe")
+    assert abs(accuracy.sel(label="noise") - 0.5) < 0.12
 
 
 def test_numbers_that_never_vary_are_refused():

@@ -21,11 +21,11 @@ def rows_of(rule, n_values, first_row=None):
     return list(permutations(values if first_row is None else first_row, 3))
 
 
-def obeys(rule, grid, n_values):
-    """Return whether three complete rows can come from the rule."""
-    first = tuple(grid[0])
+def obeys(rule, rows, n_values):
+    """Return whether complete rows, the first of a grid or all three, can come from the rule."""
+    first = tuple(rows[0])
     return first in rows_of(rule, n_values) and all(
-        tuple(row) in rows_of(rule, n_values, first) for row in grid[1:]
+        tuple(row) in rows_of(rule, n_values, first) for row in rows[1:]
     )
 
 

@@ -1,9 +1,9 @@
-"""Answers of other rules, compared with the reference implementation."""
+"""Answers of other rules, compared with the reference implementation; correspondences."""
 
 import pytest
 import torch
 
-from tasks import Raven, RavenConfig, raven_last_row, raven_pairs
+from tasks import Raven, RavenConfig, raven_correspondence, raven_last_row, raven_pairs
 from tests.tasks.raven import raven_reference as reference
 
 
@@ -74,3 +74,25 @@ def test_bad_batches_are_refused(batches):
         raven_pairs(task, task.batch("id", 0, 400), source, 5)
     with pytest.raises(ValueError, match="source must be of an unpermuted split"):
         raven_pairs(task, base, task.batch("id", 0, 400), 5)
+
+
+@pytest.mark.parametrize("n_features", [1, 2, 4])
+def test_corresponding_tokens_have_the_same_feature(n_features):
+    task = Raven(RavenConfig(n_features=n_features, cover_rules=False))
+    batch = task.batch("ood", 0, 50)
+    order = batch.latents["permutation"]
+    where = raven_correspondence(order)
+    assert where.shape == (50, n_features, 3)
+    shown = batch.inputs.argmax(-1).view(50, 3, 3, n_features)
+    for i in range(50):
+        for token in range(n_features):
+            for column in range(3):
+                other = int(where[i, token, column])
+                feature = order[i, 2, token]
+                assert order[i, column, other] == feature
+                # So the values are those of one feature.
+                value = batch.latents["values"][i, 0, column, feature]
+                assert shown[i, 0, column, other] == value
+    assert (where[:, :, 2] == torch.arange(n_features)).all()
+    unpermuted = raven_correspondence(task.batch("ood_unpermuted", 0, 5).latents["permutation"])
+    assert (unpermuted == torch.arange(n_features)[:, None]).all()

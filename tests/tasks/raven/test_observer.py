@@ -1,6 +1,8 @@
 """The ideal observer: compared with enumeration; limiting cases and calibration."""
 
 from fractions import Fraction
+from functools import cache
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +169,67 @@ def test_golden_instances_are_possible(name, split):
         true = (values[:, 2, 2][observation.example] == observation.candidate).all(-1)
         assert torch.equal(observation.example[true], torch.arange(len(values)))
         assert (observation.answer == values[:, 2, 2]).all(-1).double().mean() > 0.85
+
+
+@cache
+def answers_of(shown):
+    """Return the last values with which the eight shown ones, row by row, obey some rule."""
+    rows = [shown[:3], shown[3:6]]
+    fitting = [rule for rule in reference.ALL_RULES if reference.obeys(rule, rows, 8)]
+    complete = ([*rows, (*shown[6:], value)] for value in range(8))
+    return {grid[2][2] for grid in complete for r in fitting if reference.obeys(r, grid, 8)}
+
+
+def count_answers(panels, permuted):
+    """Return the number of answers that any rules explain, by trying all correspondences.
+
+    Args:
+        panels: [3][3][K] values as the columns list them; the last panel is not read.
+        permuted: whether every column may have an order of its own.
+    """
+    n_features = len(panels[0][0])
+    orders = [*permutations(range(n_features))] if permuted else [tuple(range(n_features))]
+    found = set()
+    for first, second in product(orders, repeat=2):
+        by_token = [
+            answers_of(
+                tuple(
+                    panels[row][column][(first[token], second[token], token)[column]]
+                    for row in range(3)
+                    for column in range(3)
+                )[:8]
+            )
+            for token in range(n_features)
+        ]
+        found |= set(product(*by_token))
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "share"), [("perm", "id", 0.269), ("noperm", "id_unpermuted", 0.14)]
+)
+def test_ambiguous_instances_of_the_reference_are_those_of_a_literal_recount(name, split, share):
+    """200 of its instances on each side, of four features; standard error of the share: 2.2%."""
+    task = Raven(RavenConfig(rule_order="sorted", cover_rules=False))
+    is_ambiguous = []
+    for side in ("train", "ood"):
+        values = torch.from_numpy(GOLDEN[f"{name}.{side}.instances"]).long()
+        observation = IdealObserver(task, split).observe(encode(values))
+        recounted = [count_answers(panels, name == "perm") for panels in values.tolist()]
+        assert observation.n_answers_by_any_rules.tolist() == recounted
+        is_ambiguous += [count > 1 for count in recounted]
+    assert np.mean(is_ambiguous) == pytest.approx(share, abs=0.05)
+
+
+def test_a_repeated_value_is_no_distribute_three():
+    """The reference's check takes it for one, and would count a second answer."""
+    rows = (0, 1, 3), (3, 0, 1)
+    assert answers_of((*rows[0], *rows[1], 1, 0)) == {3}
+    assert answers_of((*rows[0], *rows[1], 0, 0)) == set()
+    grid = torch.tensor([[*map(list, rows), [0, 0, 0]]])[..., None]
+    task = Raven(RavenConfig(n_features=1, cover_rules=False))
+    observation = IdealObserver(task, "id").observe(encode(grid))
+    assert observation.n_answers_by_any_rules.tolist() == [0]
 
 
 def test_bad_inputs():

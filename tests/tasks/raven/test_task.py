@@ -438,3 +438,10 @@ def test_rule_answers_broadcasts_over_leading_dims():
     answer, defined = rule_answers(first_row, torch.tensor([[2], [2]]), torch.tensor([[0], [0]]), 5)
     assert answer[:, 0].tolist() == [[0, 1, 2, 4, 3, 2, 2, 1], [0, 1, 2, 4, 3, 2, 2, -1]]
     assert defined[:, 0, 7].tolist() == [True, False]
+
+
+def test_a_quarter_of_the_combinations_of_four_rules_is_the_references_number():
+    """Its int(330 * 0.25)."""
+    config = RavenConfig(rule_order="sorted", cover_rules=False)
+    assert (config.n_combinations, config.n_ood) == (330, 82)
+    assert len(GOLDEN["latents_idx_out_dist_seed2024"]) == 82

@@ -1,0 +1,107 @@
+"""Pointing: whether the largest attention weight among candidates is on the right one."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+
+from probes.statistics.intervals import bootstrap_ratio, interval_variables
+
+
+def score_pointing(
+    strongest: xr.DataArray,
+    targets: Mapping[str, xr.DataArray],
+    *,
+    n_candidates: int,
+    samples: Sequence[str] = ("example",),
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Compute how often attention heads point to a target among candidates.
+
+    Only samples count in which all targets differ, so that pointing to one is not pointing to
+    another.
+
+    For example, the queries are tokens of one set of objects, the candidates those of another set
+    in an unknown order, and the targets are the corresponding token and the token at the same
+    position. Attention that finds correspondences points to the former, wherever it is.
+
+    Args:
+        strongest: [samples..., ...], the number of the candidate with the largest attention
+            weight, 0 to n_candidates - 1; its other dims are, for example, layer and head.
+        targets: by name the number of a candidate [samples..., ...]; all dims must be dims of
+            `strongest`.
+        n_candidates: number of candidates.
+        samples: dims that together index a sample, the example first.
+        resamples: number of bootstrap resamples.
+        seed: seed of the control and of the bootstrap.
+
+    Returns:
+        `share, share_low, share_high` [control, target, ...], in 0..1, with percentile bootstrap
+        95% intervals over examples; NaN if no sample counts. `control`: "observed", or "shuffled",
+        with the targets of other examples, as if attention did not depend on the example's order.
+        `chance` []: 1 / n_candidates.
+
+    Raises:
+        ValueError: there are no targets, or dims or sizes do not fit.
+
+    Example:
+        targets = {"corresponding": truth, "same position": position}
+        found = score_pointing(strongest, targets, n_candidates=4)
+        found["share"].sel(control="observed", target="corresponding").max("head")
+    """
+    if not targets:
+        raise ValueError("targets must name at least one target, got an empty mapping")
+    for name, target in targets.items():
+        if extra := set(target.dims) - set(strongest.dims):
+            raise ValueError(
+                f"dims of targets[{name!r}] must be some of {strongest.dims}, got {sorted(map(str, extra))}"
+            )
+    if missing := [dim for dim in samples if dim not in strongest.dims]:
+        raise ValueError(f"samples must be dims of strongest, {strongest.dims}, got {missing}")
+    example, *others = samples
+    order = np.random.default_rng(seed).permutation(strongest.sizes[example])
+    table = xr.Dataset({str(number): target for number, target in enumerate(targets.values())})
+    table["counted"] = _differ(list(table.data_vars.values()))
+    parts = []
+    for shuffled in (False, True):
+        shown = table.isel({example: order}) if shuffled else table
+        if shuffled and example in shown.coords:
+            shown = shown.assign_coords({example: table[example]})
+        hits = [
+            ((strongest == shown[str(number)]) & shown["counted"]) for number in range(len(targets))
+        ]
+        counted = shown["counted"].broadcast_like(strongest)
+        parts.append([(hit.sum(others), counted.sum(others)) for hit in hits])
+    dims = [dim for dim in strongest.dims if dim not in samples]
+
+    def stack(which: int) -> np.ndarray:
+        arrays = [[pair[which].transpose(example, *dims) for pair in row] for row in parts]
+        return np.moveaxis(np.array([[array.to_numpy() for array in row] for row in arrays]), 2, 0)
+
+    interval = bootstrap_ratio(stack(0), stack(1), resamples=resamples, seed=seed)
+    long_name = "share of samples in which the largest attention weight is on the target"
+    coords = {
+        "control": ["observed", "shuffled"],
+        "target": list(targets),
+        **{str(dim): strongest[dim] for dim in dims if dim in strongest.coords},
+    }
+    variables = interval_variables(
+        "share", interval, ("control", "target", *map(str, dims)), long_name=long_name
+    )
+    about = {"long_name": "share if each candidate is as likely"}
+    attrs = {
+        "samples": int(table["counted"].sum()),
+        "seed": seed,
+        "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",
+    }
+    return xr.Dataset(variables | {"chance": ((), 1 / n_candidates, about)}, coords, attrs)
+
+
+def _differ(targets: Sequence[xr.DataArray]) -> xr.DataArray:
+    """Whether all targets of a sample differ from one another."""
+    differs = xr.ones_like(targets[0], dtype=bool)
+    for number, target in enumerate(targets):
+        for other in targets[:number]:
+            differs = differs & (target != other)
+    return differs
