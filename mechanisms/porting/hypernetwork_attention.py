@@ -1,9 +1,10 @@
 """Models trained with the published code of "Attention as a Hypernetwork" (Schug et al. 2024).
 
 The code (github.com/smonsays/hypernetwork-attention, folder `hyla/models`) is written with flax.
-The functions here take its parameters, the collection `variables["params"]`: a nested mapping from
-names to numpy arrays, or to what `numpy.asarray` takes, such as jax arrays. They return a module
-with the same function. Weights keep their precision; models in float64 agree to 1e-9.
+The functions here take its parameters, the collection `params` of flax's variables (in a saved
+`ExperimentState` it is `state.params["params"]`): a nested mapping from names to numpy arrays, or
+to what `numpy.asarray` takes, such as jax arrays. They return a module with the same function.
+Weights keep their precision; models in float64 agree to 1e-9.
 
 Names and layouts, theirs and ours (the same layout, unless both are given):
 

@@ -47,6 +47,14 @@ MODELS = [
     *ATTENTION_MODELS,
     pytest.param(transformer(shared=True, n_layers=3), id="shared weights"),
     pytest.param(
+        transformer(
+            norm="rms_norm",
+            positions="relative_and_sinusoidal",
+            feed_forward=mechanisms.FeedForwardConfig(d_mlp=8, activation="swiglu", bias=False),
+        ),
+        id="RMSNorm, SwiGLU",
+    ),
+    pytest.param(
         transformer(feed_forward=mechanisms.MixtureOfExpertsConfig(n_experts=3, top_k=1, d_mlp=8)),
         id="experts",
     ),

@@ -373,6 +373,52 @@ def test_weights_start_as_in_the_authors_code():
             assert (weight == 1).all(), name
 
 
+@pytest.mark.parametrize(
+    ("n_parameters", "settings"),
+    [
+        (
+            402_824,
+            {
+                "d_input": 8,
+                "d_output": 8,
+                "n_layers": 4,
+                "max_distance": 36,
+                "attention": AttentionConfig.named("hyla", n_heads=16, d_head=4),
+            },
+        ),
+        (
+            151_265,
+            {
+                "d_input": 5,
+                "d_output": 1,
+                "n_layers": 2,
+                "max_distance": 32,
+                "attention": AttentionConfig.named("hyla", n_heads=8, d_head=2),
+            },
+        ),
+        (
+            2_121_984,
+            {
+                "d_input": 6144,
+                "d_output": 6144,
+                "n_layers": 8,
+                "max_distance": 128,
+                "attention": AttentionConfig.named("hyla", n_heads=16, d_head=8),
+                "feed_forward": FeedForwardConfig(d_mlp=256, activation="swiglu", bias=False),
+                "inputs": "tokens",
+                "tied": True,
+            },
+        ),
+    ],
+    ids=["Raven", "fuzzy logic", "language"],
+)
+def test_models_of_the_authors_have_their_number_of_parameters(n_parameters, settings):
+    """Schug et al. 2024, configs of their code; the numbers follow from its shapes."""
+    settings = {"d_model": 128, "feed_forward": FeedForwardConfig(d_mlp=256)} | settings
+    model = Transformer(TransformerConfig(**settings))
+    assert sum(weight.numel() for weight in model.parameters()) == n_parameters
+
+
 @pytest.mark.parametrize("name", ["readout", "tied, shared, RMSNorm, SwiGLU"])
 def test_a_compiled_model_computes_the_same(name):
     model = build(CONFIGS[name])
