@@ -107,10 +107,10 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
         direction = points.hook_direction(direction + self.b_dir)
 
         n_query, n_key = q.shape[1], k.shape[1]
-        q = (q + self.content_bias) * self.scale
+        q = ((q + self.content_bias) * self.scale).transpose(1, 2)
         q = dropout(q, self.config.query_dropout, self.training)
-        k = dropout(k, self.config.key_dropout, self.training)
-        scores = points.hook_content_scores(q.transpose(1, 2) @ k.permute(0, 2, 3, 1))
+        k = dropout(k.permute(0, 2, 3, 1), self.config.key_dropout, self.training)
+        scores = points.hook_content_scores(q @ k)
         back, front = (direction * self.scale_pos + self.s_bias).transpose(1, 2).split(1, dim=-1)
         layout = _layout(n_query, n_key, scores.device)
         scores = scores + torch.where(layout.is_right, front, back)

@@ -111,7 +111,7 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         q, k, v = project_queries_and_keys(x_query, x_key, (self.W_Q,), (self.W_K, self.W_V))
         q, k, v = points.hook_q(q), points.hook_k(k), points.hook_v(v)
 
-        k = self._dropped_keys(k).permute(0, 2, 3, 1)
+        k = self._dropped_keys(k.permute(0, 2, 3, 1))
         scores = points.hook_content_scores(self._dropped_queries(q, self.content_bias) @ k)
         scores = scores + self._position_scores(x_query, q, x_key.shape[1], points)
         if bias is not None:
@@ -134,8 +134,8 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         """The positional part of the scores: relative, or gated between relative and absolute."""
         n_query = q.shape[1]
         table = interleaved_sinusoids(1 - n_key, n_key, x_query.shape[-1]).to(q)
-        key = self._dropped_keys(torch.einsum("rd,hde->hre", table, self.W_pos))
-        by_distance = self._dropped_queries(q, self.pos_bias) @ key.transpose(1, 2)
+        key = self._dropped_keys(torch.einsum("rd,hde->her", table, self.W_pos))
+        by_distance = self._dropped_queries(q, self.pos_bias) @ key
         relative = distance_to_position(by_distance, n_key)
         if not self.config.gated:
             return points.hook_relative_scores(relative)
@@ -153,10 +153,12 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
     def _dropped_queries(
         self, q: Float[Tensor, "batch query_pos head d_head"], bias: Float[Tensor, "head d_head"]
     ) -> Float[Tensor, "batch head query_pos d_head"]:
-        q = dropout((q + bias) * self.scale, self.config.query_dropout, self.training)
-        return q.transpose(1, 2)
+        q = ((q + bias) * self.scale).transpose(1, 2)
+        return dropout(q, self.config.query_dropout, self.training)
 
-    def _dropped_keys(self, k: Float[Tensor, "*shape d_head"]) -> Float[Tensor, "*shape d_head"]:
+    def _dropped_keys(
+        self, k: Float[Tensor, "*batch head d_head key"]
+    ) -> Float[Tensor, "*batch head d_head key"]:
         return dropout(k, self.config.key_dropout, self.training)
 
 

@@ -347,6 +347,16 @@ def test_named_variants_are_the_papers(variant, monkeypatch):
     assert calls == places
 
 
+@pytest.mark.parametrize("kind", [GeometricAttentionConfig, RelativeAttentionConfig])
+def test_compiled_attention_with_dropout_trains(kind):
+    attention = kind(n_heads=3, d_head=4, query_dropout=0.2, key_dropout=0.2).build(12)
+    compiled = torch.compile(attention, backend="aot_eager")
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    compiled(x, x).square().sum().backward()
+    assert all(weight.grad is not None for weight in attention.parameters())
+    assert torch.allclose(compiled.eval()(x, x), attention.eval()(x, x), atol=1e-6)
+
+
 def test_sinusoidal_positions_are_those_of_the_authors():
     model = router(**VARIANTS["transformer"]).eval()
     recorded = []
