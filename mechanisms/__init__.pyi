@@ -72,6 +72,10 @@ from .porting.hypernetwork_attention import SEQUENCE_MIXERS as SEQUENCE_MIXERS
 from .porting.hypernetwork_attention import attention_from_flax as attention_from_flax
 from .porting.hypernetwork_attention import block_from_flax as block_from_flax
 from .porting.hypernetwork_attention import transformer_from_flax as transformer_from_flax
+from .porting.neural_data_router import copy_gate_from_torch as copy_gate_from_torch
+from .porting.neural_data_router import router_attention_from_torch as router_attention_from_torch
+from .porting.neural_data_router import router_block_from_torch as router_block_from_torch
+from .porting.neural_data_router import router_from_torch as router_from_torch
 from .protocols import AttentionProtocol as AttentionProtocol
 from .protocols import ComponentConfig as ComponentConfig
 from .sequences import enclose as enclose

@@ -63,7 +63,7 @@ Weights = dict[str, Tensor]
 Heads = GeometricAttentionConfig | RelativeAttentionConfig | AttentionConfig
 
 
-def attention_from_torch(
+def router_attention_from_torch(
     state: Mapping[str, Tensor], *, n_heads: int | None = None, normalize: bool | None = None
 ) -> GeometricAttention | RelativeAttention | MultiHeadAttention:
     """The attention with these weights.
@@ -80,7 +80,7 @@ def attention_from_torch(
             not that of the weights; or `normalize` is missing for geometric attention.
 
     Example:
-        >>> attention = attention_from_torch(theirs.state_dict(), normalize=False)
+        >>> attention = router_attention_from_torch(theirs.state_dict(), normalize=False)
         >>> out = attention(x, x, mask=~hidden[:, None, None])
     """
     source = _State(state)
@@ -108,7 +108,7 @@ def copy_gate_from_torch(state: Mapping[str, Tensor]) -> CopyGate:
     return source.load_into(CopyGate(config, d_model, generator=torch.Generator()), weights)
 
 
-def block_from_torch(
+def router_block_from_torch(
     state: Mapping[str, Tensor], *, n_heads: int | None = None, normalize: bool | None = None
 ) -> RouterBlock:
     """The block with these weights.
@@ -117,14 +117,15 @@ def block_from_torch(
         state: the state dict of an `NDRGeometric`, an `NDRResidual` (with copy gate), a
             `GeometricTransformerEncoderLayer`, a `RelativeTransformerEncoderLayer` or a
             `TransformerEncoderLayer`.
-        n_heads: as for `attention_from_torch`.
-        normalize: as for `attention_from_torch`; None for the paper's: in layers without copy gate.
+        n_heads: as for `router_attention_from_torch`.
+        normalize: as for `router_attention_from_torch`; None for the paper's: in layers without
+            copy gate.
 
     Raises:
-        ValueError: as for `attention_from_torch`.
+        ValueError: as for `router_attention_from_torch`.
 
     Example:
-        >>> block = block_from_torch(theirs.state_dict())
+        >>> block = router_block_from_torch(theirs.state_dict())
         >>> h = block(h, mask=~hidden[:, None, None])
     """
     source = _State(state)
@@ -150,11 +151,11 @@ def router_from_torch(
         state: the state dict of a `TransformerClassifierModel`.
         n_steps: number of steps (`transformer.encoder_n_layers` or `n_test_layers` there).
         readout: the column that is read (`transformer_classifier.result_column` there).
-        n_heads: as for `attention_from_torch`.
-        normalize: as for `block_from_torch` (`trafo_classifier.norm_att` there).
+        n_heads: as for `router_attention_from_torch`.
+        normalize: as for `router_block_from_torch` (`trafo_classifier.norm_att` there).
 
     Raises:
-        ValueError: as for `attention_from_torch`, or as for `NeuralDataRouterConfig`.
+        ValueError: as for `router_attention_from_torch`, or as for `NeuralDataRouterConfig`.
 
     Example:
         >>> model = router_from_torch(theirs.state_dict(), n_steps=14, readout="last")

@@ -7,9 +7,9 @@ from mechanisms.attention.relative import RelativeAttentionConfig
 from mechanisms.layers.copy_gate import CopyGateConfig
 from mechanisms.models.neural_data_router import NeuralDataRouter, NeuralDataRouterConfig
 from mechanisms.porting.neural_data_router import (
-    attention_from_torch,
-    block_from_torch,
     copy_gate_from_torch,
+    router_attention_from_torch,
+    router_block_from_torch,
     router_from_torch,
 )
 from tests.mechanisms.checks import check_saved_model_loads
@@ -101,7 +101,7 @@ def assert_near(ours, theirs):
 @every_dtype
 def test_geometric_attention_of_the_golden_files(normalize, dtype):
     golden = load(f"ndr_geometric_attn_{'' if normalize else 'no'}norm_A", dtype)
-    attention = attention_from_torch(theirs_of_attention(golden), normalize=normalize)
+    attention = router_attention_from_torch(theirs_of_attention(golden), normalize=normalize)
     assert not attention.training
     x = golden["x_kv"].clone().requires_grad_()
     out = attention(x, x, mask=~golden["pad_mask"][:, None, None])
@@ -115,7 +115,7 @@ def test_geometric_attention_of_the_golden_files(normalize, dtype):
 @every_dtype
 def test_relative_attention_of_the_golden_file(dtype):
     golden = load("ndr_relative_attn_absgate", dtype)
-    attention = attention_from_torch(theirs_of_attention(golden))
+    attention = router_attention_from_torch(theirs_of_attention(golden))
     assert attention.config == RelativeAttentionConfig(n_heads=3, d_head=4, gated=True)
     x = golden["x"]
     assert_near(attention(x, x, mask=~golden["pad_mask"][:, None, None]), golden["out"])
@@ -126,7 +126,7 @@ def test_relative_attention_of_the_golden_file(dtype):
 @every_dtype
 def test_layers_of_the_golden_files(name, dtype):
     golden = load(name, dtype)
-    block = block_from_torch(theirs_of_layer(golden))
+    block = router_block_from_torch(theirs_of_layer(golden))
     gate = copy_gate_from_torch(part_of(theirs_of_layer(golden), "g1.", "g2."))
     h = golden["x"]
     for step in range(4):
@@ -155,7 +155,7 @@ def test_the_classifier_of_the_golden_file(dtype, tmp_path):
 @pytest.mark.parametrize("offset", [0, 3])
 def test_geometric_attention_with_offset_and_masks(normalize, offset):
     weights = random_attention(n_heads=2, d_model=12, d_head=6, kind="geometric")
-    attention = attention_from_torch(theirs_of_attention(weights), normalize=normalize)
+    attention = router_attention_from_torch(theirs_of_attention(weights), normalize=normalize)
     x = columns(2, 7, 12)
     pad_mask = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     position_mask = torch.ones(7 - offset, 7).triu(1 + offset).bool()
@@ -167,7 +167,7 @@ def test_geometric_attention_with_offset_and_masks(normalize, offset):
 @pytest.mark.parametrize("kind", ["absgate", "noabsgate"])
 def test_relative_attention_with_and_without_gate(kind):
     weights = random_attention(n_heads=3, d_model=12, d_head=4, kind=kind)
-    attention = attention_from_torch(theirs_of_attention(weights))
+    attention = router_attention_from_torch(theirs_of_attention(weights))
     assert attention.config.gated == (kind == "absgate")
     x = columns(2, 6, 12)
     # The sinusoids are float32.
@@ -179,7 +179,7 @@ def test_relative_attention_with_and_without_gate(kind):
 def test_layers_with_other_gates(width, d_gate, normalize):
     n_gates = 1 if width == "scalar" else 12
     weights = random_layer(d_mlp=20, d_gate=d_gate, n_gates=n_gates, kind="geometric")
-    block = block_from_torch(theirs_of_layer(weights), normalize=normalize)
+    block = router_block_from_torch(theirs_of_layer(weights), normalize=normalize)
     d_hidden = None if d_gate == 12 else d_gate
     assert block.gate.config == CopyGateConfig(width=width, d_hidden=d_hidden)
     x = columns(2, 5, 12)
@@ -278,7 +278,7 @@ def theirs_of_model(model):
 def test_biases_that_the_authors_switch_off_are_zero():
     state = theirs_of_attention(random_attention(n_heads=3, d_model=12, d_head=4, kind="geometric"))
     del state["global_content_bias"]
-    attention = attention_from_torch(state, normalize=False)
+    attention = router_attention_from_torch(state, normalize=False)
     assert attention.config == GeometricAttentionConfig(n_heads=3, d_head=4)
     assert torch.equal(attention.content_bias, torch.zeros(3, 4, dtype=torch.float64))
 
@@ -333,14 +333,14 @@ def test_weights_that_do_not_fit_are_named(change, message):
 def test_invalid_arguments_are_refused():
     state = theirs_of_attention(random_attention(n_heads=3, d_model=12, d_head=4, kind="geometric"))
     with pytest.raises(ValueError, match=r"normalize must be True or False .* got None"):
-        attention_from_torch(state)
+        router_attention_from_torch(state)
     with pytest.raises(ValueError, match="n_heads must be 3 as in global_content_bias, got 4"):
-        attention_from_torch(state, n_heads=4, normalize=True)
+        router_attention_from_torch(state, n_heads=4, normalize=True)
     names = ("data_to_q.weight", "data_to_kv.weight", "multi_head_merge.weight")
     state = {name: state[name] for name in names}
     with pytest.raises(ValueError, match=r"n_heads must be that of the model, .* got None"):
-        attention_from_torch(state)
+        router_attention_from_torch(state)
     with pytest.raises(ValueError, match=r"n_heads must divide 12, .* got 5"):
-        attention_from_torch(state, n_heads=5)
+        router_attention_from_torch(state, n_heads=5)
     with pytest.raises(ValueError, match="readout must be one of first, last, got 'middle'"):
         router_from_torch(theirs_of_classifier(random_classifier()), n_steps=2, readout="middle")
