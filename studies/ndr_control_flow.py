@@ -18,72 +18,14 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import xarray as xr
-
-import probes
-import tasks
 from studies import engine
-from studies.engine import metric, read
+from studies.engine import metric, read, short
+from studies.measures import control_flow as measures
 from studies.report import plots
-from studies.report.panels import values
-from studies.setups import expressions
-from studies.setups.expressions import ARITHMETIC, LAPTOP, LISTOPS, LOOKUP, by_model
+from studies.report.panels import CONDITIONS, values
+from studies.setups.expressions import ARITHMETIC, GATED, LAPTOP, LISTOPS, LOOKUP, ROUTERS, by_model
 from studies.views import ndr as views
-
-
-def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
-    """Whether graphs of gates and attention match the true dataflow, and whether answers need them.
-
-    Args:
-        trained: the trained model and its untrained control.
-        n: number of examples, spread over all depths.
-    """
-    setup = trained.setup
-    if setup.model not in expressions.GATED:
-        return None
-    batch = expressions.examples_of_all_depths(trained, n)
-    return probes.examine_control_flow(
-        trained.model,
-        batch.inputs,
-        tasks.column_dataflow(batch, readout=setup.readout),
-        untrained=trained.untrained,
-        answer=expressions.most_probable,
-        thresholds=views.NODES,
-        attention_threshold=views.LEAST_READ,
-        routes=None if isinstance(setup.task, tasks.TableLookupConfig) else 1,
-        seed=trained.seed,
-        batch_size=setup.evaluation_batch_size,
-    )
-
-
-def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
-    """Gates and attention of a few examples, whose graphs are drawn and exported.
-
-    `gate`, `change`, `attention`, see `probes.capture_control_flow`; and `tokens`, `target`,
-    `answer`, `depth` [example].
-
-    Args:
-        trained: the trained model.
-        n: examples of the largest depth in training, and of each larger depth.
-    """
-    setup, task = trained.setup, trained.task
-    if setup.model not in expressions.GATED:
-        return None
-    batch = expressions.examples_of_all_depths(trained, n * setup.task.ood_depths[1])
-    batch = batch[batch.latents["depth"] >= setup.task.train_depth]
-    examples = range(len(batch))
-    parts = batch.parts(setup.evaluation_batch_size)
-    data = probes.capture_control_flow(trained.model, parts, answer=expressions.most_probable)
-    words = [f"BOS {' '.join(task.words(batch, example))} EOS" for example in examples]
-    texts = {
-        "tokens": ("tokens of the columns", words),
-        "target": ("right answer", [task.answers[i] for i in batch.targets[:, 0]]),
-        "answer": ("the model's answer", [task.answers[i] for i in data["answer"].to_numpy()]),
-        "depth": ("depth of the expression", batch.latents["depth"].cpu().numpy()),
-    }
-    kept = data[["gate", "change", "attention"]].assign_coords(example=examples)
-    return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
-
+from studies.views import ndr_maps as maps
 
 # Claims and table
 
@@ -100,9 +42,25 @@ def broken(condition: str, cut: str = "lasting") -> engine.Reading:
     return read("control_flow", "rate", condition=condition, **select)
 
 
+def best_head(role: str, control: str = "trained") -> engine.Reading:
+    """The largest attention of a head to the pairs of a role, or to those of a control."""
+    return read("heads", "best", role=role, control=control)
+
+
+def further_steps(predictor: str) -> engine.Reading:
+    """Steps per level of depth, or per token of length, until an operation is done."""
+    return read("timing", "slope", predictor=predictor, control="trained")
+
+
 KINDS = {"gate": "open gates", "change": "changes"}
 SCORES = {"f1": "edges, F1", "order": "in order", "tau": "tau x 100"}
 CONTROLS = ("shuffled", "untrained")
+ROLES = (
+    "operator reads argument",
+    "argument reads operator",
+    "operator reads result",
+    "readout reads root",
+)
 NDR = {"model": "ndr"}
 BACKWARD = {"direction": "backward"}
 
@@ -177,6 +135,7 @@ def claims_of_ours() -> Iterator[engine.Claim]:
 def rows() -> Iterator[engine.Row | engine.Section]:
     """The rows of the table."""
     yield engine.Row("right, id", metric("accuracy", "id"))
+    yield engine.Row("  the paper's, id", metric("accuracy_paper", "id"), spread=False)
     for split, depth in product(("valid", "ood"), range(2, 17)):
         yield engine.Row(f"  depth {depth}, {split}", metric("accuracy", split, f"depth {depth}"))
     yield engine.Row("right, ood", metric("accuracy", "ood"))
@@ -192,6 +151,12 @@ def rows() -> Iterator[engine.Row | engine.Section]:
         yield engine.Row("on path", broken(f"{kind} on the path"))
         yield engine.Row("off path", broken(f"{kind} off the path"))
         yield engine.Row("elsewhere", broken(f"no {kind}"))
+    yield engine.Section("best head")
+    for role, control in product(ROLES, ("trained", "others", "untrained")):
+        yield engine.Row(f"{role}, {control}".removesuffix(", trained"), best_head(role, control))
+    yield engine.Section("operations done")
+    for predictor, label in (("depth", "steps per level"), ("length", "steps per token")):
+        yield engine.Row(label, further_steps(predictor), short)
 
 
 TABLE = engine.Table(
@@ -204,29 +169,60 @@ TABLE = engine.Table(
     "share of dependencies whose source is done first; tau: rank correlation of first update and "
     "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes. "
     "Closed gate, cut read: share of right answers that become wrong when, from a node (change) "
-    "on, its gate stays closed or attention to one column is set to zero.",
+    "on, its gate stays closed or attention to one column is set to zero. Best head: attention "
+    "at any step to the pairs of columns of a role, mean over pairs, of the head that has most; "
+    "others: to columns beside those. Operations done: how the step of the last change goes with "
+    "depth and length of an operation, together.",
 )
 
 # Settings
 
 SLOW = "training.n_steps=3000 training.stop_at=none training.learning_rate=0.001"
-SMALL = "d_model=128 d_mlp=256 n_heads=4 n_steps=11 n_test_steps=11"
-WIDE = "d_model=256 d_mlp=1024 n_heads=16 n_steps=6 n_test_steps=6"
-LONG = "training.n_steps=200000 training.batch_size=512"
-SHORT = "training.weight_decay=0.0 training.batch_size=256"
 
-ONE_TASK = ({"model": ("ndr", "transformer"), "seed": (0,)},)
-SPLITS = {
-    "task": "our own evaluation splits, as evenly spread over depths as possible",
-    "n_validation": "checkpoints are chosen on a part of `valid`, measures use the rest",
+BOTH = {"task.direction": ("forward", "backward")}
+SEEDS = {"seed": (0, 1, 2, 3, 4)}
+FIVE = ("lstm", "transformer", "relative", "abs_rel_gate", "ndr")
+EIGHT = ("lstm", "dnc", *FIVE[1:3], "relative_gate", "abs_rel_gate", "geometric", "ndr")
+
+# Settings of the paper's tables 4 to 6 for models other than NDR.
+SMALL = "d_model=128 d_mlp=256 n_heads=4 n_steps=11 n_test_steps=11"
+UNGATED_LOOKUP = f"{SMALL} dropout=0.1 attention_dropout=0.0 training.weight_decay=0.0025"
+UNGATED_ARITHMETIC = f"{SMALL} training.n_steps=200000 training.weight_decay=0.0025"
+UNGATED_LISTOPS = (
+    "d_model=256 n_steps=6 n_test_steps=6 dropout=0.015 attention_dropout=0.05 "
+    "training.n_steps=200000 training.learning_rate=4e-4 training.weight_decay=0.05"
+)
+RECURRENT = "training.batch_size=256 training.learning_rate=1e-3 training.weight_decay=0.0"
+
+
+DEPARTURES = {
+    "task.n_valid": "as many examples as choose the checkpoint are added, for measures",
+    "training.length_bucketed_batches": "batches have all lengths, so that they can be made anew",
 }
+
+
+def paper_arithmetic(changes: str = "") -> engine.Preset:
+    """The paper's settings for arithmetic, with changes for all models."""
+    return engine.Preset(
+        setup=ARITHMETIC,
+        changes=f"drawn.n=1 {changes}",
+        grids=({"model": FIVE} | SEEDS,),
+        where=by_model(
+            ungated=UNGATED_ARITHMETIC,
+            recurrent=f"training.n_steps=200000 {RECURRENT}",
+        ),
+        departures=DEPARTURES,
+    )
+
+
 PRESETS = {
     "smoke": engine.Preset(
         changes="task.n_tables=3 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
         "task.n_compositions=150 task.n_id=20 task.n_valid=50 task.n_ood=50 n_validation=20 "
-        "d_model=16 d_mlp=16 n_steps=4 n_test_steps=6 d_hidden=16 n_cells=4 d_cell=4 "
+        "d_model=16 d_mlp=16 n_steps=4 n_test_steps=6 d_embed=16 d_hidden=16 n_cells=4 d_cell=4 "
         "n_read_heads=1 training.stop_at=none training.n_steps=20 training.batch_size=16 "
-        "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 drawn.n=1",
+        "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 heads.n=40 "
+        "timing.n=40 drawn.n=1",
         where=by_model(recurrent="dropout=0.0"),
     ),
     # Backward, the computation ends beside the first mark.
@@ -236,36 +232,35 @@ PRESETS = {
     ),
     "paper": engine.Preset(
         setup=LOOKUP,
+        changes="drawn.n=1",
+        grids=({"model": EIGHT} | BOTH | SEEDS,),
         where=by_model(
-            gated="training.learning_rate=2e-4",
-            ungated=f"{SMALL} dropout=0.1 training.n_steps=30000 training.learning_rate=1.5e-4 "
-            "training.weight_decay=0.0025 training.batch_size=512",
-            recurrent=f"training.n_steps=20000 training.learning_rate=1e-3 {SHORT}",
+            gated="d_mlp=1024 gate_dropout=0.0 training.learning_rate=2e-4",
+            ungated=UNGATED_LOOKUP,
+            recurrent=f"training.n_steps=20000 {RECURRENT}",
+            geometric=UNGATED_LOOKUP,
         ),
-        departures=SPLITS,
+        departures=DEPARTURES,
     ),
-    "paper-arithmetic": engine.Preset(
-        setup=ARITHMETIC,
-        grids=ONE_TASK,
-        where=by_model(
-            ungated=f"{SMALL} {LONG} training.learning_rate=1.5e-4 training.weight_decay=0.0025",
-            recurrent=f"training.n_steps=200000 training.learning_rate=1e-3 {SHORT}",
-        ),
-        departures=SPLITS,
-    ),
+    "paper-arithmetic": paper_arithmetic(),
+    # The rate is constant, so the first 50,000 steps are those of the whole run.
+    "paper-arithmetic-early": paper_arithmetic("training.n_steps=50000"),
     "paper-listops": engine.Preset(
         setup=LISTOPS,
-        grids=ONE_TASK,
+        changes="drawn.n=1",
+        grids=({"model": FIVE} | SEEDS,),
         where=by_model(
-            gated="d_mlp=2048 gate_dropout=0.1",
-            ungated=f"{WIDE} {LONG} dropout=0.015 training.learning_rate=4e-4 "
-            "training.weight_decay=0.05",
-            recurrent=f"{LONG} training.learning_rate=1e-3 training.weight_decay=0.08",
+            gated="d_mlp=2048",
+            ungated=UNGATED_LISTOPS,
+            recurrent="training.n_steps=200000 training.learning_rate=1e-3 "
+            "training.weight_decay=0.08",
+            relative=f"{UNGATED_LISTOPS} embedding_init=xavier_uniform",
         ),
-        departures=SPLITS,
+        departures=DEPARTURES,
     ),
 }
 
+DONE = "step at which operations are done"
 CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
 by_depth = functools.partial(plots.lines, along="depth", shaded=views.depths_of_training)
 VIEWS = {
@@ -305,17 +300,48 @@ VIEWS = {
         ylabel="operations",
     ),
     **{f"graphs_{nodes}": functools.partial(views.graphs, nodes=nodes) for nodes in KINDS},
-    "attention": views.attention,
+    "attention": functools.partial(maps.attention, most=5),
+    **{f"attention_{m}": functools.partial(maps.attention, model=m) for m in ROUTERS},
+    **{f"head_{m}": functools.partial(maps.joining_head, model=m) for m in ROUTERS},
+    **{f"gates_{m}": functools.partial(maps.gates, model=m) for m in GATED},
+    "heads": maps.heads,
+    "roles": functools.partial(
+        plots.lines,
+        data=views.roles,
+        along="head",
+        rows="role",
+        lines="control",
+        seeds="points",
+        ylabel="attention to the pairs",
+        ylim=(-0.02, 1.02),
+    ),
+    "done_by_depth": functools.partial(
+        plots.lines, data=views.done_by_depth, along="depth", lines="control", ylabel=DONE
+    ),
+    "done_by_length": functools.partial(
+        plots.lines,
+        data=views.done_by_length,
+        along="length",
+        columns="depth",
+        lines=CONDITIONS,
+        ylabel=DONE,
+    ),
+    "key_order": maps.key_order,
 }
 
 STUDY = engine.Study(
     name="ndr_control_flow",
     question="Do gates and attention of a Neural Data Router draw its computation?",
     setup=LAPTOP,
-    grids=(ONE_TASK[0] | {"task.direction": ("forward", "backward")},),
+    grids=({"model": ("ndr", "transformer"), "seed": (0,)} | BOTH,),
     where=by_model(SLOW, f"{SLOW} n_test_steps=8", f"{SLOW} dropout=0.1"),
     presets=PRESETS,
-    measures={"control_flow": control_flow, "drawn": drawn},
+    measures={
+        "control_flow": measures.control_flow,
+        "heads": measures.heads,
+        "timing": measures.timing,
+        "drawn": measures.drawn,
+    },
     trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.9),
     claims=(*claims_of_the_paper(), *claims_of_ours()),
     table=TABLE,

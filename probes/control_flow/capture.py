@@ -19,8 +19,8 @@ def capture_control_flow(
     batches: Iterable[Batch],
     *,
     answer: Callable[[Any], Tensor],
-    gates: str = "blocks.*.hook_gate",
-    attention: str = "blocks.*.attn.hook_pattern",
+    gates: str | None = "blocks.*.hook_gate",
+    attention: str | None = "blocks.*.attn.hook_pattern",
     before: str = "blocks.*.hook_resid_pre",
     after: str = "blocks.*.hook_resid_post",
 ) -> xr.Dataset:
@@ -33,8 +33,10 @@ def capture_control_flow(
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents`, of one width; at least one.
         answer: maps the model's output to answers, integers [example].
-        gates: glob of the gate hooks, one per step, each [example, pos, d].
-        attention: glob of the attention hooks, each [example, head, query_pos, key_pos].
+        gates: glob of the gate hooks, one per step, each [example, pos, d]; None for a model
+            without gates, whose result has no `gate`.
+        attention: glob of the attention hooks, each [example, head, query_pos, key_pos]; None to
+            leave `attention` out.
         before, after: globs of the column states, [example, pos, d], before and after a step.
 
     Returns:
@@ -70,12 +72,13 @@ def capture_control_flow(
 
     weights = ("example", "head", "query_pos", "key_pos")
     long_names = "gate, averaged over channels", "share by which the step changes the state"
-    quantities = {
-        "gate": Quantity(gates, _COLUMN, lambda gate: gate.mean(-1), long_names[0]),
-        "norm": Quantity(before, _COLUMN, remember),
-        "change": Quantity(after, _COLUMN, change, long_names[1]),
-        "attention": Quantity(attention, weights),
-        "answer": Quantity(None, ("example",), answer),
-    }
+    quantities: dict[str, Quantity] = {}
+    if gates is not None:
+        quantities["gate"] = Quantity(gates, _COLUMN, lambda gate: gate.mean(-1), long_names[0])
+    quantities["norm"] = Quantity(before, _COLUMN, remember)
+    quantities["change"] = Quantity(after, _COLUMN, change, long_names[1])
+    if attention is not None:
+        quantities["attention"] = Quantity(attention, weights)
+    quantities["answer"] = Quantity(None, ("example",), answer)
     data = capture(model, batches, quantities).rename(layer="step")
-    return data[["gate", "change", "attention", "answer"]]
+    return data[[name for name in quantities if name != "norm"]]

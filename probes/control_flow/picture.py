@@ -1,8 +1,7 @@
-"""Plots of control flow: graphs over columns and steps, and attention at every step."""
+"""Plots of control flow: graphs over columns and steps."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from probes.control_flow.export import to_networkx
-from probes.control_flow.graphs import INPUT_STEP, ordered
+from probes.control_flow.graphs import INPUT_STEP
 
 _READ, _KEPT = "#cc3311", "#888888"
 # Lighter than black, so that arrows and outlines are visible on open gates.
@@ -36,14 +35,12 @@ class DrawnExample:
         graphs: result of `extract_control_flow`.
         number: index of the example in the graphs, from 0.
         labels: labels of its valid columns, such as their tokens.
-        attention: [step, head, query_pos, key_pos], for `plot_attention`.
     """
 
     title: str
     graphs: xr.Dataset
     number: int
     labels: Sequence[str]
-    attention: xr.DataArray | None = None
 
 
 def plot_control_flow(
@@ -82,43 +79,6 @@ def plot_control_flow(
         axis.set_ylabel("step", fontsize=8)
     figure.colorbar(image, ax=axes, shrink=0.6, label=shade)
     figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=8)
-    return figure
-
-
-def plot_attention(examples: Sequence[DrawnExample]) -> Figure:
-    """Plot the attention of examples at every step, one row per example; see `draw_attention`.
-
-    Args:
-        examples: at least one, each with attention.
-
-    Raises:
-        ValueError: there are no examples, or one has no attention.
-
-    Example:
-        `plot_attention([DrawnExample("first", graphs, 0, tokens, columns["attention"][0])])`
-    """
-    weights = [example.attention for example in examples if example.attention is not None]
-    if not weights or len(weights) < len(examples):
-        raise ValueError(
-            "examples must be at least one, each with its attention, got "
-            f"{len(examples)}, {len(weights)} of them with attention"
-        )
-    n_steps = max(example.sizes["step"] for example in weights)
-    side = max(1.5, 0.06 * max(len(example.labels) for example in examples))
-    figure, axes = plt.subplots(
-        len(examples),
-        n_steps,
-        figsize=(side * n_steps + 1.8, (side + 0.5) * len(examples)),
-        squeeze=False,
-        layout="constrained",
-    )
-    image: Any = None
-    for row, example, attention in zip(axes, examples, weights, strict=True):
-        update = example.graphs["update"].isel(example=example.number)
-        image = draw_attention(row, attention, update, labels=example.labels)
-        row[0].set_ylabel(f"{textwrap.fill(example.title, 45)}\ncolumn that reads", fontsize=6)
-    figure.supxlabel("column that is read; framed: columns that update", fontsize=8)
-    figure.colorbar(image, ax=axes, shrink=0.6, label="attention")
     return figure
 
 
@@ -171,56 +131,6 @@ def draw_control_flow(
     if labels is not None:
         axis.set_xticks(range(width), labels, fontsize=7)
         axis.tick_params(axis="x", labeltop=True)
-    return image
-
-
-def draw_attention(
-    axes: Sequence[Axes],
-    attention: xr.DataArray,
-    update: xr.DataArray,
-    *,
-    labels: Sequence[str],
-) -> AxesImage:
-    """Draw the attention at every step (maximum over heads), with frames around updating columns.
-
-    Args:
-        axes: one per step; additional ones stay empty.
-        attention: [step, head, query_pos, key_pos], in 0..1.
-        update: [step, pos] bool, the columns that update.
-        labels: labels of the first columns, such as their tokens; further columns are left out.
-
-    Returns:
-        The matrix of the last step, for a colour bar.
-
-    Raises:
-        ValueError: dims do not match, or there are fewer axes than steps.
-
-    Example:
-        `draw_attention(row, attention.isel(example=0), graphs["update"][0], labels=tokens)`
-    """
-    weights = ordered("attention", attention, ("step", "head", "query_pos", "key_pos")).max(axis=1)
-    updates = ordered("update", update, ("step", "pos"))
-    if len(axes) < len(weights) or len(weights) == 0:
-        raise ValueError(
-            f"axes must be at least one for each of {len(weights)} steps, got {len(axes)}"
-        )
-    panels = zip(axes, weights, updates, strict=False)
-    images = [_draw_weights(axis, matrix, updating, labels) for axis, matrix, updating in panels]
-    for step, axis in enumerate(axes[: len(images)]):
-        axis.set_yticks(range(len(labels)), labels if step == 0 else [], fontsize=5)
-        axis.set_title(f"step {step}", fontsize=7)
-    return images[-1]
-
-
-def _draw_weights(
-    axis: Axes, matrix: np.ndarray, update: np.ndarray, labels: Sequence[str]
-) -> AxesImage:
-    width = len(labels)
-    image = axis.imshow(matrix[:width, :width], vmin=0, vmax=1, cmap="Blues")
-    for column in np.flatnonzero(update):
-        style: Any = {"fill": False, "ec": _READ, "lw": 1.2, "clip_on": False}
-        axis.add_patch(Rectangle((-0.5, column - 0.5), width, 1, **style))
-    axis.set_xticks(range(width), labels, fontsize=5, rotation=90)
     return image
 
 

@@ -225,6 +225,9 @@ def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str,
 
 def _cells(summary: xr.Dataset, name: str, row: Row, separator: str = " ") -> list[str]:
     """The table cells of a reading, one for each condition; "" where nothing was measured."""
+    if name not in summary["reading"]:
+        # Stored results may be older than a row.
+        return [""] * summary.sizes["condition"]
     cells = []
     records = summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records")
     for statistics in records:

@@ -28,11 +28,16 @@ ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", "tra
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
 
+PAPERS_LISTOPS = "[SM [MED [MIN 1 7 4 [MAX 2 4 0 8 9 ] ] 7 ] 5 [MED 8 5 8 ] 0 7 ]"
+"""The ListOps expression of figures 3 and 9 to 11 of Csordás et al. 2021."""
+
 OF_ROUTERS = frozenset(
     {"d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "attention_dropout", "gate_dropout"}
-    | {"initial_s_bias", "readout"}
+    | {"embedding_init", "initial_s_bias", "readout"}
 )
+OF_RECURRENT = frozenset({"d_embed", "d_hidden"})
 OF_LSTMS, OF_DNC = frozenset({"n_layers"}), frozenset({"n_cells", "d_cell", "n_read_heads"})
+EmbeddingInit = Literal["by model", "normal", "kaiming_normal", "xavier_uniform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +53,15 @@ class ExpressionSetup(engine.Setup):
         n_steps: steps of a router in training.
         n_test_steps: steps of a router in evaluation and in measures.
         dropout: dropout rate of all models.
-        attention_dropout, gate_dropout: further dropout rates of a router.
+        attention_dropout, gate_dropout: further dropout rates of a router, of components of
+            queries and of all gates of a column.
+        embedding_init: what a router's embeddings are drawn from; `by model` as for
+            `NeuralDataRouterConfig.named`.
         initial_s_bias: initial value of geometric attention's `s_bias`; the lower it is, the
             farther a column attends at first.
         readout: whether a router is read out at the mark before the first token or at the one
             after the last; recurrent models are always read out at the last.
-        d_hidden: width of a recurrent model's embedding and state.
+        d_embed, d_hidden: widths of a recurrent model's embedding and state.
         n_layers: layers of an LSTM or BiLSTM; the DNC's controller has one.
         n_cells, d_cell, n_read_heads: sizes of the DNC's memory.
 
@@ -70,12 +78,14 @@ class ExpressionSetup(engine.Setup):
     dropout: float = 0.5
     attention_dropout: float = 0.1
     gate_dropout: float = 0.1
+    embedding_init: EmbeddingInit = "by model"
     initial_s_bias: float = 0.0
     readout: Literal["first", "last"] = "last"
+    d_embed: int = 16
     d_hidden: int = 200
     n_layers: int = 1
-    n_cells: int = 32
-    d_cell: int = 32
+    n_cells: int = 21
+    d_cell: int = 200
     n_read_heads: int = 4
 
     selection: ClassVar = engine.Selection(
@@ -124,7 +134,8 @@ class ExpressionSetup(engine.Setup):
             return OF_ROUTERS | (OF_LSTMS if self.model == "dnc" else OF_DNC)
         gate = frozenset() if self.model in GATED else {"gate_dropout"}
         bias = frozenset() if self.model in GEOMETRIC else {"initial_s_bias"}
-        return frozenset({"d_hidden"}) | OF_LSTMS | OF_DNC | gate | bias
+        attention = {"attention_dropout"} if self.model == "transformer" else frozenset()
+        return OF_RECURRENT | OF_LSTMS | OF_DNC | gate | bias | attention
 
     def _router(self, generator: torch.Generator) -> nn.Module:
         config = mechanisms.NeuralDataRouterConfig.named(
@@ -134,6 +145,8 @@ class ExpressionSetup(engine.Setup):
             gate_dropout=self.gate_dropout,
         )
         config = replace(config, readout=self.readout)
+        if self.embedding_init != "by model":
+            config = replace(config, embedding_init=self.embedding_init)
         model = mechanisms.NeuralDataRouter(config, generator=generator)
         if isinstance(model.core.attn, mechanisms.GeometricAttention):
             nn.init.constant_(model.core.attn.s_bias, self.initial_s_bias)
@@ -141,11 +154,10 @@ class ExpressionSetup(engine.Setup):
 
     def _recurrent(self, generator: torch.Generator) -> nn.Module:
         if self.model == "dnc":
-            sizes = self._sizes("d_hidden", *OF_DNC)
-            config = mechanisms.DncConfig(d_embed=self.d_hidden, **sizes)
+            config = mechanisms.DncConfig(**self._sizes(*OF_RECURRENT, *OF_DNC))
             return mechanisms.Dnc(config, generator=generator)
-        sizes, both = self._sizes("d_hidden", *OF_LSTMS), self.model == "bilstm"
-        config = mechanisms.LstmConfig(d_embed=self.d_hidden, bidirectional=both, **sizes)
+        sizes, both = self._sizes(*OF_RECURRENT, *OF_LSTMS), self.model == "bilstm"
+        config = mechanisms.LstmConfig(bidirectional=both, **sizes)
         return mechanisms.Lstm(config, generator=generator)
 
     def _sizes(self, *names: str) -> dict[str, Any]:
@@ -154,27 +166,24 @@ class ExpressionSetup(engine.Setup):
         return {name: len(words) for name, words in ends.items()} | own
 
 
-def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:
-    """About `n` examples of all splits, with about equally many of each depth."""
-    parts = [trained.batch(split, n) for split in trained.setup.splits]
-    return tasks.spread_over_depths(parts, n)
+def by_model(
+    gated: str = "", ungated: str = "", recurrent: str = "", **models: str
+) -> engine.Where:
+    """Changes of settings for models other than NDR, by kind of model, or by model.
 
-
-def most_probable(logits: Any) -> Any:
-    """The most probable answer of each example: [example]."""
-    return logits[:, 0].argmax(-1)
-
-
-def by_model(gated: str = "", ungated: str = "", recurrent: str = "") -> engine.Where:
-    """Changes of settings for models other than NDR and geometric attention, by kind of model."""
+    Args:
+        gated, ungated: of models without geometric attention, with and without gates.
+        recurrent: of recurrent models.
+        models: of single models, instead of those of their kind.
+    """
     kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
     kinds |= {RECURRENT: recurrent}
-    return {"model": {model: text for models, text in kinds.items() for model in models}}
+    return {"model": {model: text for names, text in kinds.items() for model in names} | models}
 
 
 LOOKUP = ExpressionSetup(
     model="ndr",
-    task=TableLookupConfig(),
+    task=TableLookupConfig(n_id=4000, n_valid=2000, n_ood=1000),
     n_validation=1000,
     training=engine.TrainingConfig(
         n_steps=30_000,
@@ -182,30 +191,32 @@ LOOKUP = ExpressionSetup(
         learning_rate=1.5e-4,
         final_learning_rate=1.0,
         weight_decay=0.01,
+        decayed="all",
         evaluate_every=1000,
         clip=5.0,
     ),
 )
-"""The paper's settings (appendix) of NDR, LSTMs and the DNC on table lookup."""
+"""The paper's settings (appendix B.2) of NDR on table lookup."""
 
 ARITHMETIC = changed(
-    replace(LOOKUP, task=ArithmeticConfig(), n_validation=500),
-    "d_mlp=1024 n_heads=4 n_steps=15 n_test_steps=15 n_layers=2 training.n_steps=100000 "
-    "training.clip=1.0",
+    replace(LOOKUP, task=ArithmeticConfig(n_id=1000, n_valid=2000, n_ood=1000, side="right")),
+    "d_mlp=1024 n_heads=4 n_steps=15 n_test_steps=15 d_embed=200 n_layers=2 "
+    "training.n_steps=100000 training.clip=1.0",
 )
 LISTOPS = changed(
-    replace(ARITHMETIC, task=ListOpsConfig()),
-    "d_model=512 n_heads=16 n_steps=20 n_test_steps=24 dropout=0.1 gate_dropout=0.05 "
-    "d_hidden=512 n_layers=4 training.learning_rate=2e-4 training.weight_decay=0.09",
+    replace(ARITHMETIC, task=ListOpsConfig(n_id=1000, n_valid=2000, n_ood=1000)),
+    "d_model=512 n_heads=16 n_steps=20 n_test_steps=20 dropout=0.1 gate_dropout=0.05 "
+    "readout=first d_embed=512 d_hidden=512 n_layers=4 training.learning_rate=2e-4 "
+    "training.weight_decay=0.09",
 )
 LAPTOP = changed(
     LOOKUP,
     "task.n_tables=8 task.n_lone=0 task.valid_depths=6,7 task.ood_depths=8,10 "
     "task.n_compositions=20000 task.n_id=400 task.n_valid=1000 task.n_ood=2000 "
     "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=8 dropout=0.2 "
-    "attention_dropout=0.0 initial_s_bias=-2.0 d_hidden=128 n_validation=500 "
-    "training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
+    "attention_dropout=0.0 initial_s_bias=-2.0 d_embed=128 d_hidden=128 n_cells=32 d_cell=32 "
+    "n_validation=500 training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
     "training.learning_rate=3e-3 training.final_learning_rate=0.1 training.warmup_steps=100 "
-    "training.evaluate_every=500 training.beta2=0.98",
+    "training.decayed=matrices training.evaluate_every=500 training.beta2=0.98",
 )
 """Sizes for two cores, found by our own search."""

@@ -11,19 +11,10 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine.results import config_of
+from studies.measures.control_flow import LEAST_READ, NODES
 from studies.report.names import name_of
 from studies.report.panels import Shown, group, has_values, shown_conditions, values
-
-NODES = {"gate": (0.1, 0.2), "change": 0.2}
-"""Criteria for a node of the graph, with thresholds (see `probes.extract_control_flow`).
-
-`gate`: the gate's mean over channels (many of which stay closed) exceeds 0.2, until it falls below
-0.1; untrained gates are at 0.05. `change`: the relative change of the state exceeds the threshold.
-"""
-
-LEAST_READ = 0.5
-"""The smallest attention weight of a read; a head of geometric attention rarely has two such keys.
-"""
+from studies.setups.expressions import PAPERS_LISTOPS
 
 CURVES = {
     "right answers": {"control": "trained", "correct": "True"},
@@ -117,58 +108,94 @@ def parallelism(result: xr.DataTree) -> xr.Dataset:
     return both.to_dataset(name="value")
 
 
-# Graphs of examples
+def roles(result: xr.DataTree) -> xr.Dataset:
+    """How much each head attends to the pairs of each role, beside its controls."""
+    data = values("heads", "score")(result)
+    return data.assign_coords(head=data["head"].astype(str)) if data else data
+
+
+def done_by_depth(result: xr.DataTree) -> xr.Dataset:
+    """The mean step at which operations of each depth are done."""
+    return values("timing", "step_of_depth")(result)
+
+
+def done_by_length(result: xr.DataTree) -> xr.Dataset:
+    """The mean step at which operations are done, by depth and length, for trained models."""
+    data = values("timing", "step", control="trained")(result)
+    # A single length says nothing about lengths.
+    return data.where(data["value"].notnull().any("cell").sum("length") > 1) if data else data
+
+
+# Examples
 
 
 def kept_examples(result: xr.DataTree) -> Iterator[tuple[Shown, int, xr.Dataset]]:
-    """Every condition and cell with its drawn examples, as `graphs_of` takes them."""
+    """Every condition and cell with its drawn examples, as `graphs_of` takes them.
+
+    Models without gates have NaN in `gate`.
+    """
     data = group("drawn")(result)
     for condition in shown_conditions(result) if data else ():
         cells = condition.cells
-        for cell in cells if has_values(data[["gate"]].isel(cell=cells)) else ():
+        for cell in cells if has_values(data[["change"]].isel(cell=cells)) else ():
             examples = data.isel(cell=cell)
-            for dim in ("example", "step"):
-                examples = examples.dropna(dim, how="all", subset=["gate"])
+            for dim, name in (("example", "change"), ("step", "change"), ("head", "attention")):
+                examples = examples.dropna(dim, how="all", subset=[name])
             lengths = np.array([len(text.split()) for text in examples["tokens"].to_numpy()])
             valid = np.arange(examples.sizes["pos"]) < lengths[:, None]
             yield condition, cell, examples.assign(valid=(("example", "pos"), valid))
 
 
+def first_cells(result: xr.DataTree) -> Iterator[tuple[Shown, int, xr.Dataset]]:
+    """The first cell of each condition with its drawn examples."""
+    for condition, cell, examples in kept_examples(result):
+        if cell == condition.cells[0]:
+            yield condition, cell, examples
+
+
+def has_gates(examples: xr.Dataset) -> bool:
+    """Whether the model of drawn examples has gates."""
+    return "gate" in examples and has_values(examples[["gate"]])
+
+
+def main_example(examples: xr.Dataset) -> int:
+    """The number of the example whose maps are drawn: the paper's expression, or the deepest."""
+    texts = examples["tokens"].to_numpy().tolist()
+    known = f"BOS {PAPERS_LISTOPS} EOS"
+    return texts.index(known) if known in texts else int(examples["depth"].to_numpy().argmax())
+
+
+def title_of(condition: Shown, examples: xr.Dataset, number: int) -> str:
+    """The title of a drawn example: condition, depth, and answers."""
+    depth, target, answer = (
+        examples[name][number].item() for name in ("depth", "target", "answer")
+    )
+    return f"{condition.label}, depth {depth:.0f}: right is {target}, answered {answer}"
+
+
+# Graphs of examples
+
+
 def export(result: xr.DataTree, folder: Path) -> None:
     """Write all graphs into `graphs/`, as GraphML and as node-link JSON."""
     for condition, _, examples in kept_examples(result):
-        values = [str(value) for value in condition.values.values() if value is not None]
-        name = "-".join([*values, f"seed{examples['seed'].item()}"])
-        for nodes in NODES:
+        names = [str(value) for value in condition.values.values() if value is not None]
+        name = "-".join([*names, f"seed{examples['seed'].item()}"])
+        for nodes in NODES if has_gates(examples) else ():
             graphs = graphs_of(examples, nodes)
             probes.write_control_flow(graphs, folder / "graphs", f"{name}-{nodes}")
 
 
-def drawn_examples(result: xr.DataTree, nodes: str) -> Iterator[probes.DrawnExample]:
-    """Two examples of each condition's first cell: one of training depth, and the deepest."""
-    for condition, cell, examples in kept_examples(result):
-        for number in dict.fromkeys((0, int(examples["depth"].to_numpy().argmax()))):
-            depth, target, answer = (
-                examples[name][number].item() for name in ("depth", "target", "answer")
-            )
-            if cell == condition.cells[0]:
-                yield probes.DrawnExample(
-                    f"{condition.label}, depth {depth:.0f}: right is {target}, answered {answer}",
-                    graphs_of(examples, nodes),
-                    number,
-                    examples["tokens"][number].item().split(),
-                    examples["attention"][number],
-                )
-
-
 def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
-    """Graphs of two examples of each condition."""
-    examples = list(drawn_examples(result, nodes))
+    """Graphs of the first, the deepest and the paper's own example of each condition with gates."""
+    drawn: list[probes.DrawnExample] = []
+    for condition, _, examples in first_cells(result):
+        if has_gates(examples):
+            deepest = int(examples["depth"].to_numpy().argmax())
+            of_all = graphs_of(examples, nodes)
+            for number in dict.fromkeys((0, deepest, main_example(examples))):
+                title = title_of(condition, examples, number)
+                labels = examples["tokens"][number].item().split()
+                drawn.append(probes.DrawnExample(title, of_all, number, labels))
     darkest, shade = SHADES[nodes]
-    return probes.plot_control_flow(examples, darkest=darkest, shade=shade) if examples else None
-
-
-def attention(result: xr.DataTree) -> Figure | None:
-    """Attention at every step in an example of each condition; columns that change are framed."""
-    examples = [drawn for drawn in drawn_examples(result, "change") if drawn.number == 0]
-    return probes.plot_attention(examples) if examples else None
+    return probes.plot_control_flow(drawn, darkest=darkest, shade=shade) if drawn else None

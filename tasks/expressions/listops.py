@@ -38,7 +38,7 @@ _COMPARATORS = (
     *((3, 4), (0, 2), (1, 3), (0, 1), (2, 3)),
 )
 _EXTRA_HEIGHT = 2  # the most by which the nesting depth exceeds the dependency depth
-_CACHE_VERSION = 1  # to be increased when the same config gives other expressions
+_CACHE_VERSION = 2  # to be increased when the same config gives other expressions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class ListOpsConfig(NestedConfig):
     """
 
     NOTATION: ClassVar = _NOTATION
-    TRAIN_FROM: ClassVar = 1
-    ID_FROM: ClassVar = 1
+    TRAIN_FROM: ClassVar = 0
+    ID_FROM: ClassVar = 1  # the digits alone, depth 0, are all in `train`
     MAX_TRAIN_DEPTH: ClassVar = 10
 
     n_train: int = 1_000_000
@@ -84,7 +84,8 @@ class ListOps(NestedTask):
     whose depth is uniform from 1 to the same depth; the remaining arguments are digits. Trees of
     other dependency depths or over `max_length` are rejected.
 
-    A keyed hash of the sequence assigns it to `train` or `id`. The evaluation splits have no
+    `train` has depths from 0, a digit alone, as section B.1 says; the other splits begin at 1, as
+    in table 3. A keyed hash of the sequence assigns it to `train` or `id`. The evaluation splits have no
     sequence twice; `train` repeats short ones.
 
     Args:

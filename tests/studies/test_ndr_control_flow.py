@@ -17,23 +17,17 @@ from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.engine.trained import initial_model
-from studies.ndr_control_flow import (
-    KINDS,
-    PRESETS,
-    STUDY,
-    TABLE,
-    broken,
-    control_flow,
-    drawn,
-    flow,
-)
+from studies.measures import control_flow as measures
+from studies.measures.control_flow import examples_of_all_depths
+from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, broken, flow
 from studies.setups import expressions
-from studies.setups.expressions import GATED, MODELS, RECURRENT, ROUTERS, examples_of_all_depths
+from studies.setups.expressions import GATED, MODELS, PAPERS_LISTOPS, RECURRENT, ROUTERS
 from studies.views import ndr as views
+from studies.views import ndr_maps as maps
 from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
 from tasks.expressions.table_lookup import look_up
 
-SMOKE = ["task.direction=forward", "model=ndr,lstm"]
+SMOKE = ["task.direction=forward", "model=ndr,lstm,transformer"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +67,7 @@ def batch(setup):
 
 def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
     scores = result["scores"].to_dataset()
-    assert scores["model"].to_numpy().tolist() == ["ndr", "lstm"]
+    assert scores["model"].to_numpy().tolist() == ["ndr", "lstm", "transformer"]
     assert scores["split"].to_numpy().tolist() == ["id", "valid", "ood"]
     depths = scores["accuracy"].sel(split=["id", "valid", "ood"]).notnull().isel(cell=0)
     known = {
@@ -91,7 +85,11 @@ def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
     assert set(flows["control"].to_numpy()) == {"trained", "shuffled", "untrained"}
     assert set(flows["nodes"].to_numpy()) == set(views.NODES) == set(KINDS)
     assert flows["score"].isel(cell=0).notnull().any()
-    assert flows["score"].isel(cell=1).isnull().all()
+    assert flows["score"].isel(cell=[1, 2]).isnull().all()
+    for part, name in (("heads", "best"), ("drawn", "attention")):
+        values = result[part][name].transpose("cell", ...)
+        assert values.notnull().any(values.dims[1:]).to_numpy().tolist() == [True, False, True]
+    assert result["timing"]["step_of_depth"].dims == ("cell", "control", "depth")
     assert result.attrs["selection_protocol"].startswith("Csordas et al. 2021")
 
 
@@ -108,7 +106,7 @@ def test_readings_of_the_table_and_of_claims_are_there(result):
     known = {reading.label for _, reading in TABLE.readings().values()}
     assert len(known) == len(TABLE.readings())
     for claim in STUDY.claims:
-        assert claim.reading.values(result).shape == (2,)
+        assert claim.reading.values(result).shape == (3,)
 
 
 def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
@@ -136,10 +134,16 @@ def test_the_table_renders(result):
         assert word in capture.get()
 
 
-def test_every_figure_is_drawn(folder):
+def test_every_figure_of_these_models_is_drawn(folder):
+    others = [f"{kind}_{model}" for kind in ("attention", "head", "gates") for model in ROUTERS]
+    absent = {name for name in others if not name.endswith(("_ndr", "_transformer"))}
+    # A transformer has no gates, and depth and length of a lookup are the same.
+    absent |= {"gates_transformer", "done_by_length"}
     for name in STUDY.views:
         for kind in ("png", "pdf"):
-            assert (folder / f"{name}.{kind}").stat().st_size > 1000
+            path = folder / f"{name}.{kind}"
+            assert path.exists() == (name not in absent), name
+            assert name in absent or path.stat().st_size > 1000
 
 
 def test_without_gates_the_control_flow_is_left_out(result):
@@ -150,6 +154,18 @@ def test_without_gates_the_control_flow_is_left_out(result):
     drawn = {name for name, view in STUDY.views.items() if view(few) is not None}
     plt.close("all")
     assert drawn == {"accuracy", "training"}
+
+
+def test_a_row_that_is_younger_than_a_result_is_left_out(result):
+    older = result.copy(deep=True)
+    summary = older["summary"].to_dataset()
+    names = [name for name in summary["reading"].to_numpy() if "best head" not in name]
+    older["summary"] = xr.DataTree(summary.sel(reading=names))
+    console = Console(width=100, record=True)
+    with console.capture() as capture:
+        console.print(TABLE.render(older))
+    assert "right, id" in capture.get()
+    assert "readout reads root" not in capture.get()
 
 
 # Settings
@@ -200,61 +216,58 @@ def test_every_preset_builds_its_models_and_their_losses_are_finite(preset):
             assert len(model.blocks) == cell.n_steps
 
 
-TRAINING = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
-PAPER_SIZES = {
-    "paper": {
-        "ndr": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 1.5e-4, 0.01, 5.0, 0),
-        "geometric": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 1.5e-4, 0.01, 5.0, 0),
-        "relative_gate": (256, 512, 1, 14, 14, 0.5, 0.1, 30_000, 512, 2e-4, 0.01, 5.0, 0),
-        "transformer": (128, 256, 4, 11, 11, 0.1, 0.1, 30_000, 512, 1.5e-4, 0.0025, 5.0, 0),
-    },
-    "paper-arithmetic": {
-        "ndr": (256, 1024, 4, 15, 15, 0.5, 0.1, 100_000, 512, 1.5e-4, 0.01, 1.0, 0),
-        "abs_rel_gate": (256, 1024, 4, 15, 15, 0.5, 0.1, 100_000, 512, 1.5e-4, 0.01, 1.0, 0),
-        "relative": (128, 256, 4, 11, 11, 0.5, 0.1, 200_000, 512, 1.5e-4, 0.0025, 1.0, 0),
-    },
-    "paper-listops": {
-        "ndr": (512, 1024, 16, 20, 24, 0.1, 0.05, 100_000, 512, 2e-4, 0.09, 1.0, 0),
-        "abs_rel_gate": (512, 2048, 16, 20, 24, 0.1, 0.1, 100_000, 512, 2e-4, 0.09, 1.0, 0),
-        "transformer": (256, 1024, 16, 6, 6, 0.015, 0.05, 200_000, 512, 4e-4, 0.05, 1.0, 0),
-    },
-    "laptop": {
+def test_the_laptop_preset_has_its_own_sizes():
+    cells = cells_of("laptop")
+    sizes = ("d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "dropout", "gate_dropout")
+    training = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
+    expected = {
         "ndr": (64, 128, 4, 8, 14, 0.2, 0.1, 12_000, 128, 3e-3, 0.01, 5.0, 100),
         "abs_rel_gate": (64, 128, 4, 8, 14, 0.2, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
         "relative": (64, 128, 4, 8, 8, 0.2, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
-    },
-}
-RECURRENT_SIZES = {
-    "paper": (200, 1, 0.5, 20_000, 256, 1e-3, 0.0, 5.0, 0),
-    "paper-arithmetic": (200, 2, 0.5, 200_000, 256, 1e-3, 0.0, 1.0, 0),
-    "paper-listops": (512, 4, 0.1, 200_000, 512, 1e-3, 0.08, 1.0, 0),
-    "laptop": (128, 1, 0.1, 3000, 128, 1e-3, 0.01, 5.0, 100),
-}
-
-
-@pytest.mark.parametrize("preset", PAPER_SIZES)
-def test_presets_have_the_settings_of_their_source(preset):
-    cells = cells_of(preset)
-    sizes = ("d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "dropout", "gate_dropout")
-    for name, expected in PAPER_SIZES[preset].items():
-        own = [getattr(cells[name], one) for one in sizes]
-        assert (*own, *(getattr(cells[name].training, one) for one in TRAINING)) == expected
-    for name in ("lstm", "bilstm"):
-        own = [getattr(cells[name], one) for one in ("d_hidden", "n_layers", "dropout")]
-        training = cells[name].training
-        found = (*own, *(getattr(training, one) for one in TRAINING))
-        assert found == RECURRENT_SIZES[preset]
-    ndr, dnc = cells["ndr"], cells["dnc"]
+    }
+    for name, values in expected.items():
+        found = [getattr(cells[name], one) for one in sizes]
+        assert (*found, *(getattr(cells[name].training, one) for one in training)) == values
+    for name in RECURRENT:
+        cell = cells[name]
+        widths = (cell.d_embed, cell.d_hidden, cell.dropout, cell.training.n_steps)
+        assert widths == (128, 128, 0.1, 3000)
+    dnc, ndr = cells["dnc"], cells["ndr"]
     assert (dnc.n_cells, dnc.d_cell, dnc.n_read_heads) == (32, 32, 4)
-    at_home = preset == "laptop"
-    assert ndr.initial_s_bias == (-2 if at_home else 0)
-    assert ndr.attention_dropout == (0 if at_home else 0.1)
-    assert ndr.training.stop_at == (0.995 if at_home else None)
+    assert (ndr.initial_s_bias, ndr.attention_dropout) == (-2, 0)
+    assert (ndr.training.stop_at, ndr.training.decayed) == (0.995, "matrices")
+    assert (ndr.training.final_learning_rate, ndr.training.evaluate_every) == (0.1, 500)
     assert cells["transformer"].training.stop_at is None
-    assert ndr.training.final_learning_rate == (0.1 if at_home else 1)
-    assert ndr.training.evaluate_every == (500 if at_home else 1000)
-    # What chooses the checkpoint is not all of `valid`.
-    assert ndr.n_validation == {"paper": 1000}.get(preset, 500) < ndr.task.n_valid
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_chooses_the_checkpoint_is_not_all_of_valid(preset):
+    for cell in STUDY.plan(preset).cells:
+        assert cell.n_validation < cell.task.n_valid
+
+
+@pytest.mark.parametrize(
+    ("preset", "n_cells", "numbers"),
+    [
+        # Both directions, in distribution and out of it, for eight models.
+        ("paper", 80, 32),
+        ("paper-arithmetic", 25, 10),
+        ("paper-arithmetic-early", 25, 5),
+        ("paper-listops", 25, 10),
+    ],
+)
+def test_cells_have_the_numbers_of_the_paper(preset, n_cells, numbers):
+    cells = STUDY.plan(preset).cells
+    assert len(cells) == n_cells
+    assert {cell.seed for cell in cells} == set(range(5))
+    found = {number for cell in cells for number in cell.paper()}
+    assert len(found) == numbers
+    splits = Counter(number.split for cell in cells for number in cell.paper())
+    assert splits["ood"] == n_cells
+    assert splits["id"] == (0 if preset.endswith("early") else n_cells)
+    for cell in cells:
+        for number in cell.paper():
+            assert number.experiment.endswith(f"/{cell.model}")
 
 
 def test_models_have_the_dropout_and_the_bias_of_their_settings():
@@ -268,16 +281,11 @@ def test_models_have_the_dropout_and_the_bias_of_their_settings():
             # The paper's transformer has no dropout in its attention.
             assert config.attention.query_dropout == 0.2
         if name in GATED:
-            assert config.gate.dropout == 0.1
+            assert (config.gate.dropout, config.gate.hidden_dropout) == (0.1, 0.3)
         if name in ("ndr", "geometric"):
             assert (model.core.attn.s_bias == -1.5).all()
     for name in RECURRENT:
         assert replace(cell, model=name).build(torch.Generator()).config.dropout == 0.3
-
-
-def test_the_papers_tasks_are_the_defaults():
-    assert cells_of("paper")["ndr"].task == TableLookupConfig()
-    assert cells_of("paper-listops")["ndr"].task == ListOpsConfig()
 
 
 def test_recurrent_models_are_trained_once_for_all_settings_of_routers():
@@ -381,7 +389,7 @@ def test_examples_are_spread_over_the_depths_of_all_splits(batch, setup):
 
 def columns_of(model, batch, evaluation_batch_size=250):
     columns = probes.capture_control_flow(
-        model, batch.parts(evaluation_batch_size), answer=expressions.most_probable
+        model, batch.parts(evaluation_batch_size), answer=measures.most_probable
     )
     return columns.assign(valid=tasks.column_dataflow(batch)["valid"])
 
@@ -460,15 +468,20 @@ def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_only_models_with_gates_have_control_flow(name, setup):
+def test_models_with_gates_have_control_flow_and_models_with_columns_the_rest(name, setup):
     trained = trained_of(replace(setup, model=name))
-    assert (control_flow(trained, n=8) is not None) == (name in GATED)
-    assert (drawn(trained_of(replace(setup, model=name)), n=1) is not None) == (name in GATED)
+    assert (measures.control_flow(trained, n=8) is not None) == (name in GATED)
+    for measure in (measures.heads, measures.timing):
+        assert (measure(trained_of(trained.setup), n=8) is not None) == (name in ROUTERS)
+    drawn = measures.drawn(trained_of(trained.setup), n=1)
+    assert (drawn is not None) == (name in ROUTERS)
+    if drawn is not None:
+        assert ("gate" in drawn) == bool(drawn["gates"].notnull().any()) == (name in GATED)
 
 
-def test_examples_of_the_deepest_of_training_and_of_all_beyond_are_drawn(trained, setup):
-    found = drawn(trained_of(setup), n=2)
-    assert found["depth"].to_numpy().tolist() == [3, 3, 4, 4, 5, 5]
+def test_examples_of_the_deepest_of_training_and_of_all_are_drawn(trained, setup):
+    found = measures.drawn(trained_of(setup), n=2)
+    assert found["depth"].to_numpy().tolist() == [3, 3, 5, 5]
     # A mark at both ends, and as many tokens as the depth and one.
     for depth, tokens in zip(found["depth"].to_numpy(), found["tokens"].to_numpy(), strict=True):
         first, *inner, last = tokens.split()
@@ -521,12 +534,11 @@ def test_graphs_are_written_for_other_programs(planted, tmp_path):
             assert graph.has_edge((1, 2), (2, 4))
 
 
-def test_figures_of_graphs_show_examples_answers_and_updates(planted):
-    for figure in (views.graphs(planted, nodes="change"), views.attention(planted)):
-        titles = [axis.get_title(loc="left") + axis.get_ylabel() for axis in figure.axes]
-        assert any("depth 3: right is" in title for title in titles)
-    framed = [axis for axis in figure.axes if axis.patches]
-    assert [axis.get_title() for axis in framed] == ["step 2", "step 4"]
+def test_graphs_show_the_examples_of_models_with_gates(planted):
+    figure = views.graphs(planted, nodes="change")
+    titles = [axis.get_title(loc="left") for axis in figure.axes[:-1]]
+    assert [title.split(":")[0] for title in titles] == ["NDR, depth 3", "NDR, depth 5"]
+    assert all("right is" in title for title in titles)
     plt.close("all")
 
 
@@ -544,3 +556,151 @@ def test_accuracy_is_drawn_at_each_depth_beside_chance(result):
         line.get_ydata() == [1 / 8, 1 / 8] for line in axis.lines[1:] if len(line.get_ydata()) == 2
     )
     plt.close(figure)
+
+
+# Maps of examples
+
+
+@pytest.fixture(scope="module")
+def mapped(result):
+    """The smoke run's result with known maps: the transformer's example is the paper's expression.
+
+    Head 2 of NDR joins arguments and operations most clearly, at step 1; head 0 reads results.
+    """
+    tree = result.copy(deep=True)
+    drawn, heads = tree["drawn"].to_dataset(), tree["heads"].to_dataset()
+    weights = np.random.default_rng(0).random(drawn["attention"].shape).astype("float32")
+    drawn["attention"] = drawn["attention"].copy(data=weights).where(drawn["attention"].notnull())
+    drawn["change"][0, :, 3, 2] = 0.9
+    heads["score"].loc[{"control": "others"}] = 0.1
+    heads["score"].loc[{"control": "trained"}] = 0.2
+    heads["at_step"][:] = 0.1
+    for role, head, step in (("argument reads operator", 2, 1), ("operator reads result", 0, 4)):
+        heads["score"].loc[{"control": "trained", "role": role, "head": head}] = 0.9
+        heads["at_step"].loc[{"role": role, "head": head, "step": step}] = 0.7
+    tree["drawn"], tree["heads"] = xr.DataTree(drawn), xr.DataTree(heads)
+    return tree
+
+
+def panels_of(figure):
+    """The panels of a figure by the title of their example."""
+    return {
+        part.get_suptitle().replace("\n", " "): [axis for axis in part.axes if axis.images]
+        for part in figure.subfigs
+    }
+
+
+def test_attention_is_drawn_for_all_models_with_columns(mapped):
+    few = panels_of(maps.attention(mapped, most=3))
+    assert [title.split(":")[0] for title in few] == ["NDR, depth 5", "transformer, depth 5"]
+    assert all("3 of 6 steps" in title for title in few)
+    ndr = next(iter(few.values()))
+    assert [axis.get_title() for axis in ndr] == ["step 0", "step 2", "step 5"]
+    drawn = mapped["drawn"].to_dataset().isel(cell=0)
+    (deepest,) = np.flatnonzero(drawn["depth"] == 5)
+    width = len(drawn["tokens"][deepest].item().split())
+    expected = drawn["attention"][deepest, 2].max("head")[:width, :width]
+    np.testing.assert_array_equal(ndr[1].images[0].get_array(), expected)
+    (all_steps,) = panels_of(maps.attention(mapped, model="ndr")).values()
+    # A column that changes is framed, at the step where it does.
+    assert [len(axis.patches) for axis in all_steps] == [0, 0, 0, 1, 0, 0]
+    assert maps.attention(mapped, model="geometric") is None
+    # Models without gates have no frames: all their columns change all the time.
+    (transformer,) = panels_of(maps.attention(mapped, model="transformer")).values()
+    assert not any(axis.patches for axis in transformer)
+
+
+def test_the_head_that_joins_arguments_and_operations_is_drawn_at_all_steps(mapped):
+    ((title, panels),) = panels_of(maps.joining_head(mapped, model="ndr")).items()
+    assert "head 2: argument reads operator" in title
+    assert [axis.get_title() for axis in panels] == [f"step {i}, head 2" for i in range(6)]
+    drawn = mapped["drawn"].to_dataset().isel(cell=0)
+    shown = panels[3].images[0].get_array()
+    (deepest,) = np.flatnonzero(drawn["depth"] == 5)
+    expected = drawn["attention"][deepest, 3, 2, : len(shown), : len(shown)]
+    np.testing.assert_array_equal(shown, expected)
+
+
+def test_heads_are_drawn_where_their_part_is_clearest(mapped):
+    title, panels = next(iter(panels_of(maps.heads(mapped)).items()))
+    assert "first head 2: argument reads operator; then: operator reads result" in title
+    names = [axis.get_title() for axis in panels]
+    assert names[:4] == [f"step {step}, head 2" for step in (0, 2, 3, 5)]
+    assert names[4] == "step 4, head 0"
+    # Without heads there is nothing to choose from, in stored results neither.
+    older = mapped.copy()
+    del older["heads"]
+    assert maps.heads(older) is None
+    assert maps.joining_head(older, model="ndr") is None
+
+
+def test_gates_of_all_channels_are_drawn(mapped):
+    ((title, panels),) = panels_of(maps.gates(mapped, model="ndr")).items()
+    assert "gates of 16 channels" in title
+    drawn = mapped["drawn"].to_dataset().isel(cell=0)
+    (deepest,) = np.flatnonzero(drawn["depth"] == 5)
+    shown = panels[5].images[0].get_array()
+    expected = drawn["gates"][deepest, 5, : shown.shape[1]].transpose("channel", "pos")
+    np.testing.assert_array_equal(shown, expected)
+    assert maps.gates(mapped, model="transformer") is None
+    older = mapped.copy()
+    older["drawn"] = xr.DataTree(mapped["drawn"].to_dataset().drop_vars("gates"))
+    assert maps.gates(older, model="ndr") is None
+
+
+def test_the_papers_expression_is_drawn_if_it_is_there(mapped):
+    drawn = mapped["drawn"].to_dataset().isel(cell=0)
+    assert drawn["depth"][views.main_example(drawn)] == 5
+    texts = drawn["tokens"].to_numpy().astype(object)
+    texts[0] = f"BOS {PAPERS_LISTOPS} EOS"
+    assert views.main_example(drawn.assign(tokens=("example", texts))) == 0
+
+
+def test_a_listops_model_gets_the_papers_expression():
+    changes = [
+        "task.n_train=60",
+        "task.n_id=40",
+        "task.n_valid=40",
+        "task.n_ood=40",
+        "n_validation=20",
+    ]
+    small = ["d_model=16", "d_mlp=8", "n_heads=2", "n_test_steps=3", "model=relative", "seed=0"]
+    (cell,) = STUDY.plan("paper-listops", changes + small).cells
+    found = measures.drawn(trained_of(cell), n=1)
+    (number,) = np.flatnonzero(found["tokens"] == f"BOS {PAPERS_LISTOPS} EOS")
+    assert found["target"][number] == "4"
+    assert found["depth"].to_numpy().tolist() == [3, 5, 8]
+    scores = measures.heads(trained_of(cell), n=20)
+    assert int(scores["pairs"].min()) > 0
+    timing = measures.timing(trained_of(cell), n=20)
+    assert timing["control"].to_numpy().tolist() == ["trained", "untrained"]
+    assert np.isfinite(timing["slope"].sel(control="untrained")).all()
+
+
+def test_the_order_of_keys_is_the_papers(result):
+    figure = maps.key_order(result, n=4)
+    # Nearer keys come first; of two at the same distance the right one.
+    by_hand = [[np.nan, 1, 2, 3], [2, np.nan, 1, 3], [3, 2, np.nan, 1], [3, 2, 1, np.nan]]
+    shown = figure.axes[0].images[0].get_array()
+    np.testing.assert_array_equal(np.ma.filled(shown.astype(float), np.nan), by_hand)
+    softmax = result.map_over_datasets(lambda data: data.isel(cell=[1, 2], missing_dims="ignore"))
+    assert maps.key_order(softmax) is None
+
+
+def test_operations_done_and_roles_are_drawn_from_their_measures(mapped):
+    timing = mapped["timing"].to_dataset()
+    roles = views.roles(mapped)
+    assert roles["head"].to_numpy().tolist() == ["0", "1", "2", "3"]
+    assert set(views.done_by_depth(mapped)["control"].to_numpy()) == {"trained", "untrained"}
+    step = np.full(timing["step"].shape, np.nan)
+    step[0, 0, 1] = np.arange(step.shape[-1])
+    planted = mapped.copy()
+    planted["timing"] = xr.DataTree(timing.assign(step=timing["step"].copy(data=step)))
+    done = views.done_by_length(planted)["value"]
+    # Depths of a single length are left out.
+    n_lengths = np.isfinite(done).sum("length").max("cell")
+    assert n_lengths.to_numpy().tolist() == [
+        step.shape[-1] if depth == 1 and step.shape[-1] > 1 else 0
+        for depth in range(step.shape[-2])
+    ]
+    assert not views.roles(xr.DataTree())

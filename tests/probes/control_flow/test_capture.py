@@ -164,3 +164,25 @@ def test_a_model_without_states_to_compare_is_refused():
     assert HEADS > 1
     with pytest.raises(KeyError, match="hook_resid_pre"):
         capture_control_flow(ProgramModel(), [SimpleBatch(programs.inputs, {})], answer=answer_of)
+
+
+def test_gates_and_attention_can_be_left_out(inputs):
+    class Ungated(Step):
+        def __init__(self):
+            super().__init__()
+            del self.hook_gate
+
+        def forward(self, h):
+            return self.hook_resid_post(self.attn(self.hook_resid_pre(h)))
+
+    model = GatedModel()
+    model.blocks = nn.ModuleList(Ungated() for _ in range(N_STEPS))
+    model.setup()
+    batches = [SimpleBatch(inputs, {})]
+    columns = capture_control_flow(model, batches, answer=largest, gates=None)
+    assert set(columns.data_vars) == {"change", "attention", "answer"}
+    alone = capture_control_flow(model, batches, answer=largest, gates=None, attention=None)
+    assert set(alone.data_vars) == {"change", "answer"}
+    np.testing.assert_array_equal(alone["change"], columns["change"])
+    with pytest.raises(KeyError, match="hook_gate"):
+        capture_control_flow(model, batches, answer=largest)

@@ -7,10 +7,8 @@ from matplotlib.patches import Rectangle
 
 from probes import (
     DrawnExample,
-    draw_attention,
     draw_control_flow,
     extract_control_flow,
-    plot_attention,
     plot_control_flow,
 )
 
@@ -93,33 +91,6 @@ def test_labels_must_be_of_the_valid_columns(graphs, axis):
         draw_control_flow(axis, graphs, 2)
 
 
-def test_attention_is_drawn_at_every_step_with_the_columns_that_update(graphs):
-    weights = np.random.default_rng(0).random((3, 2, 3, 3))
-    attention = xr.DataArray(weights, dims=DIMS[1:])
-    _, axes = plt.subplots(1, 4)
-    labels = ["BOS", "a", "b"]
-    image = draw_attention(axes, attention, graphs["update"][0], labels=labels)
-    # Rows of columns that update are framed: column 1 at steps 0 and 2.
-    assert [len(axis.patches) for axis in axes] == [1, 0, 1, 0]
-    (frame,) = axes[2].patches
-    assert (frame.get_xy(), frame.get_width(), frame.get_height()) == ((-0.5, 0.5), 3, 1)
-    for step, axis in enumerate(axes[:3]):
-        np.testing.assert_array_equal(axis.images[0].get_array(), weights[step].max(axis=0))
-        assert axis.get_title() == f"step {step}"
-        assert [one.get_text() for one in axis.get_xticklabels()] == labels
-    named = [[one.get_text() for one in axis.get_yticklabels()] for axis in axes[:3]]
-    assert named == [labels, [""] * 3, [""] * 3]
-    assert not axes[3].images
-    assert image is axes[2].images[0]
-    # Fewer labels, as of an example with padding: the rest is left out.
-    _, axes = plt.subplots(1, 3)
-    draw_attention(axes, attention, graphs["update"][1], labels=labels[:2])
-    assert axes[0].images[0].get_array().shape == (2, 2)
-    with pytest.raises(ValueError, match="axes must be at least one for each of 3 steps, got"):
-        draw_attention(axes[:2], attention, graphs["update"][0], labels=labels)
-    plt.close("all")
-
-
 def test_several_graphs_stand_beside_one_another_where_there_is_room(graphs):
     labels = ["BOS", "a", "b"]
     short = [DrawnExample("one", graphs, 0, labels), DrawnExample("two", graphs, 1, labels[:2])]
@@ -140,21 +111,4 @@ def test_several_graphs_stand_beside_one_another_where_there_is_room(graphs):
     assert above.get_position().y0 > below.get_position().y1
     with pytest.raises(ValueError, match="examples must be at least one"):
         plot_control_flow([])
-    plt.close("all")
-
-
-def test_attention_of_examples_has_a_row_for_each(graphs):
-    weights = np.random.default_rng(0).random((3, 2, 3, 3))
-    attention = xr.DataArray(weights, dims=DIMS[1:])
-    labels = ["BOS", "a", "b"]
-    first = DrawnExample("first", graphs, 0, labels, attention)
-    second = DrawnExample("second", graphs, 1, labels[:2], attention)
-    figure = plot_attention([first, second])
-    panels = np.array(figure.axes[:6]).reshape(2, 3)
-    assert [row[0].get_ylabel().split("\n")[0] for row in panels] == ["first", "second"]
-    # Each example has the columns that update in its own graph.
-    assert [[len(axis.patches) for axis in row] for row in panels] == [[1, 0, 1], [0, 0, 0]]
-    np.testing.assert_array_equal(panels[0, 1].images[0].get_array(), weights[1].max(axis=0))
-    with pytest.raises(ValueError, match="each with its attention"):
-        plot_attention([first, DrawnExample("none", graphs, 0, labels)])
     plt.close("all")

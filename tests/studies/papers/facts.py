@@ -14,8 +14,10 @@ import torch
 from mechanisms import Transformer
 from studies.engine import Setup
 from studies.engine.study import Plan
+from studies.setups.expressions import ExpressionSetup
 from studies.setups.latent_code import FuzzySetup, LatentCodeSetup, RavenSetup
 from tasks import RAVEN_RULES
+from tests.studies.papers.expression_facts import expression_facts
 
 
 def training_facts(setup: Setup) -> dict[str, Any]:
@@ -181,16 +183,18 @@ def fuzzy_facts(setup: FuzzySetup) -> dict[str, Any]:
 FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     RavenSetup: raven_facts,
     FuzzySetup: fuzzy_facts,
+    ExpressionSetup: expression_facts,
 }
 """The facts about task and model, by the class of the setup."""
 
 
 def facts_of(setup: Setup, plan: Plan) -> dict[str, Any]:
     """All facts about a cell of a plan by their names; None is "none"."""
-    facts = training_facts(setup) | FACTS[type(setup)](setup)
     training = setup.training
-    facts |= {
+    # A task with a fixed training set has its own number of examples.
+    facts = {
         "task.n_train": training.n_steps * training.batch_size,
         "task.n_test": plan.measures["scores"].n_test,
     }
+    facts |= training_facts(setup) | FACTS[type(setup)](setup)
     return {name: "none" if value is None else value for name, value in facts.items()}

@@ -181,7 +181,7 @@ def test_the_longest_and_the_widest_expressions_fit():
 
 def test_equal_numbers_of_each_dependency_depth(task):
     for split, depths in {
-        "train": range(1, 6),
+        "train": range(6),
         "id": range(1, 6),
         "valid": [6],
         "ood": [7, 8],
@@ -191,7 +191,8 @@ def test_equal_numbers_of_each_dependency_depth(task):
         assert counts == dict.fromkeys(depths, task.size(split) // len(depths))
         assert counts == task.config.counts(split)
         assert (batch.latents["nesting_depth"] >= batch.latents["depth"]).all()
-    assert sum(ListOpsConfig().counts("train").values()) == 1_000_000
+    config = ListOpsConfig()
+    assert sum(config.counts("train").values()) == config.n_train == 1_000_000
     deeper = full_batch(task, "train").latents
     assert (deeper["nesting_depth"] > deeper["depth"]).double().mean() > 0.1
 
@@ -301,7 +302,7 @@ def test_without_a_place_to_write_it_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_train": 4}, "n_train must be an integer from 5 to .*, got 4"),
+        ({"n_train": 4}, "n_train must be an integer from 6 to .*, got 4"),
         ({"n_valid": 0}, "n_valid must be .*, got 0"),
         ({"train_depth": 0}, "train_depth must be .*, got 0"),
         ({"valid_depths": [6, 6]}, r"valid_depths must be a pair .*, got \[6, 6\]"),

@@ -1,0 +1,173 @@
+"""Measures of models with columns on expressions: control flow, heads, timing, drawn examples."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import xarray as xr
+from torch import nn
+
+import probes
+import tasks
+from studies import engine
+from studies.setups.expressions import GATED, PAPERS_LISTOPS, ROUTERS, ExpressionSetup
+from tasks import Batch, ListOpsConfig, TableLookupConfig
+
+NODES = {"gate": (0.1, 0.2), "change": 0.2}
+"""Criteria for a node of the graph, with thresholds (see `probes.extract_control_flow`).
+
+`gate`: the gate's mean over channels (many of which stay closed) exceeds 0.2, until it falls below
+0.1; untrained gates are at 0.05. `change`: the relative change of the state exceeds the threshold.
+"""
+
+LEAST_READ = 0.5
+"""The smallest attention weight of a read; a head of geometric attention rarely has two such keys.
+"""
+
+
+def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
+    """Whether graphs of gates and attention match the true dataflow, and whether answers need them.
+
+    Args:
+        trained: the trained model and its untrained control.
+        n: number of examples, spread over all depths.
+    """
+    setup = trained.setup
+    if setup.model not in GATED:
+        return None
+    batch = examples_of_all_depths(trained, n)
+    return probes.examine_control_flow(
+        trained.model,
+        batch.inputs,
+        tasks.column_dataflow(batch, readout=setup.readout),
+        untrained=trained.untrained,
+        answer=most_probable,
+        thresholds=NODES,
+        attention_threshold=LEAST_READ,
+        routes=None if isinstance(setup.task, TableLookupConfig) else 1,
+        seed=trained.seed,
+        batch_size=setup.evaluation_batch_size,
+    )
+
+
+def heads(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
+    """Which heads join arguments and operations, copy results, or read the answer.
+
+    Args:
+        trained: the trained model and its untrained control.
+        n: number of examples, spread over all depths.
+    """
+    setup = trained.setup
+    if setup.model not in ROUTERS:
+        return None
+    batch = examples_of_all_depths(trained, n)
+    attention, untrained = (
+        columns_of(setup, model, batch)["attention"] for model in (trained.model, trained.untrained)
+    )
+    truth = tasks.column_dataflow(batch, readout=setup.readout)
+    return probes.score_heads(attention, truth, untrained=untrained, seed=trained.seed)
+
+
+def timing(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
+    """The step at which operations are done, by depth and by length, in right answers.
+
+    Args:
+        trained: the trained model and its untrained control.
+        n: number of examples, spread over all depths.
+    """
+    setup = trained.setup
+    if setup.model not in ROUTERS:
+        return None
+    batch = examples_of_all_depths(trained, n)
+    truth = tasks.column_dataflow(batch, readout=setup.readout)
+    results = {}
+    for control in ("trained", "untrained"):
+        model = getattr(trained, "model" if control == "trained" else control)
+        columns = columns_of(setup, model, batch, with_attention=False)
+        is_used = (columns["answer"] == truth["target"]) | (control == "untrained")
+        change = columns["change"].where(is_used, 0.0)
+        results[control] = probes.score_timing(change >= NODES["change"], truth)
+    dim = xr.Variable("control", list(results), {"long_name": "whose steps"})
+    joined: Any = xr.concat(list(results.values()), dim, join="outer")
+    return joined
+
+
+def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
+    """Attention and gates of a few examples, of which maps and graphs are drawn and exported.
+
+    `change`, `attention` and, with gates, `gate`, see `probes.capture_control_flow`; `gates`
+    [example, step, pos, channel], NaN without gates; and `tokens`, `target`, `answer`, `depth`
+    [example].
+
+    Args:
+        trained: the trained model.
+        n: examples of the largest depth in training, and of the largest of all.
+    """
+    setup, task = trained.setup, trained.task
+    if setup.model not in ROUTERS:
+        return None
+    batch = drawn_examples(trained, n)
+    data = columns_of(setup, trained.model, batch)
+    if setup.model in GATED:
+        every_gate = probes.Quantity("blocks.*.hook_gate", ("example", "pos", "channel"))
+        found = probes.capture(trained.model, [batch], {"gates": every_gate})
+        data["gates"] = found["gates"].rename(layer="step")
+    else:
+        # The cells of a result are joined along all dims, so none may lack one.
+        data["gates"] = data["change"].expand_dims(channel=1, axis=-1) * float("nan")
+    data["gates"].attrs["long_name"] = "gates"
+    words = [f"BOS {' '.join(task.words(batch, i))} EOS" for i in range(len(batch))]
+    texts = {
+        "tokens": ("tokens of the columns", words),
+        "target": ("right answer", [task.answers[i] for i in batch.targets[:, 0]]),
+        "answer": ("the model's answer", [task.answers[i] for i in data["answer"].to_numpy()]),
+        "depth": ("depth of the expression", batch.latents["depth"].cpu().numpy()),
+    }
+    # Three digits take little room when compressed.
+    kept = data.drop_vars("answer").round(3)
+    for dim in ("example", "head", "channel"):
+        kept = kept.assign_coords({dim: (dim, range(kept.sizes[dim]), {"long_name": dim})})
+    return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
+
+
+def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:
+    """About `n` examples of all splits, with about equally many of each depth."""
+    parts = [trained.batch(split, n) for split in trained.setup.splits]
+    return tasks.spread_over_depths(parts, n)
+
+
+def drawn_examples(trained: engine.Trained, n: int) -> Batch:
+    """`n` examples each of the largest depth in training and of all; and the paper's own one."""
+    task = trained.setup.task
+    batch = examples_of_all_depths(trained, n * task.ood_depths[1])
+    depths = torch.tensor([task.train_depth, task.ood_depths[1]], device=batch.inputs.device)
+    parts = [batch[torch.isin(batch.latents["depth"], depths)]]
+    if isinstance(task, ListOpsConfig):
+        parts.append(trained.task.examples_of([PAPERS_LISTOPS]).to(trained.device))
+    return tasks.spread_over_depths(parts, sum(map(len, parts)) * task.ood_depths[1])
+
+
+def columns_of(
+    setup: ExpressionSetup, model: nn.Module, batch: Batch, *, with_attention: bool = True
+) -> xr.Dataset:
+    """Changes and attention of all columns, and gates of models with gates, at every step.
+
+    Args:
+        setup: the settings of the model.
+        model: a model of `ROUTERS`.
+        batch: the examples.
+        with_attention: whether attention is kept, which takes much memory.
+    """
+    return probes.capture_control_flow(
+        cast(Any, model),
+        batch.parts(setup.evaluation_batch_size),
+        answer=most_probable,
+        gates="blocks.*.hook_gate" if setup.model in GATED else None,
+        attention="blocks.*.attn.hook_pattern" if with_attention else None,
+    )
+
+
+def most_probable(logits: Any) -> Any:
+    """The most probable answer of each example: [example]."""
+    return logits[:, 0].argmax(-1)
