@@ -21,7 +21,8 @@ def project(
     """Project a code to a few components (scikit-learn's PCA or t-SNE).
 
     Features are standardised first, as in `decode`, so that both see the same geometry. t-SNE
-    starts from the PCA and is reproducible for one `seed` on one machine.
+    starts from the PCA and is reproducible for one `seed` on one machine. If all points are the
+    same, all are at 0.
 
     Args:
         code: [samples..., features...] in any order; coordinates along the sample dims (such as
@@ -99,12 +100,19 @@ def project(
             "features": n_features,
         },
     )
+    # scikit-learn's PCA divides by the variance, and its t-SNE crashes on the result.
+    # Features that vary have variance 1, others are 0 up to rounding.
+    are_same = bool(np.abs(standardised).max() < 1e-6)
+    projected = np.zeros((n_points, components))
     if method == "pca":
         pca = PCA(n_components=components, random_state=seed)
-        projected = pca.fit_transform(standardised)
+        ratio = np.zeros(components)
+        if not are_same:
+            projected = pca.fit_transform(standardised)
+            ratio = pca.explained_variance_ratio_
         result["explained_variance_ratio"] = (
             ("component",),
-            pca.explained_variance_ratio_,
+            ratio,
             {"long_name": "share of the variance that the component explains", "units": "1"},
         )
         long_name = "principal components of the standardised code"
@@ -112,7 +120,8 @@ def project(
         # PCA initialisation needs as many features as components.
         start = "pca" if n_features >= components else "random"
         tsne = TSNE(n_components=components, perplexity=perplexity, init=start, random_state=seed)
-        projected = tsne.fit_transform(standardised)
+        if not are_same:
+            projected = tsne.fit_transform(standardised)
         result.attrs["perplexity"] = perplexity
         long_name = "t-SNE of the standardised code"
     result["projection"] = (

@@ -77,3 +77,11 @@ def test_invalid_input_is_refused(code):
         project(code, method="tsne", perplexity=120)
     with pytest.raises(ValueError, match="NaN"):
         project(code.where(code["layer"] > 0))
+
+
+def test_points_that_are_all_the_same_are_projected_to_one_point():
+    """In the first layer a query of zeros has the same code in all examples."""
+    code = xr.DataArray(np.full((50, 4), 0.3), dims=("example", "head"))
+    result = project(code, method=["pca", "tsne"])
+    assert (result["projection"] == 0).all()
+    assert (result["explained_variance_ratio"].sel(kind="pca") == 0).all()
