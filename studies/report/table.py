@@ -144,8 +144,9 @@ class Table:
         return xr.Dataset(described(("condition", "reading"), data), coords)
 
     def render(self, result: xr.DataTree) -> RichTable:
-        """The table as text, from a result's summary."""
-        summary, coordinates = result["summary"].to_dataset(), varied(result)
+        """The table as text."""
+        # Not the stored summary: older results have that of the rows of their time.
+        summary, coordinates = self.summary(result), varied(result)
         n_seeds = int(summary["n_seeds"].max())
         note = f"Means over {n_seeds} seeds; brackets: their 95% intervals (Student's t)."
         if n_seeds in BRACKETS:
@@ -225,9 +226,6 @@ def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str,
 
 def _cells(summary: xr.Dataset, name: str, row: Row, separator: str = " ") -> list[str]:
     """The table cells of a reading, one for each condition; "" where nothing was measured."""
-    if name not in summary["reading"]:
-        # Stored results may be older than a row.
-        return [""] * summary.sizes["condition"]
     cells = []
     records = summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records")
     for statistics in records:
