@@ -5,6 +5,10 @@ function with their values and predicts its value at another point. Attention me
 compared on training combinations of terms, on held-out ones, and on unseen terms; and the terms are
 decoded from the attention weights of the queried token.
 
+Splits have the names of the published code: `id`, training combinations; `test`, held-out
+combinations of the same terms, which the paper calls OOD; `ood`, terms that are not in training,
+which the paper calls unknown.
+
     python studies/fuzzy_logic_latent_code.py                      # 10 to 15 minutes
     python studies/fuzzy_logic_latent_code.py --preset smoke
     python studies/fuzzy_logic_latent_code.py --preset context
@@ -14,86 +18,17 @@ decoded from the attention weights of the queried token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-import xarray as xr
-
-import probes
-import tasks
 from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
+from studies.measures import fuzzy_logic as measures
 from studies.report import plots
 from studies.report.names import name_of
-from studies.report.panels import values
+from studies.report.panels import CONDITIONS, values
 from studies.setups.latent_code import FuzzySetup
-
-
-def code_of_query(pattern: torch.Tensor) -> torch.Tensor:
-    """The latent code of the queried token: [example, key, head].
-
-    Its attention weight to itself, and the mean of those to the points with known values.
-    """
-    last = pattern[:, :, -1]
-    return torch.stack([last[:, :, -1], last[:, :, :-1].mean(-1)], dim=1)
-
-
-def codes_of(model: Any, task: tasks.FuzzyLogic, batches: Iterable[tasks.Batch]) -> xr.Dataset:
-    """Latent codes with the composition of the functions.
-
-    `code` [example, layer, key, head], `target` [example, label]: for each term whether the
-    function has it, then for each variable the share of terms in which it is not negated.
-    """
-    quantity = probes.Quantity(
-        "blocks.*.attn.hook_pattern",
-        dims=("example", "key", "head"),
-        reduce=code_of_query,
-        long_name="latent code of the queried token",
-    )
-    data = probes.capture(model, batches, {"code": quantity})
-    n_terms, n_variables = task.conjunctions.shape
-    has = (data["terms"].to_numpy()[:, :, None] == np.arange(n_terms)).any(1)
-    target = np.concatenate([has.astype(float), data["literals"].to_numpy().mean(1)], axis=1)
-    names = [f"term {n}" for n in range(n_terms)] + [f"variable {n}" for n in range(n_variables)]
-    return data[["code"]].assign(target=(("example", "label"), target)).assign_coords(label=names)
-
-
-def decode_terms(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
-    """Linear decoding of terms and negations from the code, with the same queried point.
-
-    Decoders are fitted on `id`, where the terms of `ood` never occur: on `ood` only variables are
-    decoded, except those that all its terms share. `kind_score`: means over terms and over
-    variables.
-
-    Args:
-        trained: the trained model and its untrained control.
-        n: sequences for fitting, and for scoring on each split.
-    """
-    task, splits = trained.task, trained.setup.splits
-    fit, *tests = (
-        [task.with_fixed_query(batch) for batch in trained.batches(split, n)]
-        for split in ("id", *splits)
-    )
-
-    def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-        scored = (codes_of(model, task, batches) for batches in tests)
-        return codes_of(model, task, fit), dict(zip(splits, scored, strict=True))
-
-    scores = probes.decode_each(
-        *codes(trained.model),
-        label="target",
-        along="label",
-        untrained=codes(trained.untrained),
-        resamples=200,
-        seed=trained.seed,
-    )
-    kinds = [label.split()[0] for label in scores["label"].to_numpy()]
-    score = scores["score"].assign_coords(kind=("label", kinds))
-    about = "R^2 of decoding, mean over terms or variables"
-    return scores.assign(kind_score=score.groupby("kind").mean().assign_attrs(long_name=about))
+from studies.views import fuzzy_logic as views
 
 
 def decoded(kind: str, split: str, control: str = "probe") -> engine.Reading:
@@ -102,11 +37,22 @@ def decoded(kind: str, split: str, control: str = "probe") -> engine.Reading:
     return read("decoding", "kind_score", layer="all", metric="r2", **at)
 
 
-R2 = {split: metric("r2", split) for split in ("id", "test", "ood")}
-EACH = {
-    "test, each sequence": metric("r2_of_sequences", "test"),
-    "paper": metric("r2_of_sequences_paper", "test"),
-}
+def of_terms(split: str, control: str = "probe") -> engine.Reading:
+    """The mean F1 of decoding terms from the self-attention codes of all layers."""
+    return read("terms", "f1", layer="all", split=split, control=control)
+
+
+def of_literals(split: str, control: str = "probe") -> engine.Reading:
+    """The mean R^2 of decoding literals from the self-attention codes of all layers."""
+    return read("literals", "mean_r2", layer="all", split=split, control=control)
+
+
+SPLITS = {"training combinations": "id", "held-out combinations": "test", "unseen terms": "ood"}
+"""The names that the splits have in figures."""
+
+R2 = {name: metric("r2_of_sequences", split) for name, split in SPLITS.items()}
+KNOWN, NEW, UNSEEN = R2.values()
+PAPER_R2 = metric("r2_of_sequences_paper", "test")
 
 SCHUG = "Schug et al. 2024"
 TABLE_A1, FIGURE_2C = f"{SCHUG}, table A1", f"{SCHUG}, figure 2C"
@@ -115,13 +61,13 @@ TABLE_A1, FIGURE_2C = f"{SCHUG}, table A1", f"{SCHUG}, figure 2C"
 def better(model: str, than: str, source: str = TABLE_A1) -> Claim:
     """The claim that one mechanism answers held-out combinations better than another."""
     statement = f"{name_of(model)} answers held-out combinations better than {name_of(than)}"
-    return Claim(statement, source, R2["test"], {"model": model}, {"model": than})
+    return Claim(statement, source, NEW, {"model": model}, {"model": than})
 
 
 def loses(model: str, than: str) -> Claim:
     """The claim that one mechanism loses more on held-out combinations than another."""
     statement = f"{name_of(model)} loses more than {name_of(than)} from training to held-out"
-    loss, of, other = R2["id"] - R2["test"], {"model": model}, {"model": than}
+    loss, of, other = KNOWN - NEW, {"model": model}, {"model": than}
     return Claim(f"{statement} combinations", FIGURE_2C, loss, of, other)
 
 
@@ -144,7 +90,7 @@ CLAIMS = (
     loses("softmax", "hyla"),
     loses("linear", "hyla"),
     *(
-        Claim(f"{WHERE} {what}", FIGURE_2C, R2["test"], {name: of}, {name: than})
+        Claim(f"{WHERE} {what}", FIGURE_2C, NEW, {name: of}, {name: than})
         for what, name, of, than in (
             ("fewer of them are held out", "held_out", 0.3, 0.7),
             ("sequences are longer", "n_points", 96, 16),
@@ -153,39 +99,46 @@ CLAIMS = (
     Claim(
         "Functions of unseen terms are not answered: most of the variance is not explained",
         f"{SCHUG}, figure A3C",
-        0.5 - R2["ood"],
+        0.5 - UNSEEN,
         of={},
         exceeds=0.0,
     ),
-    legible(f"Which terms a function has {BETTER}", "term", "id"),
-    legible(
-        "So it is in held-out combinations",
-        "term",
-        "test",
+    Claim(
+        f"Which terms a function has {BETTER}, in held-out combinations",
         f"{SCHUG}, figure 2B",
+        of_terms("test") - of_terms("test", "untrained"),
+        of={},
+        exceeds=0.0,
     ),
+    legible(f"Which terms a function has {BETTER} and the other points', too", "term", "id"),
+    legible("So it is in held-out combinations", "term", "test"),
     legible(f"What is negated in unseen terms {BETTER}", "variable", "ood"),
 )
 
 TABLE = engine.Table(
-    title="R^2 of the answers, and of decoding (in %)",
+    title="R^2 of the answers, and decoding (in %)",
     conditions="rows",
     rows=(
-        *(Row(split, reading, spread=split == "test") for split, reading in R2.items()),
-        Row("paper", EACH["paper"], spread=False),
+        Row("training\ncomb.", KNOWN, spread=False),
+        Row("held-out\ncomb.", NEW),
+        Row("paper", PAPER_R2, spread=False),
+        Row("unseen\nterms", UNSEEN, spread=False),
         Section("terms"),
-        Row("terms,\nid", decoded("term", "id"), spread=False),
-        Row("untr.", decoded("term", "id", "untrained"), spread=False),
-        Row("test", decoded("term", "test"), spread=False),
+        Row("F1", of_terms("test"), spread=False),
+        Row("untr.", of_terms("test", "untrained"), spread=False),
+        Section("literals"),
+        Row("R^2", of_literals("id"), spread=False),
         Section("variables"),
-        Row("var.,\nood", decoded("variable", "ood"), spread=False),
+        Row("var.", decoded("variable", "ood"), spread=False),
         Row("untr.", decoded("variable", "ood", "untrained"), spread=False),
     ),
-    caption="R^2 of the answers on combinations of terms as in training (id), held-out ones (test) "
-    "and unseen terms (ood). Terms, var.: R^2 of ridge regression from the code of the queried "
-    "token, all layers, to whether the function has a term, and to how often a variable is not "
-    "negated; untr.: with untrained weights. Paper: held-out combinations, 50,000 steps, mean of "
-    "the R^2 of each sequence.",
+    caption="R^2 of the answers, mean over sequences, on combinations of terms as in training "
+    "(split id), held-out ones (split test, the paper's OOD; paper: 50,000 steps) and terms that "
+    "are not in training (split ood, the paper's unknown terms). F1: logistic regression from the "
+    "attention of the queried token to itself, all layers, to whether a held-out combination has a "
+    "term; R^2: ridge regression to the literals of training combinations; var.: from the "
+    "attention to the other points, too, to how often a variable is not negated in unseen terms; "
+    "untr.: with untrained weights.",
 )
 
 LAPTOP = FuzzySetup(
@@ -207,7 +160,7 @@ LAPTOP = FuzzySetup(
 SMOKE = (
     "model=softmax,hyla n_points=8 d_model=16 n_heads=2 d_mlp=16 training.n_steps=20 "
     "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=10 n_validation=40 "
-    "scores.n_test=40 decoding.n=200"
+    "scores.n_test=40 decoding.n=200 terms.n=200 literals.n=200 projection.n=60"
 )
 THREE = "model=softmax,linear,hyla"
 LENGTHS, SHARES = "n_points=16,32,64,96", "held_out=0.3,0.5,0.7"
@@ -238,16 +191,40 @@ PRESETS = {
     ),
 }
 
+COLUMNS = {name: {"split": split} for name, split in SPLITS.items()}
 answers = partial(plots.against, readings=R2, ylabel="R^2 of the answer")
 of_kind = partial(values, "decoding", "kind_score", metric="r2")
 decoding = partial(
     plots.lines,
     along="layer",
-    rows="split",
+    rows=COLUMNS,
     lines="control",
     ylabel="R^2 of decoding",
     ylim=(-0.5, 1.02),
 )
+VIEWS = {
+    "answers": partial(plots.points, readings=R2 | {"paper": PAPER_R2}, xlabel="R^2 of the answer"),
+    "training": partial(
+        plots.lines,
+        data=values("training", "r2_of_sequences", group="all"),
+        along="train_step",
+        columns=COLUMNS,
+        lines=CONDITIONS,
+        seeds="each",
+        ylabel="R^2 of the answer",
+        ylim=(-1.02, 1.02),
+    ),
+    "n_points": partial(answers, setting="n_points"),
+    "held_out": partial(answers, setting="held_out"),
+    "samples": views.samples,
+    "f1": partial(
+        decoding, data=values("terms", "f1"), ylabel="F1 of decoding terms", ylim=(0, 1.02)
+    ),
+    "literals": partial(decoding, data=values("literals", "mean_r2")),
+    "terms": partial(decoding, data=of_kind(kind="term", split=["id", "test"])),
+    "variables": partial(decoding, data=of_kind(kind="variable")),
+    "codes": views.codes,
+}
 
 STUDY = engine.Study(
     name="fuzzy_logic_latent_code",
@@ -257,19 +234,18 @@ STUDY = engine.Study(
         {"model": ("softmax", "linear", "hyla", "linear_relu", "rms_head_linear"), "seed": (0,)},
     ),
     presets=PRESETS,
-    measures={"decoding": decode_terms},
+    measures={
+        "decoding": measures.decode_terms,
+        "terms": measures.terms,
+        "literals": measures.literals,
+        "projection": measures.projection,
+        "samples": measures.samples,
+    },
     tuned=("training.learning_rate", "training.weight_decay"),
-    trained=engine.TrainedIf(split="id", metric="r2", reaches=0.5),
+    trained=engine.TrainedIf(split="id", metric="r2_of_sequences", reaches=0.5),
     claims=CLAIMS,
     table=TABLE,
-    views={
-        "answers": partial(plots.points, readings=R2 | EACH, xlabel="R^2 of the answer"),
-        "training": partial(plots.training, metric="r2"),
-        "terms": partial(decoding, data=of_kind(kind="term", split=["id", "test"])),
-        "variables": partial(decoding, data=of_kind(kind="variable")),
-        "n_points": partial(answers, setting="n_points"),
-        "held_out": partial(answers, setting="held_out"),
-    },
+    views=VIEWS,
 )
 
 if __name__ == "__main__":

@@ -6,112 +6,27 @@ task, also for combinations of rules that it never saw? And does the model use t
 
     python studies/raven_latent_code.py                          # about a quarter of an hour
     python studies/raven_latent_code.py --preset smoke
+    python studies/raven_latent_code.py --preset paper --device cuda
     python studies/raven_latent_code.py training.n_steps=500 seed=0,1 model=hyla,softmax
     python studies/raven_latent_code.py --show
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
-
-import torch
-import xarray as xr
 
 import probes
 import tasks
 from studies import engine
 from studies.engine import Claim, Row, Section, metric, read
+from studies.measures import raven as measures
+from studies.measures.raven import FAMILIAR, HELD_OUT
 from studies.report import drawings, plots
-from studies.report.panels import group, values
+from studies.report.names import name_of
+from studies.report.panels import CONDITIONS, group, values
 from studies.setups.latent_code import RavenSetup
-
-PROBED = FAMILIAR, HELD_OUT = ("id_unpermuted", "ood_unpermuted")
-"""Splits without permuted columns: the tokens that determine a feature's answer are known."""
-
-SAMPLES = ("example", "feature")
-"""Dims of samples: each feature of an instance has its own rule and its own code."""
-
-
-def codes_of(model: Any, batches: Iterable[tasks.Batch], n_features: int) -> xr.Dataset:
-    """The latent codes of a model, `code` [example, layer, feature, key, head], and the `rule`s.
-
-    The query is feature k of the last panel, the keys feature k of the two panels before it.
-    """
-    code = probes.latent_code(*tasks.raven_last_row(n_features), dims=("feature", "key"))
-    data = probes.capture(model, batches, {"code": code}, latent_dims={"rule": SAMPLES})
-    return data[["code", "rule"]].assign_coords(key=["first", "second"])
-
-
-def ceiling(trained: engine.Trained, n: int = 4096) -> xr.Dataset:
-    """The accuracy of the ideal observer of the panels, who knows the splits.
-
-    Args:
-        trained: the trained model; only its task is used.
-        n: instances of each split.
-    """
-    return tasks.raven_ceilings(trained.setup.task, trained.setup.all_splits, n)
-
-
-def decoding(trained: engine.Trained, n: int = 2000) -> xr.Dataset:
-    """Linear decoding of each feature's rule from its latent code, fitted on training combinations.
-
-    Args:
-        trained: the trained model and its untrained control.
-        n: instances for fitting, and for scoring on each split.
-    """
-    fit = list(trained.batches(FAMILIAR, n))
-    tests = {split: list(trained.batches(split, n)) for split in PROBED}
-
-    def codes(model: Any) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-        codes_on = partial(codes_of, model, n_features=trained.setup.task.n_features)
-        return codes_on(fit), {split: codes_on(batches) for split, batches in tests.items()}
-
-    decoded = probes.decode(
-        *codes(trained.model),
-        samples=SAMPLES,
-        cells=("layer", "key"),
-        untrained=codes(trained.untrained),
-        seed=trained.seed,
-    )
-    rules = [tasks.RAVEN_RULES[int(rule)] for rule in decoded["true"].to_numpy()]
-    return decoded.assign_coords(true=rules, predicted=rules)
-
-
-def interchange(trained: engine.Trained, n_pairs: int = 500) -> xr.Dataset:
-    """Whether the code is used: codes, or whole patterns, of one instance are patched into another.
-
-    Every pair has a base A, a source B and a feature. Outcomes: the answer of B's rule on A's
-    panels, and A's own answer; see `tasks.raven_pairs`.
-
-    Args:
-        trained: the trained model.
-        n_pairs: pairs of each condition.
-    """
-    rates: list[xr.Dataset] = []
-    for split in PROBED:
-        # One candidate in eight has the same rule.
-        base, source = (trained.batch(split, 16 * n_pairs) for _ in range(2))
-        pairs = tasks.raven_pairs(trained.task, base, source, n_pairs)
-        answer = partial(torch.argmax, dim=-1)
-        rates.append(probes.interchange_pairs(trained.model, pairs, answer=answer))
-    return xr.concat(rates, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")
-
-
-def projection(trained: engine.Trained, n: int = 500) -> xr.Dataset:
-    """The codes of held-out combinations in the plane, by PCA and t-SNE.
-
-    Args:
-        trained: the trained model.
-        n: number of instances.
-    """
-    data = codes_of(trained.model, trained.batches(HELD_OUT, n), trained.setup.task.n_features)
-    code = data.set_coords("rule")["code"]
-    points = probes.project(code, method=("pca", "tsne"), samples=SAMPLES, seed=trained.seed)
-    points["rule"].attrs["long_name"] = "rule, an index of the rules' names"
-    return points.reset_coords("rule")
-
+from studies.views import raven as views
 
 OF_ALL: dict[str, Any] = {"layer": "all", "key": "all"}
 """The codes of all layers and keys, concatenated."""
@@ -139,14 +54,54 @@ def legible(than: str, control: str, source: str) -> Claim:
     return Claim(f"{statement} from {than}", source, gain, {}, 0.0)
 
 
+def of_tokens(tokens: str, control: str = "probe") -> engine.Reading:
+    """The accuracy of decoding rules on permuted, held-out instances, from chosen tokens."""
+    at: dict[str, Any] = {"split": "ood", "layer": "all", "metric": "accuracy", "control": control}
+    return read("permuted", "score", tokens=tokens, **at)
+
+
+def found(control: str = "probe") -> engine.Reading:
+    """The accuracy of decoding which token of the second column corresponds to an answer token."""
+    at: dict[str, Any] = {"split": "ood", "layer": "all", "metric": "accuracy", "control": control}
+    return read("alignment", "score", column="second", **at)
+
+
+RIGHT = metric("accuracy", "ood")
+RELATED = read("similarity", "related", control="observed", centring="none", layer="all", key="all")
+
 HYLA = {"model": "hyla"}
 SCHUG = "Schug et al. 2024"
 FIGURES = f"{SCHUG}, latent-code figures"
-BETTER = "HYLA answers held-out combinations of rules better than"
+ABLATED = f"{SCHUG}, table A1"
+HELD = "held-out combinations of rules"
+
+
+def better(of: str, than: str, source: str = ABLATED) -> Claim:
+    """The claim that one mechanism answers held-out combinations better than another."""
+    statement = f"{name_of(of)} answers {HELD} better than {name_of(than)}"
+    return Claim(statement, source, RIGHT, {"model": of}, {"model": than})
+
+
 CLAIMS = (
+    better("hyla", "softmax", SCHUG),
+    better("hyla", "linear", SCHUG),
+    better("hyla", "linear_relu"),
+    better("hyla", "rms_head_linear"),
+    better("linear", "softmax_relu"),
+    Claim(
+        f"Many heads answer {HELD} better than one",
+        f"{SCHUG}, figure 5C",
+        RIGHT,
+        {"n_heads": 16},
+        {"n_heads": 1},
+    ),
     *(
-        Claim(f"{BETTER} {name} attention", SCHUG, metric("accuracy", "ood"), HYLA, {"model": name})
-        for name in ("softmax", "linear")
+        Claim(f"Models answer {HELD} better with {more}", f"{SCHUG}, figure 4", RIGHT, of, than)
+        for more, of, than in (
+            ("more instances", {"n_steps": 312_500}, {"n_steps": 78_125}),
+            ("more layers", {"n_layers": 16}, {"n_layers": 4}),
+            ("more width", {"d_model": 512}, {"d_model": 128}),
+        )
     ),
     legible("the untrained model's", "untrained", FIGURES),
     legible("codes with shuffled labels", "shuffled", "ours"),
@@ -156,6 +111,22 @@ CLAIMS = (
         decoded(HELD_OUT),
         of=HYLA,
         exceeds={"model": "softmax"},
+    ),
+    Claim("Sum and difference have more similar codes than other rules", FIGURES, RELATED, {}, 0.0),
+    Claim(
+        "With permuted columns the rule is decodable from the code of the corresponding tokens, "
+        "better than from that of the tokens at the same position",
+        "ours",
+        of_tokens("corresponding") - of_tokens("same position"),
+        of={},
+        exceeds=0.0,
+    ),
+    Claim(
+        "Attention tells which token corresponds, better than the untrained model's",
+        "ours",
+        found() - found("untrained"),
+        of={},
+        exceeds=0.0,
     ),
     Claim(
         "The code is used: patching it makes the answer follow its rule",
@@ -194,14 +165,22 @@ TABLE = engine.Table(
         rules("  untrained", HELD_OUT, "untrained"),
         rules("  control", HELD_OUT, "shuffled"),
         Section(),
+        Row("permuted, ood", of_tokens("corresponding")),
+        Row("  position", of_tokens("same position")),
+        Row("which token", found()),
+        Section(),
         Row("patched code", CODE),
         Row("patched all", PATTERN),
         Row("  unpatched", UNPATCHED),
     ),
     caption="Right: share of instances with all features right; id: combinations of rules as in "
     "training, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, "
-    "linearly, from the codes of all layers; chance: the most frequent rule. Patched: how often "
-    "the answer follows B's rule when B's codes, or all of its attention patterns, are patched "
+    "linearly, from the codes of all layers; chance: the most frequent rule. Permuted: the same "
+    "with permuted columns, from an answer token's attention to the corresponding tokens of its "
+    "row, or to those at its position; which token: the corresponding one of the second column, "
+    "from the attention to all. "
+    "Patched: how often the answer follows B's rule when B's codes, or all of its attention "
+    "patterns, are patched "
     "into the run on A (ood, all layers).",
 )
 
@@ -228,7 +207,8 @@ LAPTOP = RavenSetup(
 SMOKE = (
     "n_layers=2 d_model=16 n_heads=4 d_mlp=16 n_validation=64 training.n_steps=40 "
     "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 scores.n_test=64 "
-    "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40"
+    "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
+    "pointing.n=60 permuted.n=100 alignment.n=100"
 )
 WIDTHS = {d_model: f"n_heads={d_model // 8} d_mlp={2 * d_model}" for d_model in (128, 256, 512)}
 """The paper's width multipliers 1, 2 and 4."""
@@ -283,16 +263,73 @@ bars = partial(
     probes.draw_interchange,
     scopes={"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"},
 )
+layer_lines = partial(plots.lines, along="layer", ylim=(0, 1.02), data=values("decoding", "score"))
+PERMUTED_LINES = {
+    "corresponding tokens": {"tokens": "corresponding", "control": "probe"},
+    "untrained": {"tokens": "corresponding", "control": "untrained"},
+    "same position": {"tokens": "same position", "control": "probe"},
+}
+SCALED = {
+    f"scaling_{name}": partial(
+        views.scaling, reading=RIGHT, setting=setting, ylabel="right answers, held-out combinations"
+    )
+    for name, setting in (("instances", "n_steps"), ("depth", "n_layers"), ("width", "d_model"))
+}
+against = partial(
+    plots.against, readings={"id": metric("accuracy", "id"), "ood": RIGHT}, ylabel="right answers"
+)
 VIEWS = {
     "accuracy": partial(plots.training, metric="accuracy", references=LIMITS),
-    "decoding": partial(
+    "loss": partial(
         plots.lines,
+        data=values("training", "training_loss"),
+        along="train_step",
+        columns=None,
+        lines=CONDITIONS,
+        seeds="each",
+        ylabel="training loss",
+    ),
+    "ablation": partial(
+        plots.points,
+        readings={"held-out combinations": RIGHT, "paper": metric("accuracy_paper", "ood")},
+        xlabel="right answers",
+    ),
+    **SCALED,
+    "n_features": partial(against, setting="n_features"),
+    "held_out": partial(against, setting="ood_fraction"),
+    "instances": views.instances,
+    "attention": partial(views.attention, kind="pattern"),
+    "attention_scores": partial(views.attention, kind="scores"),
+    "single_codes": views.single_codes,
+    "similarity": views.cosines,
+    "layers_by_rule": partial(views.layers, label="rule", names=tasks.RAVEN_RULES),
+    "layers_by_value": partial(views.layers, label="value", names=range(64)),
+    "heads": partial(views.heads, row="third"),
+    "permuted": partial(
+        layer_lines,
+        data=values("permuted", "score", metric="accuracy"),
+        rows="split",
+        lines=PERMUTED_LINES,
+        references={
+            "most frequent": values(
+                "permuted", "majority", tokens="corresponding", metric="accuracy"
+            )
+        },
+        ylabel="rule decoded, permuted columns",
+    ),
+    "correspondence": partial(
+        layer_lines,
+        data=values("alignment", "score", metric="accuracy", split="ood"),
+        rows={f"in the {name} column": {"column": name} for name in ("first", "second")},
+        lines="control",
+        ylabel="corresponding token decoded",
+    ),
+    "decoding": partial(
+        layer_lines,
         data=values("decoding", "score", metric="accuracy", key="all"),
-        along="layer",
         rows="split",
         lines="control",
         ylabel="rule decoded",
-        ylim=(0, 1.02),
     ),
     "confusion": partial(
         drawings.matrices,
@@ -303,7 +340,11 @@ VIEWS = {
         title="share of the true rule",
     ),
     "projection": partial(
-        drawings.pictures, data=group("projection"), draw=in_the_plane, rows="kind", share=False
+        drawings.pictures,
+        data=group("projection", layer="all"),
+        draw=in_the_plane,
+        rows="kind",
+        share=False,
     ),
     "interchange": partial(
         drawings.pictures,
@@ -326,10 +367,15 @@ STUDY = engine.Study(
     presets=PRESETS,
     tuned=("training.learning_rate", "training.weight_decay", "training.warmup_steps"),
     measures={
-        "ceiling": ceiling,
-        "decoding": decoding,
-        "interchange": interchange,
-        "projection": projection,
+        "ceiling": measures.ceiling,
+        "decoding": measures.decoding,
+        "interchange": measures.interchange,
+        "projection": measures.projection,
+        "similarity": measures.similarity,
+        "pointing": measures.pointing,
+        "permuted": measures.permuted,
+        "alignment": measures.alignment,
+        "samples": measures.samples,
     },
     claims=CLAIMS,
     table=TABLE,

@@ -158,7 +158,7 @@ def test_streams_differ():
         other.batch("id", 0, 32),
     ):
         assert not torch.equal(first, different.latents["objects"])
-    last = task.batch("train", 2**40, 3)
+    last = task.batch("train", 2**41, 3)
     assert len(last) == 3
 
 
