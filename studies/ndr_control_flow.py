@@ -22,7 +22,7 @@ from studies import engine
 from studies.engine import metric, read, short
 from studies.measures import control_flow as measures
 from studies.report import plots
-from studies.report.panels import CONDITIONS, values
+from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.expressions import ARITHMETIC, GATED, LAPTOP, LISTOPS, LOOKUP, ROUTERS, by_model
 from studies.views import ndr as views
 from studies.views import ndr_maps as maps
@@ -88,6 +88,23 @@ def claims_of_the_paper() -> Iterator[engine.Claim]:
         metric("accuracy", "ood"),
         NDR,
         0.95,
+    )
+
+    section = "Csordás et al. 2021, section 4"
+    for role in ("operator reads argument", "operator reads result"):
+        yield engine.Claim(
+            f"NDR has a head whose part is: {role}, more than other columns are read",
+            section,
+            best_head(role) - best_head(role, "others"),
+            NDR,
+            0.0,
+        )
+    yield engine.Claim(
+        "Of operations of the same length, NDR does the deeper ones later",
+        section,
+        further_steps("depth"),
+        NDR,
+        0.0,
     )
 
 
@@ -262,6 +279,7 @@ PRESETS = {
 
 DONE = "step at which operations are done"
 CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
+PAPER = values_of({split: metric("accuracy_paper", split) for split in ("id", "ood")})
 by_depth = functools.partial(plots.lines, along="depth", shaded=views.depths_of_training)
 VIEWS = {
     "accuracy": functools.partial(
@@ -270,6 +288,13 @@ VIEWS = {
         references=CHANCE,
         ylabel="share of right answers",
         ylim=(0, 1.02),
+    ),
+    "accuracy_paper": functools.partial(
+        plots.points,
+        readings={split: metric("accuracy", split) for split in ("id", "ood")},
+        references={"the paper's": PAPER},
+        xlabel="share of right answers",
+        separate=True,
     ),
     "training": functools.partial(plots.training, metric="accuracy", references=CHANCE),
     **{

@@ -85,8 +85,8 @@ class ListOps(NestedTask):
     other dependency depths or over `max_length` are rejected.
 
     `train` has depths from 0, a digit alone, as section B.1 says; the other splits begin at 1, as
-    in table 3. A keyed hash of the sequence assigns it to `train` or `id`. The evaluation splits have no
-    sequence twice; `train` repeats short ones.
+    in table 3. A keyed hash of the sequence assigns it to `train` or `id`. The evaluation splits
+    have no sequence twice; `train` repeats short ones.
 
     Args:
         config: the settings.
