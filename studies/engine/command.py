@@ -16,6 +16,7 @@ import typer
 import xarray as xr
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from studies.engine import settings
@@ -100,10 +101,19 @@ def resource_options() -> Iterator[inspect.Parameter]:
         )
 
 
-def console() -> Console:
+def console(*tables: Table) -> Console:
     """The console for output, wide enough for whole tables where it is a file or pipe."""
     terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=FILE_WIDTH)
+    if terminal.is_terminal:
+        return terminal
+    return Console(highlight=False, width=max(map(width_of, tables), default=FILE_WIDTH))
+
+
+def width_of(table: Table) -> int:
+    """The width of a table in a file: `FILE_WIDTH`, or where that cuts words off, its own width."""
+    unlimited = Console(width=10_000)
+    measured = Measurement.get(unlimited, unlimited.options, table)
+    return FILE_WIDTH if measured.minimum <= FILE_WIDTH else measured.maximum
 
 
 @contextmanager
@@ -121,10 +131,11 @@ def exit_on(*errors: type[Exception]) -> Iterator[None]:
 def print_result(run: Run) -> None:
     """Print the table, the claims with their verdicts, and notes on fairness and provenance."""
     result = read_result(run.folder / "result.nc")
-    write = console().print
+    table = run.plan.study.table.render(result)
+    write = console(table).print
     if run.taken_from_disk:
         write(provenance(result))
-    write(run.plan.study.table.render(result))
+    write(table)
     if (claims := render_claims(result)) is not None:
         write(claims)
     for note in render_fairness(result):

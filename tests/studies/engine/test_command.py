@@ -1,11 +1,15 @@
 import importlib
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from studies import coda_composition
+from studies.engine.command import FILE_WIDTH, width_of
 from tests.studies.command_line import command_line
 
 ROOT = Path(__file__).parents[3]
@@ -59,3 +63,15 @@ def test_the_engine_has_all_names_that_it_exports():
         assert getattr(engine, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Stdy'"):
         engine.Stdy  # noqa: B018
+
+
+def test_tables_of_many_conditions_are_whole_in_files():
+    for n_columns in (5, 20):
+        table = Table("right, ood", *[f"condition{number}" for number in range(n_columns)])
+        table.add_row("", *["99.1 [98; 100]"] * n_columns)
+        width = width_of(table)
+        assert (width == FILE_WIDTH) == (n_columns == 5)
+        stream = io.StringIO()
+        Console(width=width, file=stream).print(table)
+        assert stream.getvalue().count("condition") == n_columns
+    assert stream.getvalue().count("99.1 [98; 100]") == 20
