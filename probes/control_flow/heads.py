@@ -68,22 +68,7 @@ def score_heads(
 
     Source: Csordás et al. 2021, section 4, describes such heads in figures 3 and 10.
     """
-    missing = [n for n in ("edges", "value", "readout", "root", "valid") if n not in truth]
-    if missing:
-        raise KeyError(f"truth must hold {', '.join(missing)}, got {sorted(map(str, truth))}")
-    weights = ordered("attention", attention, _PATTERN)
-    shape = (*truth["valid"].shape, truth.sizes["pos"])
-    if weights.shape[:1] + weights.shape[3:] != shape:
-        raise ValueError(f"attention must have the sizes {shape} of truth, got {weights.shape}")
-    pairs, others = _pairs(truth)
-    sources = {"trained": (weights, pairs), "others": (weights, others)}
-    if untrained is not None:
-        control = ordered("untrained", untrained, _PATTERN)
-        if control.shape != weights.shape:
-            raise ValueError(
-                f"untrained must have the shape {weights.shape} of attention, got {control.shape}"
-            )
-        sources["untrained"] = (control, pairs)
+    weights, pairs, sources = _sources(attention, truth, untrained)
     scores = np.stack(
         [
             np.stack(bootstrap_ratio(*_sums(w.max(axis=1), m), resamples=resamples, seed=seed))
@@ -111,6 +96,29 @@ def score_heads(
     }
     variables = interval_variables("score", Interval(*scores), dims, long_name=long_name)
     return xr.Dataset(variables | data, coords, {"long_name": "parts of single heads", **ROLES})
+
+
+def _sources(
+    attention: xr.DataArray, truth: xr.Dataset, untrained: xr.DataArray | None
+) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """The attention weights, the pairs of roles, and for each control both of these."""
+    missing = [n for n in ("edges", "value", "readout", "root", "valid") if n not in truth]
+    if missing:
+        raise KeyError(f"truth must hold {', '.join(missing)}, got {sorted(map(str, truth))}")
+    weights = ordered("attention", attention, _PATTERN)
+    shape = (*truth["valid"].shape, truth.sizes["pos"])
+    if weights.shape[:1] + weights.shape[3:] != shape:
+        raise ValueError(f"attention must have the sizes {shape} of truth, got {weights.shape}")
+    pairs, others = _pairs(truth)
+    sources = {"trained": (weights, pairs), "others": (weights, others)}
+    if untrained is not None:
+        control = ordered("untrained", untrained, _PATTERN)
+        if control.shape != weights.shape:
+            raise ValueError(
+                f"untrained must have the shape {weights.shape} of attention, got {control.shape}"
+            )
+        sources["untrained"] = (control, pairs)
+    return weights, pairs, sources
 
 
 def _pairs(
