@@ -1,38 +1,40 @@
 """Facts about language models, see `facts`."""
 
-import functools
-from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from probes import count_parameters
 from studies.setups.text import LanguageSetup
-from tests.studies.papers.transformer_facts import transformer_facts
+from tests.studies.papers.transformer_facts import normalised, transformer_facts
 
 TOKENS = 150_000_000
-"""Tokens of WikiText-103 with the paper's vocabulary, as the study assumes."""
+"""Tokens of WikiText-103 with the vocabulary of the published code, as the study assumes."""
 
 
-def language_facts(setup):
+def language_facts(setup: LanguageSetup) -> dict[str, Any]:
+    """Facts about the text and the model of a language setup, without reading the text."""
     task, training = setup.task, setup.training
-    return _model_facts(replace(setup, training=replace(training, learning_rate=0.0), seed=0)) | {
+    n_tokens = training.n_steps * training.batch_size * task.length
+    with patch.object(LanguageSetup, "sampler", vocabulary_only):
+        same = normalised(setup)
+        facts = transformer_facts(same)
+        with torch.device("meta"):
+            bias = same.build(torch.Generator()).blocks[0].relative_bias
+    if bias is not None:
+        facts |= {"model.n_buckets": bias.table.shape[1], "model.max_distance": bias.max_distance}
+    rotary = setup.attention.measures_distances
+    return facts | {
+        "model.positions": "rotary" if rotary else facts["model.positions"],
         "task.name": task.path or task.name,
         "task.examples": "windows",
         "task.vocabulary_size": task.vocabulary_size,
         "task.length": task.length,
-        "task.epochs": round(training.n_steps * training.batch_size * task.length / TOKENS, 2),
-        "model.dropout.embedding": 0.0,
+        "task.epochs": round(n_tokens / TOKENS, 2),
     }
 
 
-@functools.cache
-def _model_facts(setup):
-    # The text is not there; only the number of its tokens matters here.
-    def sampler(setup):
-        return SimpleNamespace(vocabulary_size=setup.task.vocabulary_size)
-
-    with patch.object(LanguageSetup, "sampler", sampler), torch.device("meta"):
-        model = setup.build(torch.Generator(device="cpu"))
-    return transformer_facts(model) | {"model.n_parameters": count_parameters(model)}
+def vocabulary_only(setup: LanguageSetup) -> Any:
+    """In place of the text, which is not there: its number of different tokens."""
+    return SimpleNamespace(vocabulary_size=setup.task.vocabulary_size)
