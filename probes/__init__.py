@@ -11,7 +11,9 @@
   latent code of attention.
 - Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
   control), `score_control_flow` (against the true dataflow), `cut` (an intervention) and
-  `draw_control_flow`; `examine_control_flow` runs them all.
+  `draw_control_flow`; `examine_control_flow` runs them all. `score_heads` (which pairs a head
+  joins), `score_timing` (when operations are done) and `plot_column_maps` also take models without
+  gates.
 - Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`
   and `adapt_paths` (the best paths through the modules). `measure_specialization` and
   `measure_paths` run a model; `draw_specialization` and `ordered_activation` are for plots.
