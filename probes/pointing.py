@@ -54,8 +54,9 @@ def score_pointing(
         raise ValueError("targets must name at least one target, got an empty mapping")
     for name, target in targets.items():
         if extra := set(target.dims) - set(strongest.dims):
+            names = sorted(map(str, extra))
             raise ValueError(
-                f"dims of targets[{name!r}] must be some of {strongest.dims}, got {sorted(map(str, extra))}"
+                f"dims of targets[{name!r}] must be some of {strongest.dims}, got {names}"
             )
     if missing := [dim for dim in samples if dim not in strongest.dims]:
         raise ValueError(f"samples must be dims of strongest, {strongest.dims}, got {missing}")
