@@ -194,8 +194,6 @@ TABLE = engine.Table(
 
 # Settings
 
-SLOW = "training.n_steps=3000 training.stop_at=none training.learning_rate=0.001"
-
 BOTH = {"task.direction": ("forward", "backward")}
 SEEDS = {"seed": (0, 1, 2, 3, 4)}
 FIVE = ("lstm", "transformer", "relative", "abs_rel_gate", "ndr")
@@ -359,7 +357,7 @@ STUDY = engine.Study(
     question="Do gates and attention of a Neural Data Router draw its computation?",
     setup=LAPTOP,
     grids=({"model": ("ndr", "transformer"), "seed": (0,)} | BOTH,),
-    where=by_model(SLOW, f"{SLOW} n_test_steps=8", f"{SLOW} dropout=0.1"),
+    where=by_model(ungated="dropout=0.0", recurrent="dropout=0.1"),
     presets=PRESETS,
     measures={
         "control_flow": measures.control_flow,
