@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 
 from probes.control_flow.graphs import ordered
 from probes.control_flow.metrics import last_updates
+from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 PREDICTORS = ("depth", "length")
 _FEWEST = 5  # cells of `step` with fewer operations are NaN
 _WIDTH = 5  # tokens per bin of lengths
-_CONFIDENCE = 0.95
 
 
 def score_timing(
@@ -66,15 +66,12 @@ def score_timing(
     step = _means(cells, done, (len(depths), n_bins))
     slopes = _slopes(example, depth, length, done, len(updates), resamples=resamples, seed=seed)
     about = {"long_name": "step at which operations are done, from 1"}
-    slope = {"long_name": "further steps per level of depth, or token of length"}
+    about_slope = "further steps per level of depth, or token of length"
     return xr.Dataset(
         {
             "step": (("depth", "length"), step, about),
             "step_of_depth": ("depth", _means(cells[:1], done, (len(depths),)), about),
-            **{
-                name: ("predictor", values, slope)
-                for name, values in zip(("slope", "slope_low", "slope_high"), slopes, strict=True)
-            },
+            **interval_variables("slope", slopes, "predictor", long_name=about_slope),
         },
         {
             "depth": ("depth", depths, {"long_name": "depth of an operation"}),
@@ -110,21 +107,22 @@ def _slopes(
     *,
     resamples: int,
     seed: int,
-) -> Float[np.ndarray, "3 predictor"]:
-    """The coefficients of depth and length, and the ends of their intervals."""
+) -> Interval:
+    """The coefficients of depth and length, [predictor]."""
     table = np.stack([np.ones(len(done)), depth, length], axis=1)
     if np.linalg.matrix_rank(table) < 3:
-        return np.full((3, len(PREDICTORS)), np.nan)
+        undefined = np.full(len(PREDICTORS), np.nan)
+        return Interval(undefined, undefined, undefined)
     # Of each example what the normal equations sum up, so that a resample is a weighted sum.
     squares, products = np.zeros((n, 3, 3)), np.zeros((n, 3))
     np.add.at(squares, example, table[:, :, None] * table[:, None, :])
     np.add.at(products, example, table * done[:, None])
-    generator = np.random.default_rng(seed)
-    drawn = generator.multinomial(n, np.full(n, 1 / n), size=resamples)
-    weights = np.concatenate([np.ones((1, n)), drawn])
-    left, right = np.einsum("dn,nij->dij", weights, squares), weights @ products
-    solvable = np.linalg.matrix_rank(left) == 3
-    slopes = np.full((len(weights), 2), np.nan)
-    slopes[solvable] = np.linalg.solve(left[solvable], right[solvable, :, None])[:, 1:, 0]
-    ends = [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2]
-    return np.concatenate([slopes[:1], np.nanquantile(slopes[1:], ends, axis=0)])
+
+    def solve(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw predictor"]:
+        left, right = np.einsum("dn,nij->dij", weights, squares), weights @ products
+        solvable = np.linalg.matrix_rank(left) == 3
+        slopes = np.full((len(weights), len(PREDICTORS)), np.nan)
+        slopes[solvable] = np.linalg.solve(left[solvable], right[solvable, :, None])[:, 1:, 0]
+        return slopes
+
+    return bootstrap(solve, (n,), resamples=resamples, seed=seed)
