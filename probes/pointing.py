@@ -47,8 +47,8 @@ def score_pointing(
 
     Example:
         targets = {"corresponding": truth, "same position": position}
-        found = score_pointing(strongest, targets, n_candidates=4)
-        found["share"].sel(control="observed", target="corresponding").max("head")
+        scores = score_pointing(strongest, targets, n_candidates=4)
+        scores["share"].sel(control="observed", target="corresponding").max("head")
     """
     if not targets:
         raise ValueError("targets must name at least one target, got an empty mapping")

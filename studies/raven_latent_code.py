@@ -60,7 +60,7 @@ def of_tokens(tokens: str, control: str = "probe") -> engine.Reading:
     return read("permuted", "score", tokens=tokens, **at)
 
 
-def found(control: str = "probe") -> engine.Reading:
+def correspondence(control: str = "probe") -> engine.Reading:
     """The accuracy of decoding which token of the second column corresponds to an answer token."""
     at: dict[str, Any] = {"split": "ood", "layer": "all", "metric": "accuracy", "control": control}
     return read("alignment", "score", column="second", **at)
@@ -124,7 +124,7 @@ CLAIMS = (
     Claim(
         "Attention tells which token corresponds, better than the untrained model's",
         "ours",
-        found() - found("untrained"),
+        correspondence() - correspondence("untrained"),
         of={},
         exceeds=0.0,
     ),
@@ -167,7 +167,7 @@ TABLE = engine.Table(
         Section(),
         Row("permuted, ood", of_tokens("corresponding")),
         Row("  position", of_tokens("same position")),
-        Row("which token", found()),
+        Row("which token", correspondence()),
         Section(),
         Row("patched code", CODE),
         Row("patched all", PATTERN),

@@ -60,8 +60,10 @@ def compare_means(
         for cell, index in grid_of(table):
             features = table.features(cell).numpy()
             for centring, centre in enumerate((0.0, features.mean(0))):
-                found = _similarities(table, features - centre, labels, len(names), resamples, seed)
-                values[(slice(None), control, centring, *index)] = np.stack(found)
+                interval = _similarities(
+                    table, features - centre, labels, len(names), resamples, seed
+                )
+                values[(slice(None), control, centring, *index)] = np.stack(interval)
     dims = ("control", "centring", *coordinates, "first", "second")
     long_name = f"cosine similarity of the means of {code} by {label}"
     interval = f"percentile bootstrap over examples, 95%, {resamples} resamples"

@@ -111,8 +111,8 @@ def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
     data = columns_of(setup, trained.model, batch)
     if setup.model in GATED:
         every_gate = probes.Quantity("blocks.*.hook_gate", ("example", "pos", "channel"))
-        found = probes.capture(trained.model, [batch], {"gates": every_gate})
-        data["gates"] = found["gates"].rename(layer="step")
+        gates = probes.capture(trained.model, [batch], {"gates": every_gate})
+        data["gates"] = gates["gates"].rename(layer="step")
     else:
         # The cells of a result are joined along all dims, so none may lack one.
         data["gates"] = data["change"].expand_dims(channel=1, axis=-1) * float("nan")

@@ -140,12 +140,12 @@ def similarity(trained: Trained, n: int = 2000) -> xr.Dataset:
     """
     batches = list(trained.batches(HELD_OUT, n))
     compare = partial(probes.compare_means, samples=SAMPLES, cells=("layer", "key"))
-    found, untrained = (
+    trained_codes, untrained = (
         compare(codes_of(model, batches, trained.setup.task.n_features), seed=trained.seed)
         for model in (trained.model, trained.untrained)
     )
     untrained = untrained.sel(control=["observed"]).assign_coords(control=["untrained"])
-    models = [found, untrained]
+    models = [trained_codes, untrained]
     both = xr.concat(models, "control", data_vars="all", combine_attrs="drop_conflicts")
     names = [tasks.RAVEN_RULES[rule] for rule in both["first"].to_numpy()]
     # A small split may lack a rule.
@@ -182,11 +182,11 @@ def permuted_weights(model: Any, batches: Iterable[tasks.Batch], n_features: int
     order = {"permutation": ("example", "column_", "token_"), "response_rule": SAMPLES}
     data = probes.capture(model, batches, {"weight": weight}, latent_dims=order)
     permutation = torch.from_numpy(data["permutation"].to_numpy())
-    found = tasks.raven_correspondence(permutation)[:, :, :2].numpy()
+    corresponding = tasks.raven_correspondence(permutation)[:, :, :2].numpy()
     return xr.Dataset(
         {
             "weight": data["weight"],
-            "corresponding": ((*SAMPLES, "column"), found),
+            "corresponding": ((*SAMPLES, "column"), corresponding),
             "rule": data["response_rule"],
         },
         {"column": ["first", "second"]},
@@ -218,9 +218,9 @@ def pointing(trained: Trained, n: int = 1000) -> xr.Dataset | None:
     def score(model: Any, batches: Iterable[tasks.Batch]) -> xr.Dataset:
         data = probes.capture(model, batches, {"strongest": quantity}, latent_dims=order)
         permutation = torch.from_numpy(data["permutation"].to_numpy())
-        found = tasks.raven_correspondence(permutation)[:, :, :2].numpy()
+        corresponding = tasks.raven_correspondence(permutation)[:, :, :2].numpy()
         targets = {
-            "corresponding": xr.DataArray(found, dims=(*SAMPLES, "column")),
+            "corresponding": xr.DataArray(corresponding, dims=(*SAMPLES, "column")),
             "same position": xr.DataArray(np.arange(n_features), dims="feature"),
         }
         labels = {"row": ["first", "second", "third"], "column": ["first", "second"]}
@@ -239,8 +239,8 @@ def pointing(trained: Trained, n: int = 1000) -> xr.Dataset | None:
         both = [score(trained.model, batches), untrained.assign_coords(control=["untrained"])]
         results.append(xr.concat(both, "control", data_vars="all", combine_attrs="drop_conflicts"))
     splits = xr.Variable("split", list(PERMUTED))
-    found = xr.concat(results, splits, data_vars="all", combine_attrs="drop_conflicts")
-    return numbered(cast(xr.Dataset, found))
+    scores = xr.concat(results, splits, data_vars="all", combine_attrs="drop_conflicts")
+    return numbered(cast(xr.Dataset, scores))
 
 
 def permuted(trained: Trained, n: int = 2000) -> xr.Dataset:
@@ -257,13 +257,13 @@ def permuted(trained: Trained, n: int = 2000) -> xr.Dataset:
     fit, *tests = (list(trained.batches(split, n)) for split in ("id", *PERMUTED))
 
     def codes(model: Any, tokens: str) -> tuple[xr.Dataset, dict[str, xr.Dataset]]:
-        found = []
+        parts = []
         for batches in (fit, *tests):
             data = permuted_weights(model, batches, n_features)
             position = xr.DataArray(np.arange(n_features), dims="feature")
             at = data["corresponding"] if tokens == "corresponding" else position
-            found.append(data[["rule"]].assign(code=data["weight"].isel(token=at)))
-        return found[0], dict(zip(PERMUTED, found[1:], strict=True))
+            parts.append(data[["rule"]].assign(code=data["weight"].isel(token=at)))
+        return parts[0], dict(zip(PERMUTED, parts[1:], strict=True))
 
     results = []
     for tokens in (kinds := ["corresponding", "same position"]):
@@ -275,8 +275,8 @@ def permuted(trained: Trained, n: int = 2000) -> xr.Dataset:
         )
         results.append(decoded.drop_vars("confusion").drop_dims(["true", "predicted"]))
     tokens_of = xr.Variable("tokens", kinds)
-    found = xr.concat(results, tokens_of, data_vars="all", combine_attrs="drop_conflicts")
-    return cast(xr.Dataset, found)
+    scores = xr.concat(results, tokens_of, data_vars="all", combine_attrs="drop_conflicts")
+    return cast(xr.Dataset, scores)
 
 
 def alignment(trained: Trained, n: int = 2000) -> xr.Dataset | None:

@@ -167,9 +167,9 @@ def best_heads(
         return []
     of_cell = data.isel(cell=drawn.cell)
     scores = of_cell["score"].sel(control="trained") - of_cell["score"].sel(control="others")
-    found = scores.stack(pair=("role", "head")).dropna("pair").sortby("pair")
-    order = np.argsort(-found.to_numpy(), kind="stable")[:n]
-    pairs = [found["pair"].to_numpy()[index] for index in order]
+    of_pairs = scores.stack(pair=("role", "head")).dropna("pair").sortby("pair")
+    order = np.argsort(-of_pairs.to_numpy(), kind="stable")[:n]
+    pairs = [of_pairs["pair"].to_numpy()[index] for index in order]
     at_step = of_cell["at_step"]
     return [
         (role, int(head), int(at_step.sel(role=role, head=head).argmax("step")))
@@ -191,5 +191,5 @@ def _plot(
     note: str = NOTE,
 ) -> Figure | None:
     candidates = [maps(drawn) for drawn in drawn_examples(result, model)]
-    found = [candidate for candidate in candidates if candidate is not None]
-    return probes.plot_column_maps(found, bar=bar, note=note) if found else None
+    rows = [candidate for candidate in candidates if candidate is not None]
+    return probes.plot_column_maps(rows, bar=bar, note=note) if rows else None
