@@ -5,7 +5,7 @@ which are scored against the true computation: which column computes when, and w
 which? Gates are closed and attention is cut, on the graph's path to the answer and off it, to see
 what the answer depends on.
 
-    python studies/ndr_control_flow.py                              # 15 to 20 minutes
+    python studies/ndr_control_flow.py                              # about 40 minutes
     python studies/ndr_control_flow.py --preset smoke
     python studies/ndr_control_flow.py task.direction=forward model=ndr,geometric,lstm
     python studies/ndr_control_flow.py --preset paper-listops --device cuda --workers 1

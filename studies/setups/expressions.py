@@ -213,9 +213,9 @@ LAPTOP = changed(
     LOOKUP,
     "task.n_tables=8 task.n_lone=0 task.valid_depths=6,7 task.ood_depths=8,10 "
     "task.n_compositions=200000 task.n_id=400 task.n_valid=1000 task.n_ood=2000 "
-    "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=11 n_test_steps=11 dropout=0.2 "
+    "task.sampling=depth d_model=64 d_mlp=128 n_heads=4 n_steps=11 n_test_steps=14 dropout=0.2 "
     "attention_dropout=0.0 initial_s_bias=-2.0 d_embed=128 d_hidden=128 n_cells=32 d_cell=32 "
-    "n_validation=500 training.n_steps=8000 training.stop_at=0.995 training.batch_size=128 "
+    "n_validation=500 training.n_steps=12000 training.stop_at=0.995 training.batch_size=128 "
     "training.learning_rate=2e-3 training.final_learning_rate=0.1 training.warmup_steps=1000 "
     "training.weight_decay=0.1 training.decayed=matrices training.evaluate_every=500 "
     "training.beta2=0.98",
