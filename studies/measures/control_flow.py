@@ -36,11 +36,11 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
     setup = trained.setup
     if setup.model not in GATED:
         return None
-    batch = examples_of_all_depths(trained, n)
+    batch, truth = examples_with_truth(trained, n)
     return probes.examine_control_flow(
         trained.model,
         batch.inputs,
-        tasks.column_dataflow(batch, readout=setup.readout),
+        truth,
         untrained=trained.untrained,
         answer=most_probable,
         thresholds=NODES,
@@ -61,11 +61,10 @@ def heads(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
     setup = trained.setup
     if setup.model not in ROUTERS:
         return None
-    batch = examples_of_all_depths(trained, n)
+    batch, truth = examples_with_truth(trained, n)
     attention, untrained = (
         columns_of(setup, model, batch)["attention"] for model in (trained.model, trained.untrained)
     )
-    truth = tasks.column_dataflow(batch, readout=setup.readout)
     return probes.score_heads(attention, truth, untrained=untrained, seed=trained.seed)
 
 
@@ -79,11 +78,9 @@ def timing(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
     setup = trained.setup
     if setup.model not in ROUTERS:
         return None
-    batch = examples_of_all_depths(trained, n)
-    truth = tasks.column_dataflow(batch, readout=setup.readout)
+    batch, truth = examples_with_truth(trained, n)
     results = {}
-    for control in ("trained", "untrained"):
-        model = getattr(trained, "model" if control == "trained" else control)
+    for control, model in (("trained", trained.model), ("untrained", trained.untrained)):
         columns = columns_of(setup, model, batch, with_attention=False)
         is_used = (columns["answer"] == truth["target"]) | (control == "untrained")
         change = columns["change"].where(is_used, 0.0)
@@ -135,6 +132,12 @@ def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:
     """About `n` examples of all splits, with about equally many of each depth."""
     parts = [trained.batch(split, n) for split in trained.setup.splits]
     return tasks.spread_over_depths(parts, n)
+
+
+def examples_with_truth(trained: engine.Trained, n: int) -> tuple[Batch, xr.Dataset]:
+    """`examples_of_all_depths`, and the true dataflow between their columns."""
+    batch = examples_of_all_depths(trained, n)
+    return batch, tasks.column_dataflow(batch, readout=trained.setup.readout)
 
 
 def drawn_examples(trained: engine.Trained, n: int) -> Batch:
