@@ -1,4 +1,4 @@
-"""Training with exact resumption: AdamW with linear warm-up and cosine decay.
+"""Training with exact resumption: AdamW with linear warm-up and decay of the learning rate.
 
 A step is a pure function of the weights, the optimizer state and (seed, step): the batch and the
 dropout masks are drawn from the latter alone. A checkpoint therefore holds nothing else, and a run
@@ -36,7 +36,7 @@ Objective = Callable[[nn.Module, Any, int], Tensor]
 """(model, batch, step) -> the loss to minimise, a scalar."""
 
 Precision = Literal["float32", "tf32", "bf16"]
-Schedule = Literal["cosine", "early_cosine"]
+Schedule = Literal["cosine", "early_cosine", "inverse_sqrt"]
 Decayed = Literal["matrices", "all"]
 Checkpoint = Literal["best", "last"]
 
@@ -55,9 +55,11 @@ class TrainingConfig:
         learning_rate: peak learning rate, reached after `warmup_steps`.
         final_learning_rate: learning rate at the last step, as a share of the peak; a cosine
             leads there. 1: constant.
-        schedule: `cosine` from the end of warm-up to the last step; or `early_cosine`, the schedule
+        schedule: `cosine` from the end of warm-up to the last step; `early_cosine`, the schedule
             of Schug et al. 2024 (their code): the rate of the first step is 0, and the cosine ends
-            `warmup_steps` before the last step, after which the rate is constant.
+            `warmup_steps` before the last step, after which the rate is constant; or
+            `inverse_sqrt` (Vaswani et al. 2017, Section 5.3): after warm-up the rate falls as
+            1 / sqrt(step), and neither `final_learning_rate` nor `n_steps` has an effect on it.
         weight_decay: AdamW's weight decay.
         decayed: the parameters with weight decay: `matrices`, those with two or more dimensions
             (weights, per-head biases, bias tables; not norms and one-dimensional biases), or `all`.
@@ -128,6 +130,9 @@ class TrainingConfig:
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate at training step `step`, counted from 0."""
+        if self.schedule == "inverse_sqrt":
+            share = (step + 1) / max(1, self.warmup_steps)
+            return self.learning_rate * min(share, share**-0.5)
         early = self.schedule == "early_cosine"
         warmup = min(1.0, (step if early else step + 1) / max(1, self.warmup_steps))
         n_decay = max(1, self.n_steps - (2 if early else 1) * self.warmup_steps)

@@ -271,6 +271,18 @@ def test_the_early_cosine_starts_from_zero_and_ends_a_warmup_before_the_last_ste
     assert rates == pytest.approx([1e-2 * value for value in expected])
 
 
+def test_the_inverse_square_root_schedule_is_that_of_the_first_transformer():
+    """Vaswani et al. 2017, equation 3: d_model^-.5 min(step^-.5, step warmup^-1.5), from step 1."""
+    d_model, warmup = 128, 40
+    peak = (d_model * warmup) ** -0.5
+    config = replace(CONFIG, schedule="inverse_sqrt", learning_rate=peak, warmup_steps=warmup)
+    steps = np.arange(1, 1000)
+    expected = d_model**-0.5 * np.minimum(steps**-0.5, steps * warmup**-1.5)
+    assert [config.learning_rate_at(step) for step in range(999)] == pytest.approx(expected)
+    at_once = replace(config, warmup_steps=0)
+    assert [at_once.learning_rate_at(step) for step in (0, 3)] == pytest.approx([peak, peak / 2])
+
+
 @pytest.mark.parametrize("decayed", ["matrices", "all"])
 def test_weight_decay_shrinks_the_named_parameters(decayed, tmp_path):
     """Without a gradient only the decay moves weights: by the factor 1 - rate * decay."""
