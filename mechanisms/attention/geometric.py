@@ -192,7 +192,9 @@ class _KeyLayout:
         self.by_position: Int[Tensor, " flat"] = (row + order.argsort(1)).flatten()
 
 
+# Cached for later calls, which may need gradients.
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _layout(n_query: int, n_key: int, device: torch.device) -> _KeyLayout:
     return _KeyLayout(n_query, n_key, device)
 

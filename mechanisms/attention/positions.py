@@ -55,6 +55,10 @@ def relative_buckets(
     return offset + torch.where(distance < max_exact, distance, coarse.clamp(max=n_buckets - 1))
 
 
+# What is cached is made outside of inference mode: later calls may need gradients.
+_cached_buckets = lru_cache(maxsize=64)(torch.inference_mode(False)(relative_buckets))
+
+
 def check_buckets(*, n_buckets: int, max_distance: int, bidirectional: bool) -> None:
     """Raise a ValueError if `relative_buckets` does not allow these sizes."""
     _exact_distances(n_buckets, max_distance, bidirectional=bidirectional)
@@ -109,21 +113,18 @@ class RelativePositionBias(nn.Module):
         self.bidirectional = bidirectional
         check_buckets(n_buckets=n_buckets, max_distance=max_distance, bidirectional=bidirectional)
         self.table = normal(n_heads, n_buckets, std=n_buckets**-0.5, generator=generator)
-        self._buckets: dict[tuple[int, int, torch.device], Tensor] = {}
 
     def forward(self, n_query: int, n_key: int) -> Float[Tensor, "1 head query_pos key_pos"]:
         """The bias between `n_key` keys and queries at their last `n_query` positions."""
-        key = (n_query, n_key, self.table.device)
-        if key not in self._buckets:
-            self._buckets[key] = relative_buckets(
-                n_query,
-                n_key,
-                n_buckets=self.table.shape[1],
-                max_distance=self.max_distance,
-                bidirectional=self.bidirectional,
-                device=self.table.device,
-            )
-        return self.table[:, self._buckets[key]].unsqueeze(0)
+        buckets = _cached_buckets(
+            n_query,
+            n_key,
+            n_buckets=self.table.shape[1],
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+            device=self.table.device,
+        )
+        return self.table[:, buckets].unsqueeze(0)
 
 
 def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d_model"]:
@@ -145,6 +146,15 @@ def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d
     embedding[:, :half] = angle.sin()
     embedding[:, half : 2 * half] = angle.cos()
     return embedding
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def interleaved_sinusoids(first: int, stop: int, d_model: int) -> Float[Tensor, "pos d_model"]:
+    """Alternating sin and cos at rates 1e4^(-2c / d_model) for positions first, ..., stop - 1."""
+    rate = torch.exp(torch.arange(0, d_model, 2) * (-math.log(1e4) / d_model))
+    angle = torch.arange(first, stop)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
 
 
 def rotate(
@@ -174,13 +184,12 @@ def rotate(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _rotations(
     first: int, n_positions: int, d_head: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Float[Tensor, "pos 1 pair"], Float[Tensor, "pos 1 pair"]]:
     """Cosine and sine of the angle of each pair of channels at each position."""
-    # Cached for later calls, which may need gradients.
-    with torch.inference_mode(False):
-        pair = torch.arange(d_head // 2, dtype=torch.float64)
-        position = torch.arange(first, first + n_positions, dtype=torch.float64)
-        angle = position[:, None, None] * 1e4 ** (-2 * pair / d_head)
-        return angle.cos().to(dtype).to(device), angle.sin().to(dtype).to(device)
+    pair = torch.arange(d_head // 2, dtype=torch.float64)
+    position = torch.arange(first, first + n_positions, dtype=torch.float64)
+    angle = position[:, None, None] * 1e4 ** (-2 * pair / d_head)
+    return angle.cos().to(dtype).to(device), angle.sin().to(dtype).to(device)

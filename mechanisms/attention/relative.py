@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 import torch
@@ -19,6 +18,7 @@ from mechanisms.attention.base import (
     project_queries_and_keys,
 )
 from mechanisms.attention.multi_head import normalize_scores
+from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 
@@ -176,11 +176,3 @@ def distance_to_position(
     n_query, n_distances = by_distance.shape[-2:]
     flat = by_distance.flatten(-2)[..., n_query - 1 : -1]
     return flat.unflatten(-1, (n_query, n_distances - 1))[..., :n_key]
-
-
-@lru_cache(maxsize=64)
-def interleaved_sinusoids(first: int, stop: int, d_model: int) -> Float[Tensor, "pos d_model"]:
-    """Alternating sin and cos at rates 1e4^(-2c / d_model) for positions first, ..., stop - 1."""
-    rate = torch.exp(torch.arange(0, d_model, 2) * (-math.log(1e4) / d_model))
-    angle = torch.arange(first, stop)[:, None] * rate
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)

@@ -14,11 +14,8 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.geometric import GeometricAttention, GeometricAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
-from mechanisms.attention.relative import (
-    RelativeAttention,
-    RelativeAttentionConfig,
-    interleaved_sinusoids,
-)
+from mechanisms.attention.positions import interleaved_sinusoids
+from mechanisms.attention.relative import RelativeAttention, RelativeAttentionConfig
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig

@@ -90,6 +90,17 @@ def test_every_weight_is_learned(config):
 
 
 @every_attention
+def test_a_call_in_inference_mode_leaves_later_training_as_it_was(config):
+    module = module_of(config)
+    # A length of its own, so that no other test has filled what is cached.
+    x = tokens()[:, :5]
+    with torch.inference_mode():
+        module(x, x)
+    module(x, x).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+@every_attention
 def test_two_sequences_can_be_crossed_unless_it_says_otherwise(config):
     sizes = {"d_input": 7, "d_output": 7, "d_model": WIDTH, "n_layers": 1}
     ends = {"begin": 0, "end": 1, "padding": 2}

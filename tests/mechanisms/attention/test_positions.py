@@ -166,6 +166,15 @@ def test_a_rotation_in_half_precision_is_exact_up_to_its_rounding():
     assert torch.equal(rotated, rotate(x.float(), first=3000).bfloat16())
 
 
+def test_a_position_bias_trains_after_a_call_in_inference_mode():
+    sizes = {"n_heads": 2, "n_buckets": 6, "max_distance": 20}
+    bias = RelativePositionBias(**sizes, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        bias(11, 11)
+    bias(11, 11).sum().backward()
+    assert bias.table.grad.sum() == 2 * 11 * 11
+
+
 def test_gradients_flow_after_a_call_in_inference_mode():
     x = vectors(9, 10)
     with torch.inference_mode():

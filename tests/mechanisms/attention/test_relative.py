@@ -4,11 +4,11 @@ import math
 import pytest
 import torch
 
+from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.attention.relative import (
     RelativeAttention,
     RelativeAttentionConfig,
     distance_to_position,
-    interleaved_sinusoids,
 )
 from tests.mechanisms.ndr_golden import DTYPES, TOLERANCE, attention_weights, load, load_weights
 from tests.mechanisms.ndr_literal import random_attention, relative_attention
