@@ -16,12 +16,13 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax, linear, one_hot
+from torch.nn.functional import gumbel_softmax, one_hot
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.base import Attention, project_queries_and_keys
+from mechanisms.attention.base import project_queries_and_keys
 from mechanisms.attention.chosen_retrievals import chosen_retrievals, retrievals
 from mechanisms.attention.multi_head import attention_scores, drop_pairs, normalize_scores
+from mechanisms.attention.output import MappedAttention
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
@@ -49,9 +50,7 @@ class CompositionalAttentionConfig:
             2017) and the maximum in evaluation; `hard`, the maximum, with the gradient of the
             softmax; `top_k`, a softmax over the `n_selected` highest logits.
         n_selected: number of retrievals for `top_k`; else None.
-        own_value: whether a value of the query's own token is concatenated to the output
-            (`concat`).
-        nonlinear: whether a relu and another linear map follow the output.
+        own_value, nonlinear: as in `AttentionConfig`.
         biases: which projections have one: `all`; `selection`, only value queries and keys; or
             `none`.
         dropout: as in `AttentionConfig`, of the searches' patterns.
@@ -117,7 +116,7 @@ class CompositionalAttentionConfig:
         return CompositionalAttention(self, d_model, generator=generator)
 
 
-class CompositionalAttention(Attention[CompositionalAttentionConfig]):
+class CompositionalAttention(MappedAttention[CompositionalAttentionConfig]):
     """S searches, each of which selects among R retrievals for every query.
 
     Mittal et al. 2021, section 3. With search i and retrieval j:
@@ -126,7 +125,8 @@ class CompositionalAttention(Attention[CompositionalAttentionConfig]):
     - retrieval_ij = pattern_i v_j;
     - score_ij = softmax over j of (value query_i · (retrieval_ij W_value_key)) / sqrt(d_selection),
       where the value query is a linear map of the query's token;
-    - z_i = sum_j score_ij retrieval_ij, and out = sum_i z_i W_O[i] + b_O.
+    - z_i = sum_j score_ij retrieval_ij, and out = sum_i z_i W_O[i] + b_O; see `MappedAttention` for
+      the own value and the nonlinear output.
 
     With S = R and score_ij = 1 for i = j, else 0, this is multi-head attention.
 
@@ -144,15 +144,15 @@ class CompositionalAttention(Attention[CompositionalAttentionConfig]):
     Parameters besides those of `MultiHeadAttention` (`W_Q`, `W_K`, `W_O` with S heads, `W_V` with
     R): `W_value_query` [search, d_model, d_selection] and `b_value_query`; `W_value_key`
     [d_value, d_selection], or [retrieval, d_value, d_selection], and `b_value_key`; or `W_score`
-    [d_selection + d_value] and `b_score`; `W_own` [d_model, d_value] and `b_own`, and an (S+1)th
-    matrix in `W_O` for it; `W_O2` [d_model, d_model] and `b_O2`.
+    [d_selection + d_value] and `b_score`.
 
     Hook points: `hook_q`, `hook_k` [batch, pos, search, d_head]; `hook_v` [batch, pos, retrieval,
     d_value]; `hook_attn_scores`, `hook_pattern` and, after it, the same under the paper's name,
     `hook_search` [batch, search, query_pos, key_pos]; `hook_value_query` [batch, pos, search,
     d_selection]; `hook_retrieval` [batch, pos, search, retrieval, d_value]; `hook_value_key`
     [batch, pos, search, retrieval, d_selection] (scorer `dot`); `hook_value_logits` and
-    `hook_value_scores` [batch, pos, search, retrieval]; `hook_z` [batch, pos, search, d_value].
+    `hook_value_scores` [batch, pos, search, retrieval]; `hook_z` [batch, pos, search, d_value]; and
+    with the own value `hook_own_value` [batch, pos, d_value].
     """
 
     def __init__(
@@ -189,13 +189,15 @@ class CompositionalAttention(Attention[CompositionalAttentionConfig]):
         else:
             self.W_score = weight(d_selection + d_value, fan_in=d_selection + d_value)
             self.b_score = bias(1, selection=True)
-        n_values = n_searches + config.own_value
-        if config.own_value:
-            self.W_own, self.b_own = weight(d_model, d_value, fan_in=d_model), bias(d_value)
-        self.W_O = weight(n_values, d_value, d_model, fan_in=n_values * d_value)
-        self.b_O = bias(d_model)
-        if config.nonlinear:
-            self.W_O2, self.b_O2 = weight(d_model, d_model, fan_in=d_model), bias(d_model)
+        self._make_output(
+            n_searches,
+            d_value,
+            d_model,
+            own_value=config.own_value,
+            nonlinear=config.nonlinear,
+            bias=config.biases == "all",
+            generator=generator,
+        )
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_search = HookPoint()
@@ -226,13 +228,7 @@ class CompositionalAttention(Attention[CompositionalAttentionConfig]):
         pattern = points.hook_search(points.hook_pattern(pattern))
 
         z = points.hook_z(self._select_retrievals(pattern.transpose(1, 2), v, value_query, points))
-        if self.config.own_value:
-            own = linear(x_query, self.W_own.T, self.b_own)
-            z = torch.cat([z, own[:, :, None]], dim=2)
-        out = linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
-        if self.config.nonlinear:
-            out = linear(out.relu(), self.W_O2.T, self.b_O2)
-        return out
+        return self._output(z, x_query, points)
 
     def _select_retrievals(
         self,

@@ -16,10 +16,10 @@ from typing import Literal, Self
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.base import Attention, project_queries_and_keys
+from mechanisms.attention.base import project_queries_and_keys
+from mechanisms.attention.output import MappedAttention
 from mechanisms.attention.positions import rotate
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
@@ -63,6 +63,9 @@ class AttentionConfig:
             the products (LayerNorm without bias, one scale [d_head] for all heads; Dehghani et al.
             2023).
         bias: whether the linear maps to queries, keys, values and output have biases.
+        own_value: whether a value of the query's own token feeds the output besides what the heads
+            retrieve, whatever the mask (Mittal et al. 2021, section C.1).
+        nonlinear: whether a relu and another linear map follow the output.
 
     Raises:
         ValueError: a setting is outside its range, d_head is odd with `rotary`, or 1 with
@@ -78,6 +81,8 @@ class AttentionConfig:
     rotary: bool = False
     normalize_qk: bool = False
     bias: bool = True
+    own_value: bool = False
+    nonlinear: bool = False
 
     def __post_init__(self):
         check_choice(self, "normalization", Normalization)
@@ -129,7 +134,7 @@ class AttentionConfig:
         return MultiHeadAttention(self, d_model, generator=generator)
 
 
-class MultiHeadAttention(Attention[AttentionConfig]):
+class MultiHeadAttention(MappedAttention[AttentionConfig]):
     """Attention with any combination of score normalisation and generated value network.
 
     With a[h, q, k] the normalised scores (Schug et al. 2024, equations 2 to 7):
@@ -138,7 +143,8 @@ class MultiHeadAttention(Attention[AttentionConfig]):
     - `relu`, `linear`: hidden[q, k] = phi(sum_h a[h, q, k] v[k, h]), then
       z[q, h] = sum_k a[h, q, k] hidden[q, k]
 
-    and out[q] = sum_h z[q, h] W_O[h] + b_O. Scores are q.k / sqrt(d_head), plus the position
+    and out[q] = sum_h z[q, h] W_O[h] + b_O; see `MappedAttention` for the own value and the
+    nonlinear output. Scores are q.k / sqrt(d_head), plus the position
     bias for every normalisation; masked entries are -inf before a softmax and 0 otherwise.
 
     Hook points [batch, pos, head, d_head]: `hook_q`, `hook_k`, the projections; with
@@ -146,7 +152,8 @@ class MultiHeadAttention(Attention[AttentionConfig]):
     `hook_rot_k`, (normalised and) rotated. [batch, pos, head, d_value]: `hook_v`, `hook_z`.
     [batch, head, query_pos, key_pos]: `hook_raw_scores` (q.k / sqrt(d_head)), `hook_attn_scores`
     (after bias and mask) and `hook_pattern` (a, after dropout). For the generated networks also
-    `hook_value_hidden` [batch, query_pos, key_pos, d_value].
+    `hook_value_hidden` [batch, query_pos, key_pos, d_value]; with the own value `hook_own_value`
+    [batch, query_pos, d_value].
 
     No fused kernel is used, even without hooks: torch's scaled_dot_product_attention was slower
     here, forward and backward (1.3 times with a learned bias, 2 times without, on 2 CPU cores
@@ -166,13 +173,18 @@ class MultiHeadAttention(Attention[AttentionConfig]):
         self.W_Q = lecun_normal(n_heads, d_model, d_head, fan_in=d_model, generator=generator)
         self.W_K = lecun_normal(n_heads, d_model, d_head, fan_in=d_model, generator=generator)
         self.W_V = lecun_normal(n_heads, d_model, d_value, fan_in=d_model, generator=generator)
-        self.W_O = lecun_normal(
-            n_heads, d_value, d_model, fan_in=n_heads * d_value, generator=generator
+        self._make_output(
+            n_heads,
+            d_value,
+            d_model,
+            own_value=config.own_value,
+            nonlinear=config.nonlinear,
+            bias=config.bias,
+            generator=generator,
         )
         self.b_Q = zeros(n_heads, d_head) if config.bias else None
         self.b_K = zeros(n_heads, d_head) if config.bias else None
         self.b_V = zeros(n_heads, d_value) if config.bias else None
-        self.b_O = zeros(d_model) if config.bias else None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         if config.normalize_qk:
             self.ln_q = nn.LayerNorm(d_head, eps=NORM_EPSILON, bias=False)
@@ -222,8 +234,7 @@ class MultiHeadAttention(Attention[AttentionConfig]):
                 hidden = hidden.relu()
             hidden = points.hook_value_hidden(hidden)
             z = pattern.permute(0, 2, 1, 3) @ hidden
-        z = points.hook_z(z)
-        return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        return self._output(points.hook_z(z), x_query, points)
 
 
 def scaled_products(

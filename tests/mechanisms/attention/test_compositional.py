@@ -15,6 +15,9 @@ CONTRACT_EXAMPLES = {
     "own value": CompositionalAttentionConfig(
         n_searches=4, n_retrievals=3, d_head=4, own_value=True
     ),
+    "nonlinear": CompositionalAttentionConfig(
+        n_searches=4, n_retrievals=3, d_head=4, d_value=3, own_value=True, nonlinear=True
+    ),
 }
 PARAMETERS = {
     "W_Q": "W_Q",
@@ -194,6 +197,12 @@ VARIANTS = {
     "top_k": {"selection": "top_k", "n_selected": 2},
     "own value": {"own_value": True},
     "nonlinear": {"nonlinear": True, "own_value": True},
+    "nonlinear, separate, no biases": {
+        "nonlinear": True,
+        "own_value": True,
+        "separate_value_keys": True,
+        "biases": "none",
+    },
     "biases of the selection": {"biases": "selection"},
     "no biases": {"biases": "none"},
     "one retrieval": {"n_retrievals": 1},
@@ -260,9 +269,11 @@ def test_every_variant_is_the_literal_formula(changes):
     x = tokens(n_batch=2, n=4).double()
     mask = ~torch.eye(4, dtype=torch.bool)
     with torch.no_grad():
-        torch.testing.assert_close(
-            attention(x, x, mask=mask[None, None]), literal(attention, x, mask)
-        )
+        expected = literal(attention, x, mask)
+        out = attention(x, x, mask=mask[None, None])
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+        single = attention.float()(x.float(), x.float(), mask=mask[None, None])
+        torch.testing.assert_close(single, expected.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_with_identity_scores_it_is_multi_head_attention():

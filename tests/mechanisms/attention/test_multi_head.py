@@ -18,6 +18,12 @@ CONTRACT_EXAMPLES = {
 } | {
     "rotary": AttentionConfig(n_heads=4, d_head=4, rotary=True),
     "normalized": AttentionConfig(n_heads=4, d_head=4, normalize_qk=True, bias=False),
+    "own value": AttentionConfig(n_heads=4, d_head=4, d_value=3, own_value=True, nonlinear=True),
+}
+OWN_VALUE = {
+    "own value": {"own_value": True, "d_value": 3},
+    "own value, nonlinear": {"own_value": True, "d_value": 7, "nonlinear": True},
+    "own value, no bias": {"own_value": True, "d_value": 1, "nonlinear": True, "bias": False},
 }
 
 
@@ -144,8 +150,15 @@ def slow_attention(attention, x_query, x_key, mask):
             for h in heads:
                 z = sum(weights[h, j] * value[j][h] for j in keys)
                 out[b, i] += z @ attention.W_O[h]
+            if config.own_value:
+                own = query @ attention.W_own
+                out[b, i] += (own + attention.b_own if config.bias else own) @ attention.W_O[-1]
             if config.bias:
                 out[b, i] += attention.b_O
+            if config.nonlinear:
+                out[b, i] = out[b, i].clamp(min=0) @ attention.W_O2
+                if config.bias:
+                    out[b, i] += attention.b_O2
     return out
 
 
@@ -164,8 +177,8 @@ def small(variant, **settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"normalize_qk": True, "d_head": 4}, {"bias": False}],
-    ids=["plain", "normalize_qk", "no bias"],
+    [{}, {"normalize_qk": True, "d_head": 4}, {"bias": False}, *OWN_VALUE.values()],
+    ids=["plain", "normalize_qk", "no bias", *OWN_VALUE],
 )
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
 def test_agrees_with_a_loop_over_the_formulas(variant, settings):
@@ -174,6 +187,22 @@ def test_agrees_with_a_loop_over_the_formulas(variant, settings):
     mask[1] = False
     expected = slow_attention(attention, x_query, x_key, mask)
     assert torch.allclose(attention(x_query, x_key, mask=mask[None, None]), expected, atol=1e-12)
+    single = attention.float()(x_query.float(), x_key.float(), mask=mask[None, None])
+    assert close(single, expected.detach(), torch.float32)
+
+
+def test_the_own_value_reaches_the_output_past_the_mask():
+    attention, x_query, x_key = small("softmax", **OWN_VALUE["own value"])
+    assert attention.W_O.shape == (4, 3, 5)
+    out = attention(x_query, x_key, mask=torch.zeros(1, 1, 4, 6, dtype=torch.bool))
+    own = x_query @ attention.W_own + attention.b_own
+    assert torch.allclose(out, own @ attention.W_O[3] + attention.b_O, atol=1e-12)
+    attention.hook_own_value.add_hook(lambda value, hook: 0 * value)
+    heads = replace(attention.config, own_value=False).build(5).double()
+    weights = attention.state_dict()
+    weights = {name: weights[name] for name in heads.state_dict()} | {"W_O": weights["W_O"][:3]}
+    heads.load_state_dict(weights)
+    assert torch.allclose(attention(x_query, x_key), heads(x_query, x_key), atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
@@ -191,13 +220,14 @@ def test_a_query_with_all_keys_masked_gets_the_output_bias_and_finite_gradients(
         ({}, set()),
         ({"rotary": True}, {"hook_rot_q", "hook_rot_k"}),
         ({"normalize_qk": True, "d_head": 4}, {"hook_norm_q", "hook_norm_k"}),
+        (OWN_VALUE["own value"], {"hook_own_value"}),
     ],
-    ids=["plain", "rotary", "normalize_qk"],
+    ids=["plain", "rotary", "normalize_qk", "own value"],
 )
 @pytest.mark.parametrize("variant", ATTENTION_VARIANTS)
 def test_each_hook_point_changes_the_output(variant, settings, names):
     attention, x_query, x_key = small(variant, **settings)
-    added = {"hook_rot_q", "hook_rot_k", "hook_norm_q", "hook_norm_k"}
+    added = {"hook_rot_q", "hook_rot_k", "hook_norm_q", "hook_norm_k", "hook_own_value"}
     assert hook_points(attention).keys() & added == names
     plain = attention(x_query, x_key)
     generator = torch.Generator().manual_seed(4)
