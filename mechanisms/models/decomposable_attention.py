@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +18,9 @@ from mechanisms.attention.quasi import QuasiAttentionConfig, l1_distances
 from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.protocols import AttentionProtocol
-from mechanisms.validation import check_dropout, check_sizes
+from mechanisms.validation import check_choice, check_dropout, check_sizes
+
+Projection = Literal["two_layers", "linear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,9 @@ class DecomposableAttentionConfig:
         d_model: width of all layers.
         composition: how CoDA aligns the tokens; None for softmax attention.
         shared: whether CoDA's F_E and F_N are the same network.
+        projection: F before the alignment: `two_layers`, the network of Parikh et al., which ends
+            in a relu, so that E is never negative; or `linear`, with which E has both signs, as
+            Tay et al. allow for CoDA and show in Figure 2.
         attention: config of a multi-head attention between the sequences that aligns them instead,
             for example `AttentionConfig`. It must not measure distances between positions.
         dropout: dropout probability of the input of every layer.
@@ -45,11 +51,13 @@ class DecomposableAttentionConfig:
     d_model: int = 200
     composition: QuasiAttentionConfig | None = None
     shared: bool = True
+    projection: Projection = "two_layers"
     attention: AttentionProtocol | None = None
     dropout: float = 0.0
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model")
+        check_choice(self, "projection", Projection)
         if self.composition is None and not self.shared:
             raise ValueError(
                 "shared must be True without a composition, got False: softmax has no F_N"
@@ -91,6 +99,27 @@ class TwoLayers(nn.Module):
         return linear(dropout(x, self.dropout, self.training), self.W_out.T, self.b_out).relu()
 
 
+class Linear(nn.Module):
+    """x W + b, a linear F: `W` [d_in, d_model], `b` [d_model]."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_model: int,
+        *,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.dropout = dropout
+        self.W = lecun_normal(d_in, d_model, fan_in=d_in, generator=generator)
+        self.b = zeros(d_model)
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_model"]:
+        """The output features of each row."""
+        return linear(dropout(x, self.dropout, self.training), self.W.T, self.b)
+
+
 class DecomposableAttention(HookedRootModule):
     """Attend, compare, aggregate: a classifier of pairs of sequences a, b.
 
@@ -115,8 +144,8 @@ class DecomposableAttention(HookedRootModule):
     `attention` its hook points replace these: `align_a.*` from a to b and `align_b.*` from b to a.
 
     Parameters: `W_E` [d_input, d_model]; `attend`, `attend_distance` (F_N, with `shared=False`),
-    `compare`, `aggregate`, each a `TwoLayers`; `W_U` [d_model, d_output], `b_U`; with an
-    `attention` those of `align`, and no `attend`.
+    each a `TwoLayers` or a `Linear`; `compare`, `aggregate`, each a `TwoLayers`; `W_U`
+    [d_model, d_output], `b_U`; with an `attention` those of `align`, and no `attend`.
 
     Args:
         config: the configuration.
@@ -139,9 +168,14 @@ class DecomposableAttention(HookedRootModule):
             self.align_a, self.align_b = hook_tree(self.align), hook_tree(self.align)
             remove_hook_points(self.align)
         else:
-            self.attend = layers(d_model)
+
+            def projection() -> nn.Module:
+                kind = TwoLayers if config.projection == "two_layers" else Linear
+                return kind(d_model, d_model, dropout=config.dropout, generator=generator)
+
+            self.attend = projection()
             if not config.shared:
-                self.attend_distance = layers(d_model)
+                self.attend_distance = projection()
             self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
             if config.composition is None:
                 self.hook_pattern_b = HookPoint()

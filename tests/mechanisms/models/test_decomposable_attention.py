@@ -10,6 +10,7 @@ from mechanisms.attention.relative import RelativeAttentionConfig
 from mechanisms.models.decomposable_attention import (
     DecomposableAttention,
     DecomposableAttentionConfig,
+    Linear,
 )
 from tests.mechanisms.checks import check_saved_model_loads
 
@@ -23,6 +24,12 @@ VARIANTS = {
             beta=0.4, affinity_centring="matrix", gate_centring="row", doubled=True
         )
     },
+    "linear": {
+        "composition": QuasiAttentionConfig(beta=0.4),
+        "projection": "linear",
+        "shared": False,
+    },
+    "linear softmax": {"projection": "linear"},
 }
 MULTI_HEAD = {
     name: {"attention": AttentionConfig.named(name, n_heads=2, d_head=3)}
@@ -54,7 +61,10 @@ def pairs():
     return a, b
 
 
-def two_layers(layers, x):
+def projected(layers, x):
+    """A `TwoLayers` or a `Linear`."""
+    if isinstance(layers, Linear):
+        return x @ layers.W + layers.b
     hidden = (x @ layers.W_in + layers.b_in).clamp(min=0)
     return (hidden @ layers.W_out + layers.b_out).clamp(min=0)
 
@@ -74,8 +84,8 @@ def literal(model, a, b):
     sums = []
     for x, aligned in ((x_a, aligned_a), (x_b, aligned_b)):
         pairs = [torch.cat(pair) for pair in zip(x, aligned, strict=True)]
-        sums.append(sum(two_layers(model.compare, pair) for pair in pairs))
-    return two_layers(model.aggregate, torch.cat(sums)) @ model.W_U + model.b_U
+        sums.append(sum(projected(model.compare, pair) for pair in pairs))
+    return projected(model.aggregate, torch.cat(sums)) @ model.W_U + model.b_U
 
 
 def literal_alignment(model, x_a, x_b):
@@ -85,8 +95,8 @@ def literal_alignment(model, x_a, x_b):
     E, N = ([[0.0] * len(b) for _ in a] for _ in range(2))
     for i in range(len(a)):
         for j in range(len(b)):
-            f_a, f_b = two_layers(F_E, x_a[i]).tolist(), two_layers(F_E, x_b[j]).tolist()
-            g_a, g_b = two_layers(F_N, x_a[i]).tolist(), two_layers(F_N, x_b[j]).tolist()
+            f_a, f_b = projected(F_E, x_a[i]).tolist(), projected(F_E, x_b[j]).tolist()
+            g_a, g_b = projected(F_N, x_a[i]).tolist(), projected(F_N, x_b[j]).tolist()
             for d in range(n):
                 E[i][j] += (c.composition.alpha if c.composition else 1) * f_a[d] * f_b[d]
                 if c.composition:
@@ -138,7 +148,7 @@ def test_hooks_show_the_alignment_and_change_it(changes):
     torch.testing.assert_close(cache["hook_aligned_a"], aligned)
     pattern_b = cache["hook_pattern_b"][:, 0] if "hook_pattern_b" in cache else pattern[:, 0].mT
     torch.testing.assert_close(cache["hook_aligned_b"], pattern_b @ cache["hook_embed_a"])
-    if changes:
+    if "composition" in changes:
         expected = torch.tanh(cache["hook_affinity"]) * cache["hook_gate"]
         torch.testing.assert_close(pattern[2:], expected[2:])
     else:
@@ -174,6 +184,23 @@ def test_padding_has_no_effect_and_empty_sequences_are_allowed(changes):
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("projection", "low", "high"), [("two_layers", 0, 0), ("linear", 0.4, 0.6)]
+)
+def test_only_a_linear_projection_lets_coda_subtract(projection, low, high):
+    """F of Parikh et al. ends in a relu: no product of two outputs is negative, and so no M."""
+    composition = QuasiAttentionConfig(beta=0.1)
+    config = DecomposableAttentionConfig(
+        d_input=100, d_output=2, padding=PAD, composition=composition, projection=projection
+    )
+    model = DecomposableAttention(config, generator=torch.Generator().manual_seed(0))
+    a, b = torch.arange(100).view(2, 10, 5).unbind()
+    with torch.no_grad():
+        pattern = model.run_with_cache(a, b)[1]["hook_pattern"]
+    assert low <= (pattern < 0).double().mean() <= high
+    assert pattern.abs().mean() > 0.01
+
+
 def test_padding_may_be_an_id():
     model, (a, b) = build(padding=0), pairs()
     a, b = a.clamp(min=1), b.clamp(min=1)
@@ -206,6 +233,7 @@ def test_a_saved_model_is_loaded_unchanged(changes, tmp_path):
             {"attention": RelativeAttentionConfig(n_heads=2, d_head=4)},
             r"attention must not measure distances",
         ),
+        ({"projection": "relu"}, r"projection must be one of two_layers, linear, got 'relu'"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0\.1"),
     ],
 )
