@@ -24,15 +24,15 @@ VARIANTS = {
             beta=0.4, affinity_centring="matrix", gate_centring="row", doubled=True
         )
     },
-    "linear": {
+    "linear F": {
         "composition": QuasiAttentionConfig(beta=0.4),
         "projection": "linear",
         "shared": False,
     },
-    "linear softmax": {"projection": "linear"},
+    "linear F, softmax": {"projection": "linear"},
 }
 MULTI_HEAD = {
-    name: {"attention": AttentionConfig.named(name, n_heads=2, d_head=3)}
+    f"{name} heads": {"attention": AttentionConfig.named(name, n_heads=2, d_head=3)}
     for name in ("softmax", "linear", "hyla")
 } | {
     "coda heads": {
@@ -226,7 +226,7 @@ def test_a_saved_model_is_loaded_unchanged(changes, tmp_path):
         ({"d_model": 0}, r"d_model must be at least 1, got 0"),
         ({"shared": False}, r"shared must be True without a composition"),
         (
-            {**MULTI_HEAD["hyla"], "composition": QuasiAttentionConfig()},
+            {**MULTI_HEAD["hyla heads"], "composition": QuasiAttentionConfig()},
             r"attention must be None with a composition",
         ),
         (
