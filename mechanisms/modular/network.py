@@ -9,16 +9,19 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax, linear, one_hot
+from torch.nn.functional import gumbel_softmax, linear, one_hot, relu
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.modular.module_pools import MlpPoolConfig, ModulePool, PoolConfig
+from mechanisms.modular.operands import OperandSlots
 from mechanisms.modular.routers import RouterConfig, RouterSizes, Scores
 from mechanisms.validation import check_choice, check_sizes
 
+Choice = Literal["pair", "module"]
+InputEncoder = Literal["linear", "mlp"]
 Selection = Literal["hard", "soft", "top_k"]
 FunctionalBottleneck = Literal["oracle", "attention", "none"]
 
@@ -45,6 +48,13 @@ class ModularNetworkConfig:
             `top_k` most probable modules, weighted by renormalised probability.
         top_k: number of modules for selection `top_k`; else None.
         temperature: temperature of the Gumbel softmax of hard selections in training.
+        input_encoder: how each variable is encoded for the router, alike in all layers: `linear`,
+            one linear map; `mlp`, as in the paper, a perceptron with one hidden layer of d_model
+            ReLUs (the paper does not give its size).
+        choice: what a hard selection chooses from if the router scores every pair of variable and
+            module. `pair`, as in the paper: a pair, in evaluation that with the highest score;
+            `module`: a module by its probability, which is summed over variables. Files that were
+            saved without this setting load with `pair`.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -61,11 +71,15 @@ class ModularNetworkConfig:
     selection: Selection = "hard"
     top_k: int | None = None
     temperature: float = 1.0
+    input_encoder: InputEncoder = "linear"
+    choice: Choice = "pair"
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_model", "n_layers", "n_modules")
         check_sizes(self, "n_variables", minimum=2)
         check_choice(self, "functional_bottleneck", FunctionalBottleneck)
+        check_choice(self, "input_encoder", InputEncoder)
+        check_choice(self, "choice", Choice)
         check_choice(self, "selection", Selection)
         if (self.selection == "top_k") != (self.top_k is not None):
             allowed = "an integer" if self.selection == "top_k" else "None"
@@ -101,14 +115,19 @@ class ModularLayer(nn.Module):
 class ModularNetwork(HookedRootModule):
     """A router selects a module from one pool for each layer; the last result is the answer.
 
-    Ostapenko et al. 2022, "Attention for Compositional Modularity". Variables are encoded by one
-    linear map; the router scores all modules for all layers from the encoded variables; a module
-    maps two operands (or all features, without functional bottleneck) to a number.
+    Ostapenko et al. 2022, "Attention for Compositional Modularity". Variables are encoded, each by
+    itself; the router scores all modules for all layers from the encoded variables; a module maps
+    two operands (or all features, without functional bottleneck) to a number. The encoder is the
+    same before each layer (section 2), and so are the variables, which are encoded once.
 
-    The paper specifies neither how a router's pairs of variable and module become one choice nor
-    what the slots of the functional bottleneck attend to. Here the probability of a module is
-    summed over variables; in training a module is sampled by it (equivalent to sampling a pair), in
-    evaluation the most probable one is taken. Slots select among values, which excludes operators.
+    In evaluation the module with the highest score in R [variable, module] is taken, in training a
+    pair is drawn from the Gumbel softmax over R (section 4). The probability of a module is the sum
+    over its pairs, also where all paths are weighted; with `choice="module"` the most probable
+    module is taken, which often differs. What the slots of the functional bottleneck attend to is
+    not in the paper: here they select among values, which excludes operators.
+
+    Parameters: `W_E` [d_input, d_model], `b_E`, with a perceptron as encoder `W_H`
+    [d_model, d_model], `b_H` after its hidden layer; and those of `router`, `pool` and `slots`.
 
     Hook points: `hook_embed` [batch, variable, d_model]; for each layer, `layers.{l}.`
     - `hook_module_scores` [batch, variable, module]; variable has size 1 if the router scores
@@ -136,6 +155,10 @@ class ModularNetwork(HookedRootModule):
         n_variables, d_input, d_model = config.n_variables, config.d_input, config.d_model
         self.W_E = lecun_normal(d_input, d_model, fan_in=d_input, generator=generator)
         self.b_E = zeros(d_model)
+        self.W_H = self.b_H = None
+        if config.input_encoder == "mlp":
+            self.W_H = lecun_normal(d_model, d_model, fan_in=d_model, generator=generator)
+            self.b_H = zeros(d_model)
         self.hook_embed = HookPoint()
         sizes = RouterSizes(
             n_variables=n_variables,
@@ -276,7 +299,10 @@ class ModularNetwork(HookedRootModule):
             raise ValueError(
                 f"inputs must be [batch, {expected[0]}, {expected[1]}], got {tuple(inputs.shape)}"
             )
-        return self.hook_embed(linear(inputs, self.W_E.T, self.b_E))
+        encoded = linear(inputs, self.W_E.T, self.b_E)
+        if self.W_H is not None:
+            encoded = linear(relu(encoded), self.W_H.T, self.b_H)
+        return self.hook_embed(encoded)
 
     def _points(self) -> list[ModularLayer]:
         return [cast(ModularLayer, points) for points in self.layers]
@@ -289,15 +315,17 @@ class ModularNetwork(HookedRootModule):
         temperature: float,
     ) -> Float[Tensor, "batch module"]:
         """The weight of each module's result in a layer."""
-        scores = points.hook_module_scores(scores)
-        if variable_scores is None:
-            scores = scores.logsumexp(1)
-        else:
+        # A hook may have excluded modules by scores of -inf.
+        scores = points.hook_module_scores(scores).clamp_min(torch.finfo(scores.dtype).min)
+        if variable_scores is not None:
             selected = points.hook_selected_variable(self._hard(variable_scores, temperature))
             scores = einsum(
                 selected, scores, "batch variable, batch variable module -> batch module"
-            )
-        probs = points.hook_expert_weights(points.hook_module_probs(scores.softmax(-1)))
+            )[:, None]
+        elif self.config.choice == "module":
+            scores = scores.logsumexp(1, keepdim=True)
+        probs = scores.logsumexp(1).softmax(-1)
+        probs = points.hook_expert_weights(points.hook_module_probs(probs))
         if self.config.selection == "soft":
             return points.hook_module_choice(probs)
         if self.config.selection == "top_k":
@@ -305,8 +333,11 @@ class ModularNetwork(HookedRootModule):
             indices = points.hook_expert_indices(probs.topk(self.config.top_k, dim=-1).indices)
             top = torch.zeros_like(probs).scatter(-1, indices, probs.gather(-1, indices))
             return points.hook_module_choice(top / top.sum(-1, keepdim=True))
+        # p(variable, module) = p(module) p(variable | module), so that a changed p(module) counts.
         # A hook may have set a probability to zero.
-        sampled = self._hard(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), temperature)
+        log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        pairs = log_probs[:, None] + scores.log_softmax(1)
+        sampled = self._hard(pairs.flatten(1), temperature).unflatten(1, pairs.shape[1:]).sum(1)
         indices = points.hook_expert_indices(sampled.argmax(-1, keepdim=True))
         chosen = one_hot(indices[:, 0], self.n_modules).to(sampled)
         # The value of the (possibly hooked) choice, the gradient of the sample.
@@ -352,40 +383,3 @@ class ModularNetwork(HookedRootModule):
             candidates,
             "batch module slot candidate, batch path candidate -> batch path module slot",
         )
-
-
-class OperandSlots(nn.Module):
-    """The functional bottleneck `attention`: scores of the candidates for a module's operands.
-
-    score = (W_slot s_m) · (W_C E(x_n)) / sqrt(d), where s_m is the signature of the module; for the
-    current result a learned key replaces W_C E(x_n). Neural production systems select arguments
-    in the same way (Goyal et al. 2021). Scores depend on the encoded variables, not on the result.
-
-    Parameters: `signatures` [module, d_model], `W_slot` [2, d_model, d_model], `W_C` [d_model,
-    d_model], `result_key` [d_model].
-    """
-
-    def __init__(self, n_modules: int, d_model: int, *, generator: torch.Generator | None = None):
-        super().__init__()
-        self.signatures = lecun_normal(n_modules, d_model, fan_in=1, generator=generator)
-        self.W_slot = lecun_normal(2, d_model, d_model, fan_in=d_model, generator=generator)
-        self.W_C = lecun_normal(d_model, d_model, fan_in=d_model, generator=generator)
-        self.result_key = lecun_normal(d_model, fan_in=1, generator=generator)
-
-    def forward(
-        self, encoded: Float[Tensor, "batch variable d_model"], *, first: bool
-    ) -> Float[Tensor, "batch module 2 candidate"]:
-        """The score of every candidate; in the `first` layer the result is masked."""
-        queries = einsum(self.signatures, self.W_slot, "module d, slot d key -> module slot key")
-        keys = encoded @ self.W_C
-        result = repeat(self.result_key, "key -> batch 1 key", batch=len(encoded))
-        keys = torch.cat([keys, result], dim=1)
-        scores = einsum(
-            queries, keys, "module slot key, batch candidate key -> batch module slot candidate"
-        )
-        scores = scores / keys.shape[-1] ** 0.5
-        if first:
-            masked = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            masked[-1] = True
-            scores = scores.masked_fill(masked, -torch.inf)
-        return scores

@@ -26,7 +26,7 @@ class Scores(NamedTuple):
         modules: score of each module, given each variable; variable has size 1 if the router
             scores modules once for all variables.
         variables: with a selection bottleneck the score of each variable, one of which is selected;
-            else None, and one softmax runs over all pairs of variable and module.
+            else None, and one softmax runs over R, all pairs of variable and module.
     """
 
     modules: Float[Tensor, "batch layer variable module"]

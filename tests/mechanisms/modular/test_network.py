@@ -12,6 +12,7 @@ from mechanisms import (
     all_paths_loss,
     sampled_path_loss,
 )
+from mechanisms.serialization import config_from_json, config_to_json
 from tests.mechanisms.checks import check_saved_model_loads
 from tests.mechanisms.modular.networks import ROUTERS, inputs, network
 
@@ -30,14 +31,22 @@ def run_path(path, model, x):
 
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_in_evaluation_the_most_probable_modules_are_applied(router, bottleneck):
+def test_in_evaluation_the_module_with_the_highest_score_is_applied(router, bottleneck):
     model, x = network(router, functional_bottleneck=bottleneck), inputs()
     with torch.no_grad():
         answers = model(x)[:, 0]
         cached_answers, cache = model.run_with_cache(x)
         paths, _ = model.all_paths(x)
     assert torch.allclose(cached_answers[:, 0], answers, atol=1e-5)
-    chosen = [cache[f"layers.{layer}.hook_module_probs"].argmax(-1) for layer in range(2)]
+    chosen = []
+    for layer in range(2):
+        scores = cache[f"layers.{layer}.hook_module_scores"]
+        if f"layers.{layer}.hook_selected_variable" in cache:
+            selected = cache[f"layers.{layer}.hook_selected_variable"].argmax(-1)
+            scores = scores[torch.arange(20), selected][:, None]
+        # Among the scores R of an input the largest, of any variable and module.
+        rows = [max(range(R.numel()), key=R.flatten().__getitem__) % 3 for R in scores]
+        chosen.append(torch.tensor(rows))
     for layer in range(2):
         choice = cache[f"layers.{layer}.hook_module_choice"]
         assert torch.equal(choice, one_hot(chosen[layer], 3).float())
@@ -116,6 +125,97 @@ def test_slots_choose_numbers_by_the_modules_signature():
     assert not torch.allclose(changed, model(x))
 
 
+def test_the_highest_score_and_the_most_probable_module_are_two_choices():
+    # Module 0 has the highest score, module 1 the largest sum of exponentials.
+    scores = torch.tensor([[2.0, 1.5, 0.0], [0.0, 1.5, 0.0], *[[0.0, 1.5, 0.0]] * 3])
+    hook = [("layers.0.hook_module_scores", lambda old, hook: scores.expand_as(old))]
+    for choice, expected in (("pair", 0), ("module", 1)):
+        model = network(choice=choice)
+        with model.hooks(fwd_hooks=hook):
+            _, cache = model.run_with_cache(inputs())
+        assert (cache["layers.0.hook_expert_indices"] == expected).all()
+        assert torch.allclose(
+            cache["layers.0.hook_module_probs"], (scores.exp().sum(0) / scores.exp().sum())[None]
+        )
+    model, x = network(n_modules=10), inputs(500)
+    sums = network(n_modules=10, choice="module")
+    chosen, most_probable = (
+        one.run_with_cache(x)[1]["layers.0.hook_expert_indices"] for one in (model, sums)
+    )
+    assert 0.05 < (chosen != most_probable).float().mean() < 0.6
+
+
+def test_a_file_without_the_new_settings_takes_the_highest_score():
+    text = config_to_json(network(choice="module").config)
+    for name in ("choice", "input_encoder"):
+        del text[name]
+    config = config_from_json(text)
+    assert (config.choice, config.input_encoder) == ("pair", "linear")
+
+
+@pytest.mark.parametrize("choice", ["pair", "module"])
+@pytest.mark.parametrize("name", ["cross", "cross, bottleneck", "encoder"])
+def test_modules_that_a_hook_excludes_are_not_chosen(name, choice):
+    model, x = network(ROUTERS[name], choice=choice), inputs()
+
+    def exclude(scores, hook):
+        return scores.masked_fill(torch.tensor([True, False, True]), -torch.inf)
+
+    hooks = [(f"layers.{layer}.hook_module_scores", exclude) for layer in range(2)]
+    for training in (False, True):
+        answers = model.train(training).run_with_hooks(x, fwd_hooks=hooks)
+        assert torch.allclose(answers[:, 0], run_path((1, 1), model, x), atol=1e-6)
+
+
+def test_variables_are_encoded_by_a_perceptron_or_a_linear_map():
+    x = inputs()
+    model = network(input_encoder="mlp")
+    _, cache = model.run_with_cache(x)
+    linear = network()
+    for example, variable in product(range(20), range(5)):
+        hidden = [
+            max(0.0, (x[example, variable] @ model.W_E[:, unit] + model.b_E[unit]).item())
+            for unit in range(8)
+        ]
+        expected = [
+            sum(h * w for h, w in zip(hidden, column, strict=True)) + b
+            for column, b in zip(model.W_H.T.tolist(), model.b_H.tolist(), strict=True)
+        ]
+        assert cache["hook_embed"][example, variable].tolist() == pytest.approx(expected, abs=1e-5)
+    _, cache = linear.run_with_cache(x)
+    assert torch.allclose(cache["hook_embed"], x @ linear.W_E + linear.b_E, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_pairs_are_sampled_by_the_gumbel_softmax_over_all_scores(temperature):
+    """The choice and its gradient, compared with a sample over R of one input, written out."""
+    model, x = network(n_layers=1).train(), inputs(1)
+    kept = {}
+
+    def keep(name):
+        def hook(values, hook):
+            if values.requires_grad:
+                values.retain_grad()
+            kept[name] = values
+
+        return f"layers.0.hook_{name}", hook
+
+    torch.manual_seed(0)
+    hooks = [keep(name) for name in ("module_scores", "module_choice", "module_out")]
+    answer = model.run_with_hooks(x, fwd_hooks=hooks, temperature=temperature)
+    answer.sum().backward()
+    torch.manual_seed(0)
+    noise = -torch.empty(1, 15).exponential_().log()
+    R = kept["module_scores"].detach().requires_grad_()
+    soft = ((R.flatten(1) + noise) / temperature).softmax(-1).unflatten(1, (5, 3))
+    chosen = soft.flatten(1).argmax(-1) % 3
+    assert torch.equal(kept["module_choice"].argmax(-1), chosen)
+    out = kept["module_out"].detach()
+    assert torch.allclose(answer[0, 0], out[0, chosen[0]])
+    (soft.sum(1) * out).sum().backward()
+    assert torch.allclose(kept["module_scores"].grad, R.grad, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cross, bottleneck", "encoder, bottleneck", "structural oracle"])
 def test_the_selected_variable_is_one_hot_and_can_be_changed(name):
     model, x = network(ROUTERS[name], seed=3), inputs()
@@ -144,10 +244,12 @@ def test_without_the_bottleneck_one_softmax_runs_over_variables_and_modules():
     assert torch.allclose(cache["layers.1.hook_module_probs"], flat.sum(1), atol=1e-6)
 
 
+@pytest.mark.parametrize("choice", ["pair", "module"])
 @pytest.mark.parametrize("selection", ["hard", "soft", "top_k"])
 @pytest.mark.parametrize("name", ["hook_module_scores", "hook_module_probs", "hook_expert_weights"])
-def test_changed_scores_and_probabilities_change_the_answer(selection, name):
-    model = network(selection=selection, top_k=2 if selection == "top_k" else None)
+def test_changed_scores_and_probabilities_change_the_answer(selection, name, choice):
+    top_k = 2 if selection == "top_k" else None
+    model = network(selection=selection, top_k=top_k, choice=choice)
     x = inputs()
     reversed_order = [(f"layers.0.{name}", lambda values, hook: values.flip(-1).square())]
     assert not torch.allclose(model.run_with_hooks(x, fwd_hooks=reversed_order), model(x))
@@ -191,7 +293,7 @@ def test_with_true_operations_only_routing_is_needed():
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
 def test_gradients_reach_all_parameters_along_sampled_paths(router, bottleneck):
-    model = network(router, functional_bottleneck=bottleneck).train()
+    model = network(router, functional_bottleneck=bottleneck, input_encoder="mlp").train()
     torch.manual_seed(0)
     sampled_path_loss(model, inputs(200), torch.ones(200, 1)).backward()
     unused = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
@@ -232,9 +334,10 @@ def test_the_straight_through_gradient_is_that_of_the_soft_choice():
     assert torch.allclose(kept["module_scores"].grad[:, 0], logits.grad, atol=1e-5)
 
 
+@pytest.mark.parametrize("choice", ["pair", "module"])
 @pytest.mark.parametrize("name", ["cross", "cross, bottleneck", "encoder, bottleneck"])
-def test_all_paths_is_the_expectation_of_sampled_paths(name):
-    model, x = network(ROUTERS[name], seed=2).train(), inputs(3)
+def test_all_paths_is_the_expectation_of_sampled_paths(name, choice):
+    model, x = network(ROUTERS[name], seed=2, choice=choice).train(), inputs(3)
     targets = torch.tensor([[0.5], [-1.0], [0.0]])
     times = 20_000
     torch.manual_seed(0)
@@ -279,6 +382,7 @@ def test_a_saved_network_is_loaded_unchanged(router, tmp_path):
     for model in (
         network(router),
         network(router, pool=OperationPoolConfig(names=("add", "multiply", "maximum"))),
+        network(router, input_encoder="mlp", choice="module"),
     ):
         check_saved_model_loads(model, (inputs(),), tmp_path)
 
@@ -306,6 +410,8 @@ def test_invalid_settings_and_inputs_are_refused():
         ({"top_k": 2}, "top_k must be None with selection='hard', got 2"),
         ({"selection": "top_k", "top_k": 4}, r"top_k must be in \[1, n_modules = 3\], got 4"),
         ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
+        ({"choice": "x"}, "choice must be one of pair, module, got 'x'"),
+        ({"input_encoder": "x"}, "input_encoder must be one of linear, mlp, got 'x'"),
     ):
         with pytest.raises(ValueError, match=message):
             network(**changes)
