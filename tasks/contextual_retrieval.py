@@ -7,7 +7,7 @@ of preferences are held out: the model must pair known searches with known retri
 combination.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -24,6 +24,9 @@ _MAX_OBJECTS = 1000
 _MAX_SEARCHES = 6  # `baseline` enumerates their 203 partitions
 _MAX_COMBINATIONS = 10**6
 
+_PUBLISHED = (-0.71347752, -0.6062312, 0.66062073, -0.61213017, -0.82631877, 0.75908621)
+"""The weights of the searches in the authors' code, a draw from U(-1, 1)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContextualRetrievalConfig:
@@ -34,7 +37,9 @@ class ContextualRetrievalConfig:
         n_searches: S, 1 to 6. With a single search, `ood` has retrieval features that `train` never
             asks for; with more, `train` asks for each of them in each search.
         n_retrievals: R, at least 2; R^S is at most 10^6.
-        coefficients: the weights of the searches, "drawn" from U(-1, 1), or all "one".
+        coefficients: the weights of the searches, "drawn" from U(-1, 1); "published", the first
+            S of the authors' code, the same for all seeds; or all "one".
+        trained_on: the combinations that `train` draws from, the "familiar" ones, or "all".
         seed: seeds the weights and every batch, 0 to 2^32 - 1.
 
     Raises:
@@ -44,7 +49,8 @@ class ContextualRetrievalConfig:
     n_objects: int = 10
     n_searches: int = 2
     n_retrievals: int = 4
-    coefficients: Literal["drawn", "one"] = "drawn"
+    coefficients: Literal["drawn", "published", "one"] = "drawn"
+    trained_on: Literal["familiar", "all"] = "familiar"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +63,8 @@ class ContextualRetrievalConfig:
                 f"{self.n_retrievals!r} with n_searches={self.n_searches!r}, which makes "
                 f"{self.n_combinations}"
             )
-        require_choice("coefficients", self.coefficients, ("drawn", "one"))
+        require_choice("coefficients", self.coefficients, ("drawn", "published", "one"))
+        require_choice("trained_on", self.trained_on, ("familiar", "all"))
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     @property
@@ -69,6 +76,17 @@ class ContextualRetrievalConfig:
     def n_ood(self) -> int:
         """Number of combinations that are held out: a fifth, rounded up."""
         return -(-self.n_combinations // 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """What features and preferences depend on, and drawn weights."""
+
+    n_objects: int
+    n_searches: int
+    n_retrievals: int
+    seed: int
+    coefficients: str = "drawn"
 
 
 class ContextualRetrieval(StreamTask):
@@ -83,8 +101,11 @@ class ContextualRetrieval(StreamTask):
     fastest). Of the odd numbers, the highest are held out, a fifth of all combinations, rounded up:
     of 2 searches and 4 retrievals (2,1), (2,3), (3,1) and (3,3), as in the authors' data.
 
-    Splits: `train` and `id` draw from the same combinations, `ood` from the held-out ones. The
-    combination of each object is drawn uniformly and independently.
+    Splits are sets of combinations: `id` the familiar ones, `ood` the held-out ones, `all` both;
+    `train` is `id`, or `all` with `trained_on="all"`, which leaves none unseen. The combination of
+    each object is drawn uniformly and independently. The paper's errors in distribution are on
+    `all`, of models that were trained on `all`; those out of distribution on `ood`, of others
+    (section 4.1; the authors' code).
 
     A batch has inputs [batch, N, S + R + S R] float32: search features, retrieval features, and
     the one-hot preferences, the first search's first; targets [batch, N] float32; mask [batch, N],
@@ -98,11 +119,16 @@ class ContextualRetrieval(StreamTask):
         `ContextualRetrieval(ContextualRetrievalConfig()).batch("ood", 0, 100)`
     """
 
-    SPLITS: ClassVar = ("train", "id", "ood")
+    SPLITS: ClassVar = ("train", "id", "ood", "all")
 
     def __init__(self, config: ContextualRetrievalConfig) -> None:
-        # Features and preferences do not depend on the weights of the searches.
-        super().__init__(key=Key(replace(config, coefficients="drawn")))
+        drawn = _Drawn(
+            n_objects=config.n_objects,
+            n_searches=config.n_searches,
+            n_retrievals=config.n_retrievals,
+            seed=config.seed,
+        )
+        super().__init__(key=Key(drawn))
         self.config = config
 
     @property
@@ -116,6 +142,8 @@ class ContextualRetrieval(StreamTask):
         """The weight of each search."""
         if self.config.coefficients == "one":
             return np.ones(self.config.n_searches)
+        if self.config.coefficients == "published":
+            return np.array(_PUBLISHED[: self.config.n_searches])
         return self._key.generator("/coefficients").uniform(-1, 1, self.config.n_searches)
 
     def combinations(self, split: str) -> Int[np.ndarray, "combination search"]:
@@ -235,13 +263,15 @@ class ContextualRetrieval(StreamTask):
         return {"absolute_error": float(expected[0]), "squared_error": float(expected[1])}
 
     def _n_combinations(self, split: str) -> int:
-        n_ood = self.config.n_ood
-        return n_ood if split == "ood" else self.config.n_combinations - n_ood
+        n_all, n_ood = self.config.n_combinations, self.config.n_ood
+        if split == "train" and self.config.trained_on == "all":
+            split = "all"
+        return {"ood": n_ood, "all": n_all}.get(split, n_all - n_ood)
 
     def _numbers(self, split: str, rank: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
         """Return the numbers of the combinations of a split, the even ones before the odd ones."""
         if split == "ood":
-            rank = rank + self._n_combinations("train")
+            rank = rank + self._n_combinations("id")
         n_even = -(-self.config.n_combinations // 2)
         return np.where(rank < n_even, 2 * rank, 2 * (rank - n_even) + 1)
 

@@ -41,10 +41,8 @@ def solve(objects, n_searches, n_retrievals, coefficients):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_golden_labels_follow_from_the_inputs(name):
     inputs = torch.from_numpy(GOLDEN[f"{name}.inputs"])
-    task = task_of(coefficients="one")
+    task = task_of(coefficients="one" if name.endswith("nocoeff") else "published")
     targets, latents = task.solve(inputs)
-    if not name.endswith("nocoeff"):
-        targets = latents["retrieved"] @ torch.from_numpy(GOLDEN["coeffs"][:2])
     np.testing.assert_allclose(targets, GOLDEN[f"{name}.labels"], atol=1e-12)
     # The authors keep which objects win some search, by whom they are found.
     wins = torch.zeros(64, 10, 10).scatter_(2, latents["winner"], 1)
@@ -84,7 +82,7 @@ def test_a_fifth_is_held_out_and_every_preference_is_known(searches, retrievals)
 
 
 @pytest.mark.parametrize(("searches", "retrievals"), [(1, 2), (2, 4), (4, 16)])
-@pytest.mark.parametrize("coefficients", ["drawn", "one"])
+@pytest.mark.parametrize("coefficients", ["drawn", "published", "one"])
 def test_batches_agree_with_loops(searches, retrievals, coefficients):
     sizes = {"n_searches": searches, "n_retrievals": retrievals}
     task = task_of(coefficients=coefficients, n_objects=7, **sizes)
@@ -125,8 +123,33 @@ def test_splits_have_their_combinations_in_equal_shares():
         assert chi_squared < len(listed) + 5 * (2 * len(listed)) ** 0.5
     assert numbers["train"] == numbers["id"]
     assert not numbers["train"] & numbers["ood"]
+    assert numbers["all"] == set(range(16))
     # The same combinations, but other objects.
     assert not torch.equal(task.batch("train", 0, 4).inputs, task.batch("id", 0, 4).inputs)
+
+
+def test_training_on_all_combinations_changes_that_split_alone():
+    some, every = task_of(), task_of(trained_on="all")
+    assert every.combinations("train").tolist() == [list(v) for v in np.ndindex(4, 4)]
+    assert set(every.batch("train", 0, 500).latents["combination"].flatten().tolist()) == {
+        *range(16)
+    }
+    for split in ("id", "ood", "all"):
+        np.testing.assert_array_equal(every.combinations(split), some.combinations(split))
+        assert torch.equal(every.batch(split, 3, 5).inputs, some.batch(split, 3, 5).inputs)
+        assert torch.equal(every.batch(split, 3, 5).targets, some.batch(split, 3, 5).targets)
+
+
+def test_batches_are_those_of_earlier_versions():
+    batch = task_of(seed=3).batch("ood", 1, 2)
+    np.testing.assert_allclose(batch.targets[0, :3], [-0.646223, -0.122918, 1.143758], atol=1e-6)
+
+
+@pytest.mark.parametrize("n_searches", range(1, 7))
+def test_the_authors_weights(n_searches):
+    for seed in (0, 1):
+        task = task_of(coefficients="published", n_searches=n_searches, n_retrievals=2, seed=seed)
+        np.testing.assert_array_equal(task.coefficients, GOLDEN["coeffs"][:n_searches])
 
 
 def test_features_are_standard_normal():
@@ -183,7 +206,7 @@ def test_score():
 def test_baseline_is_the_error_of_answering_nothing(changes):
     for coefficients in ("drawn", "one"):
         task = task_of(coefficients=coefficients, **changes)
-        for split in ("id", "ood"):
+        for split in ("id", "ood", "all"):
             batch = task.batch(split, 0, 20_000)
             for name, error in task.score(torch.zeros_like(batch.targets), batch).items():
                 # Objects of one set are not independent, sets are.
@@ -214,7 +237,8 @@ def test_baseline_by_hand():
             {"n_searches": 4, "n_retrievals": 32},
             r"n_retrievals must make at most 1000000 combinations, got 32 with n_searches=4",
         ),
-        ({"coefficients": "two"}, r"coefficients must be one of drawn, one, got 'two'"),
+        ({"coefficients": "two"}, r"coefficients must be one of drawn, published, one, got 'two'"),
+        ({"trained_on": "ood"}, r"trained_on must be one of familiar, all, got 'ood'"),
         ({"seed": -1}, r"seed must be .*, got -1"),
     ],
 )
@@ -226,7 +250,9 @@ def test_a_bad_config_says_what_is_allowed(arguments, message):
 def test_bad_arguments():
     task = task_of()
     for call in (task.combinations, task.baseline, lambda split: task.batch(split, 0, 1)):
-        with pytest.raises(ValueError, match=r"split must be one of train, id, ood, got 'odd'"):
+        with pytest.raises(
+            ValueError, match=r"split must be one of train, id, ood, all, got 'odd'"
+        ):
             call("odd")
     with pytest.raises(ValueError, match=r"index must be .*, got -1"):
         task.batch("id", -1, 1)
