@@ -27,3 +27,10 @@ def check_dropout(config: Any, *names: str) -> None:
     for name in names or ("dropout",):
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Raise a ValueError unless these settings are greater than 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")

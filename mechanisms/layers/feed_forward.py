@@ -26,20 +26,22 @@ class FeedForwardConfig:
         activation: `gelu` (tanh approximation), `relu`, or `swiglu`, whose hidden layer is gated.
         bias: whether the linear maps have biases.
         dropout: probability of setting a hidden activation to 0 in training.
+        output_dropout: the same of an output.
 
     Raises:
-        ValueError: d_mlp is less than 1, the activation is unknown, or dropout is outside [0, 1).
+        ValueError: d_mlp is less than 1, the activation is unknown, or a dropout is outside [0, 1).
     """
 
     d_mlp: int
     activation: Activation = "gelu"
     bias: bool = True
     dropout: float = 0.0
+    output_dropout: float = 0.0
 
     def __post_init__(self):
         check_sizes(self, "d_mlp")
         check_choice(self, "activation", Activation)
-        check_dropout(self)
+        check_dropout(self, "dropout", "output_dropout")
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -92,4 +94,5 @@ class FeedForward(nn.Module):
         else:
             post = gelu(points.hook_pre(hidden), approximate="tanh")
         post = points.hook_post(dropout(post, self.config.dropout, self.training))
-        return linear(post, self.W_out.T, self.b_out)
+        out = linear(post, self.W_out.T, self.b_out)
+        return dropout(out, self.config.output_dropout, self.training)

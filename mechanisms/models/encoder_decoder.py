@@ -18,7 +18,7 @@ from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
-from mechanisms.validation import check_dropout, check_sizes
+from mechanisms.validation import check_dropout, check_positive, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,12 @@ class EncoderDecoderConfig:
             `attention`. It must not measure distances or be rotary, since positions of two
             sequences are not comparable.
         shared: whether all encoder blocks have the same weights, and all decoder blocks.
+        marks: whether the source gets a begin and an end, which are learned (`W_E` has two more
+            rows); its padding is then at its end.
+        tied: whether the read-out is the transposed embedding of the target, with a bias.
+        post_norm: whether the LayerNorms come after the sums (see `Block`); none then follows the
+            last block.
+        norm_epsilon: epsilon of all LayerNorms.
         dropout: dropout probability of the embeddings and of what each part of a block adds to the
             stream.
 
@@ -57,6 +63,10 @@ class EncoderDecoderConfig:
     padding: int
     cross_attention: AttentionProtocol | None = None
     shared: bool = True
+    marks: bool = False
+    tied: bool = False
+    post_norm: bool = False
+    norm_epsilon: float = LAYER_NORM_EPSILON
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -68,8 +78,19 @@ class EncoderDecoderConfig:
                 )
             if getattr(self, name) == self.padding:
                 raise ValueError(f"padding must not be {name}, got {self.padding} for both")
+        if self.marks and self.d_input <= self.padding < self.n_source_ids:
+            raise ValueError(
+                f"padding must not be {self.d_input} or {self.d_input + 1} with marks=True, got "
+                f"{self.padding}"
+            )
         require_crossing("cross_attention", self.between)
+        check_positive(self, "norm_epsilon")
         check_dropout(self)
+
+    @property
+    def n_source_ids(self) -> int:
+        """Number of embeddings of the source, with the marks."""
+        return self.d_input + 2 * self.marks
 
     @property
     def between(self) -> AttentionProtocol:
@@ -78,7 +99,9 @@ class EncoderDecoderConfig:
 
 
 class DecoderBlock(nn.Module):
-    """A pre-LN decoder block: x + f(LN(x)) for self-attention, cross-attention, feed-forward.
+    """A decoder block: x + f(LN(x)) for self-attention, cross-attention, feed-forward.
+
+    With `post_norm` LN(x + f(x)).
 
     Hook points [batch, target_pos, d_model], named as in TransformerLens: `hook_resid_pre`,
     `hook_attn_out`, `hook_resid_mid`, `hook_cross_attn_out`, `hook_resid_mid_cross`,
@@ -87,12 +110,12 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig, *, generator: torch.Generator | None = None):
         super().__init__()
-        self.dropout = config.dropout
-        self.ln1 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.dropout, self.post_norm = config.dropout, config.post_norm
+        self.ln1 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.attn = config.attention.build(config.d_model, generator=generator)
-        self.ln_cross = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln_cross = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.cross_attn = config.between.build(config.d_model, generator=generator)
-        self.ln2 = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln2 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
         self.hook_resid_mid, self.hook_cross_attn_out = HookPoint(), HookPoint()
@@ -111,30 +134,38 @@ class DecoderBlock(nn.Module):
         """The residual stream after this block; `hooks` as in `Block`."""
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
-        normed = self.ln1(x)
+        normed = self._before(self.ln1, x)
         attended = self.attn(normed, normed, mask=mask, hooks=points.attn)
-        x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
-        x = points.hook_resid_mid(x)
-        retrieved = self.cross_attn(
-            self.ln_cross(x), encoded, mask=source_mask, hooks=points.cross_attn
-        )
-        x = x + dropout(points.hook_cross_attn_out(retrieved), self.dropout, self.training)
+        x = points.hook_resid_mid(self._after(self.ln1, x, points.hook_attn_out(attended)))
+        normed = self._before(self.ln_cross, x)
+        retrieved = self.cross_attn(normed, encoded, mask=source_mask, hooks=points.cross_attn)
+        x = self._after(self.ln_cross, x, points.hook_cross_attn_out(retrieved))
         x = points.hook_resid_mid_cross(x)
-        mlp_out = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
-        return points.hook_resid_post(x + dropout(mlp_out, self.dropout, self.training))
+        mlp_out = points.hook_mlp_out(self.mlp(self._before(self.ln2, x), hooks=points.mlp))
+        return points.hook_resid_post(self._after(self.ln2, x, mlp_out))
+
+    def _before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """The input of a part of the block."""
+        return x if self.post_norm else norm(x)
+
+    def _after(self, norm: nn.LayerNorm, x: Tensor, part: Tensor) -> Tensor:
+        """The stream after the output of a part is added."""
+        x = x + dropout(part, self.dropout, self.training)
+        return norm(x) if self.post_norm else x
 
 
 class EncoderDecoder(SteppedModel):
-    """A pre-LN transformer that predicts a target sequence from a source sequence.
+    """A transformer that predicts a target sequence from a source sequence.
 
-    Vaswani et al. 2017 with the LayerNorm before each part of a block, and with weights shared
-    over depth as Mittal et al. 2021 train it on SCAN. Positions are sinusoidal; padding is never
-    attended to.
+    Vaswani et al. 2017, with weights shared over depth as Mittal et al. 2021 train it on SCAN (with
+    `post_norm`; by default the LayerNorm is before each part of a block). Positions are sinusoidal;
+    padding is never attended to.
 
-    Hook points: of the source `hook_embed`, `encoder_blocks.{i}.*` (those of a `Block`) and
-    `hook_encoded`, the encoder's output after its LayerNorm; of the target `hook_embed_target` and
-    `decoder_blocks.{i}.*` (those of a `DecoderBlock`). With shared weights the weights live in
-    `encoder_core` and `decoder_core`. Embeddings start from N(0, 1), the scale of the sinusoids.
+    Hook points: of the source, marks included, `hook_embed`, `encoder_blocks.{i}.*` (those of a
+    `Block`) and `hook_encoded`, the encoder's output after its LayerNorm; of the target
+    `hook_embed_target` and `decoder_blocks.{i}.*` (those of a `DecoderBlock`). With shared weights
+    the weights live in `encoder_core` and `decoder_core`. Embeddings start from N(0, 1), the scale
+    of the sinusoids.
 
     Args:
         config: the configuration.
@@ -145,23 +176,38 @@ class EncoderDecoder(SteppedModel):
         super().__init__(config.n_layers, shared=config.shared)
         self.config = config
         d_model, shared = config.d_model, config.shared
-        self.W_E = lecun_normal(config.d_input, d_model, fan_in=1, generator=generator)
+        self.W_E = lecun_normal(config.n_source_ids, d_model, fan_in=1, generator=generator)
         self.W_E_target = lecun_normal(config.d_output, d_model, fan_in=1, generator=generator)
         self.hook_embed, self.hook_embed_target = HookPoint(), HookPoint()
         self.encoder_core, self.encoder_blocks = stack_blocks(
-            lambda: Block(config, dropout=config.dropout, generator=generator),
+            lambda: Block(
+                config,
+                norm_epsilon=config.norm_epsilon,
+                post_norm=config.post_norm,
+                dropout=config.dropout,
+                generator=generator,
+            ),
             config.n_layers,
             shared=shared,
         )
-        self.ln_encoded = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
+        self.ln_encoded = self._last_norm()
         self.hook_encoded = HookPoint()
         self.decoder_core, self.decoder_blocks = stack_blocks(
             lambda: DecoderBlock(config, generator=generator), config.n_layers, shared=shared
         )
-        self.ln_final = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
-        self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
+        self.ln_final = self._last_norm()
+        self.W_U = None
+        if not config.tied:
+            self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
         self.b_U = zeros(config.d_output)
         self.setup()
+
+    def _last_norm(self) -> nn.Module:
+        """The norm of the last state; with `post_norm` the block has done it."""
+        config = self.config
+        if config.post_norm:
+            return nn.Identity()
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def _stacks(self) -> Sequence[nn.ModuleList]:
         return self.encoder_blocks, self.decoder_blocks
@@ -184,7 +230,7 @@ class EncoderDecoder(SteppedModel):
         Raises:
             ValueError: as for `set_steps`.
         """
-        n_steps = self._prepare_steps(n_steps)
+        n_steps, source = self._prepare_steps(n_steps), self._marked(source)
         return self._decode(self._encode(source, n_steps), source, target_in, n_steps)
 
     @torch.no_grad()
@@ -206,7 +252,7 @@ class EncoderDecoder(SteppedModel):
         """
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}")
-        n_steps = self._prepare_steps(n_steps)
+        n_steps, source = self._prepare_steps(n_steps), self._marked(source)
         encoded = self._encode(source, n_steps)
         decoded = source.new_full((len(source), max_length + 1), self.config.padding)
         decoded[:, 0] = self.config.begin
@@ -244,7 +290,18 @@ class EncoderDecoder(SteppedModel):
             points = cast(DecoderBlock, self.decoder_blocks[step])
             block = points if self.decoder_core is None else self.decoder_core
             x = block(x, encoded, mask=mask, source_mask=source_mask, hooks=points)
-        return linear(self.ln_final(x), self.W_U.T, self.b_U)
+        weight = self.W_E_target if self.W_U is None else self.W_U.T
+        return linear(self.ln_final(x), weight, self.b_U)
+
+    def _marked(self, source: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch marked_pos"]:
+        """The source between its marks, if the config has them."""
+        if not self.config.marks:
+            return source
+        begin, end = self.config.d_input, self.config.d_input + 1
+        marked = nn.functional.pad(source, (1, 1), value=self.config.padding)
+        marked[:, 0] = begin
+        length = self._is_token(source).sum(1, keepdim=True)
+        return marked.scatter(1, length + 1, end)
 
     def _is_token(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         return tokens != self.config.padding

@@ -15,12 +15,12 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
-from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
+from mechanisms.models.transformer import Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.validation import check_sizes
 
 N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
-VARIANCE_EPSILON = 1e-8
+VARIANCE_EPSILON, LAYER_NORM_EPSILON = 1e-8, 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class RelationClassifierConfig:
         d_model: width of an encoded image and of the residual stream.
         n_layers: number of blocks, each with its own weights.
         image_size: height and width of the images, in pixels; a multiple of 8.
-        windows: numbers of successive images that are normalised together, such as (3, 6) for a
-            row of three images and the six after it; None for all images together.
+        windows: numbers of successive images that are normalised together, at least 2, such as
+            (3, 6) for a row of three images and the six after it; None for all images together.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -55,16 +55,17 @@ class RelationClassifierConfig:
             raise ValueError(
                 f"image_size must be a multiple of {2**N_CONVOLUTIONS}, got {self.image_size}"
             )
-        if self.windows is not None and (not self.windows or min(self.windows) < 1):
-            raise ValueError(f"windows must be None or numbers of at least 1, got {self.windows}")
+        # A single image has no variance.
+        if self.windows is not None and (not self.windows or min(self.windows) < 2):
+            raise ValueError(f"windows must be None or numbers of at least 2, got {self.windows}")
 
 
 class ImageEncoder(nn.Module):
-    """Three convolutions that each halve the image size, and two linear maps, with relus between.
+    """Three convolutions that each halve the image size, and two linear maps, a relu after each.
 
     Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in External Memory".
     `W_conv.{i}` [filter, channel, y, x], `W_in` [features, 256], `W_out` [256, d_model]. Weights
-    before a relu start from N(0, 2 / fan in), biases at 0.
+    start from N(0, 2 / fan in), biases at 0.
     """
 
     def __init__(self, image_size: int, d_model: int, *, generator: torch.Generator | None = None):
@@ -81,7 +82,7 @@ class ImageEncoder(nn.Module):
         d_flat = N_FILTERS * (image_size // 2**N_CONVOLUTIONS) ** 2
         self.W_in = lecun_normal(d_flat, D_HIDDEN, fan_in=d_flat // 2, generator=generator)
         self.b_in = zeros(D_HIDDEN)
-        self.W_out = lecun_normal(D_HIDDEN, d_model, fan_in=D_HIDDEN, generator=generator)
+        self.W_out = lecun_normal(D_HIDDEN, d_model, fan_in=D_HIDDEN // 2, generator=generator)
         self.b_out = zeros(d_model)
 
     def forward(self, images: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n d_model"]:
@@ -90,15 +91,15 @@ class ImageEncoder(nn.Module):
         for weight, bias in zip(self.W_conv, self.b_conv, strict=True):
             x = conv2d(x, weight, bias, stride=2, padding=1).relu()
         hidden = linear(x.flatten(1), self.W_in.T, self.b_in).relu()
-        return linear(hidden, self.W_out.T, self.b_out)
+        return linear(hidden, self.W_out.T, self.b_out).relu()
 
 
 class ContextNormalization(nn.Module):
     """Temporal context normalisation: features are normalised over the images of a context.
 
-    (z - mean) / sqrt(variance + 1e-8) * gain + shift (Webb et al. 2020, "Learning Representations
-    that Support Extrapolation"): only the differences between the images remain. `gain` and
-    `shift` [d_model] start at 1 and 0.
+    (z - mean) / sqrt(variance + 1e-8) * gain + shift, with the unbiased variance (Webb et al. 2020,
+    "Learning Representations that Support Extrapolation"): only the differences between the images
+    remain. `gain` and `shift` [d_model] start at 1 and 0.
     """
 
     def __init__(self, d_model: int):
@@ -109,7 +110,7 @@ class ContextNormalization(nn.Module):
         self, z: Float[Tensor, "batch image d_model"]
     ) -> Float[Tensor, "batch image d_model"]:
         """The normalised encodings of the images of one context."""
-        variance, mean = torch.var_mean(z, 1, correction=0, keepdim=True)
+        variance, mean = torch.var_mean(z, 1, keepdim=True)
         return (z - mean) * (variance + VARIANCE_EPSILON).rsqrt() * self.gain + self.shift
 
 
@@ -118,8 +119,8 @@ class RelationClassifier(HookedRootModule):
 
     The transformer baseline of Webb, Sinha and Cohen 2021, "Emergent Symbols through Binding in
     External Memory" (as in Mittal et al. 2021): convolutional encoder, temporal context
-    normalisation, sinusoidal positions, pre-LN blocks. The logits are read from the mean over the
-    images.
+    normalisation, sinusoidal positions, post-LN blocks and another LayerNorm. The logits are read
+    from the mean over the images, through a hidden relu layer (`W_hidden` [d_model, 256]).
 
     Hook points: `hook_encoded`, `hook_normalized`, `hook_embed` (with positions)
     [batch, image, d_model], and `blocks.{i}.*`, where images are the positions.
@@ -139,12 +140,18 @@ class RelationClassifier(HookedRootModule):
         self.hook_encoded, self.hook_normalized = HookPoint(), HookPoint()
         self.hook_embed = HookPoint()
         self.core, self.blocks = stack_blocks(
-            lambda: Block(config, generator=generator), config.n_layers, shared=False
+            lambda: Block(
+                config, norm_epsilon=LAYER_NORM_EPSILON, post_norm=True, generator=generator
+            ),
+            config.n_layers,
+            shared=False,
         )
         self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
-        self.W_U = lecun_normal(
-            config.d_model, config.d_output, fan_in=config.d_model, generator=generator
+        self.W_hidden = lecun_normal(
+            config.d_model, D_HIDDEN, fan_in=config.d_model // 2, generator=generator
         )
+        self.b_hidden = zeros(D_HIDDEN)
+        self.W_U = lecun_normal(D_HIDDEN, config.d_output, fan_in=D_HIDDEN, generator=generator)
         self.b_U = zeros(config.d_output)
         self.setup()
 
@@ -172,4 +179,6 @@ class RelationClassifier(HookedRootModule):
         x = self.hook_normalized(torch.cat([self.normalization(part) for part in parts], 1))
         x = self.hook_embed(x + sinusoidal_embedding(n_images, self.config.d_model).to(x))
         x = run_blocks(x, self.core, self.blocks, self.config.n_layers)
-        return linear(self.ln_final(x).mean(1, keepdim=True), self.W_U.T, self.b_U)
+        mean = self.ln_final(x).mean(1, keepdim=True)
+        hidden = linear(mean, self.W_hidden.T, self.b_hidden).relu()
+        return linear(hidden, self.W_U.T, self.b_U)

@@ -21,7 +21,7 @@ from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
-from mechanisms.validation import check_choice, check_sizes
+from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
 Positions = Literal["relative", "sinusoidal", "relative_and_sinusoidal", "none"]
@@ -76,6 +76,11 @@ class TransformerConfig:
             `rms_norm` (Zhang and Sennrich 2019; scale only). The final norm is a LayerNorm.
         tied: whether the read-out is the transposed token embedding without bias, with logits
             divided by sqrt(d_model); needs `tokens`, and as many logits as token ids.
+        scaled: whether embeddings are multiplied by sqrt(d_model) (Vaswani et al. 2017, section
+            3.4); the logits of a tied read-out are then not divided by it.
+        dropout: dropout probability of the embedding, positions included, and of what attention
+            and feed-forward layer add to the stream.
+        norm_epsilon: epsilon of all norms.
 
     Raises:
         ValueError: a setting is not allowed, or is required by `positions` and missing.
@@ -97,9 +102,14 @@ class TransformerConfig:
     n_readout: int | None = None
     norm: Norm = "layer_norm"
     tied: bool = False
+    scaled: bool = False
+    dropout: float = 0.0
+    norm_epsilon: float = LAYER_NORM_EPSILON
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
+        check_dropout(self)
+        check_positive(self, "norm_epsilon")
         check_choice(self, "inputs", Inputs)
         check_choice(self, "positions", Positions)
         check_choice(self, "norm", Norm)
@@ -135,7 +145,9 @@ class TransformerConfig:
 
 
 class Block(nn.Module):
-    """A pre-LN transformer block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """A transformer block: x + attention(norm(x)), then x + feed_forward(norm(x)) (pre-LN).
+
+    With `post_norm` norm(x + attention(x)), then norm(x + feed_forward(x)) (Vaswani et al. 2017).
 
     `relative_bias`, None at first, may be set to a `RelativePositionBias`, which is then added to
     the attention scores.
@@ -147,6 +159,8 @@ class Block(nn.Module):
         config: config of the model that contains the block: its width, attention and feed-forward
             layer.
         norm: `layer_norm` or `rms_norm` (scale only).
+        norm_epsilon: epsilon of the norms.
+        post_norm: whether the norms come after the sums.
         dropout: dropout probability of what attention and feed-forward layer add to the stream.
         generator: random generator of the initial weights; None for torch's global generator.
     """
@@ -156,16 +170,19 @@ class Block(nn.Module):
         config: BlockConfig,
         *,
         norm: Norm = "layer_norm",
+        norm_epsilon: float = LAYER_NORM_EPSILON,
+        post_norm: bool = False,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
         self.dropout = dropout
+        self.post_norm = post_norm
         make_norm = nn.LayerNorm if norm == "layer_norm" else nn.RMSNorm
-        self.ln1 = make_norm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln1 = make_norm(config.d_model, eps=norm_epsilon)
         self.attn = config.attention.build(config.d_model, generator=generator)
         self.needs_all_queries = config.attention.needs_all_queries
-        self.ln2 = make_norm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln2 = make_norm(config.d_model, eps=norm_epsilon)
         self.mlp = config.feed_forward.build(config.d_model, generator=generator)
         self.relative_bias: RelativePositionBias | None = None
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
@@ -186,7 +203,7 @@ class Block(nn.Module):
         """
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
-        queries = keys = self.ln1(x)
+        queries = keys = x if self.post_norm else self.ln1(x)
         if n_queries is not None:
             x, queries = x[:, -n_queries:], keys[:, -n_queries:]
             mask = None if mask is None else mask[..., -n_queries:, :]
@@ -195,9 +212,10 @@ class Block(nn.Module):
             bias = self.relative_bias(queries.shape[1], keys.shape[1])
         attended = self.attn(queries, keys, bias=bias, mask=mask, hooks=points.attn)
         x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
-        x = points.hook_resid_mid(x)
-        mlp_out = points.hook_mlp_out(self.mlp(self.ln2(x), hooks=points.mlp))
-        return points.hook_resid_post(x + dropout(mlp_out, self.dropout, self.training))
+        x = points.hook_resid_mid(self.ln1(x) if self.post_norm else x)
+        mlp_out = self.mlp(x if self.post_norm else self.ln2(x), hooks=points.mlp)
+        x = x + dropout(points.hook_mlp_out(mlp_out), self.dropout, self.training)
+        return points.hook_resid_post(self.ln2(x) if self.post_norm else x)
 
 
 def run_blocks(
@@ -290,7 +308,7 @@ class Transformer(SteppedModel):
         self.core, self.blocks = stack_blocks(
             lambda: build_block(config, generator=generator), config.n_layers, shared=config.shared
         )
-        self.ln_final = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        self.ln_final = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.unembed = None if config.tied else Unembed(config, generator=generator)
         self.setup()
 
@@ -315,11 +333,13 @@ class Transformer(SteppedModel):
             ValueError: as for `set_steps`.
         """
         n_steps = self._prepare_steps(n_steps)
-        x = self.embed(inputs)
+        config, x = self.config, self.embed(inputs)
         n_positions = x.shape[1]
-        if self.config.has_sinusoids:
-            x = x + sinusoidal_embedding(n_positions, self.config.d_model).to(x)
-        x = self.hook_embed(x)
+        if config.scaled:
+            x = x * config.d_model**0.5
+        if config.has_sinusoids:
+            x = x + sinusoidal_embedding(n_positions, config.d_model).to(x)
+        x = self.hook_embed(dropout(x, config.dropout, self.training))
 
         pair_mask = None if mask is None else mask[:, None, None, :]
         if self.config.causal:
@@ -337,13 +357,20 @@ class Transformer(SteppedModel):
         """The logits of a residual stream, through the final LayerNorm and the read-out."""
         x = self.ln_final(x)
         if self.unembed is None:
-            return linear(x, self.embed.W_E) / self.config.d_model**0.5
+            logits = linear(x, self.embed.W_E)
+            return logits if self.config.scaled else logits / self.config.d_model**0.5
         return self.unembed(x)
 
 
 def build_block(config: TransformerConfig, *, generator: torch.Generator | None = None) -> Block:
     """One block of a `Transformer`, with its relative position bias where it has one."""
-    block = Block(config, norm=config.norm, generator=generator)
+    block = Block(
+        config,
+        norm=config.norm,
+        norm_epsilon=config.norm_epsilon,
+        dropout=config.dropout,
+        generator=generator,
+    )
     if config.has_relative_bias:
         assert config.max_distance is not None
         block.relative_bias = RelativePositionBias(

@@ -3,19 +3,17 @@
 import torch
 from torch import nn
 
-from mechanisms.models.transformer import LAYER_NORM_EPSILON
-
 
 def encoder_layer(block):
     """An nn.TransformerEncoderLayer equivalent to a `Block` with softmax attention and relu."""
-    layer = nn.TransformerEncoderLayer(**_sizes(block), norm_first=True)
+    layer = nn.TransformerEncoderLayer(**_sizes(block), norm_first=not block.post_norm)
     _fill(layer, block, {"norm1": block.ln1, "norm2": block.ln2}, {"self_attn": block.attn})
     return layer.eval()
 
 
 def decoder_layer(block):
     """An nn.TransformerDecoderLayer equivalent to a `DecoderBlock`."""
-    layer = nn.TransformerDecoderLayer(**_sizes(block), norm_first=True)
+    layer = nn.TransformerDecoderLayer(**_sizes(block), norm_first=not block.post_norm)
     norms = {"norm1": block.ln1, "norm2": block.ln_cross, "norm3": block.ln2}
     _fill(layer, block, norms, {"self_attn": block.attn, "multihead_attn": block.cross_attn})
     return layer.eval()
@@ -29,7 +27,7 @@ def _sizes(block):
         "dim_feedforward": block.mlp.W_in.shape[1],
         "dropout": 0.0,
         "batch_first": True,
-        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "layer_norm_eps": block.ln1.eps,
     }
 
 

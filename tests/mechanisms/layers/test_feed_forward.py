@@ -117,3 +117,14 @@ def test_invalid_settings_are_refused():
         MixtureOfExpertsConfig(n_experts=2, top_k=1, d_mlp=0)
     with pytest.raises(ValueError, match="d_mlp must be at least 1, got -1"):
         FeedForwardConfig(d_mlp=-1)
+
+
+def test_outputs_are_dropped_in_training_only():
+    layer, x = feed_forward(output_dropout=0.5)
+    expected = literal(layer, x)
+    assert torch.allclose(layer.eval()(x), expected, atol=1e-12)
+    torch.manual_seed(0)
+    out = layer.train()(x)
+    kept = out != 0
+    assert 0 < kept.sum() < kept.numel()
+    assert torch.allclose(out[kept], 2 * expected[kept], atol=1e-12)

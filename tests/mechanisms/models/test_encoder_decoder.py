@@ -38,6 +38,8 @@ SMALL = EncoderDecoderConfig(
 CONFIGS = {
     "shared": SMALL,
     "separate": replace(SMALL, shared=False),
+    "tied": replace(SMALL, tied=True),
+    "post-LN": replace(SMALL, post_norm=True, norm_epsilon=1e-5),
     "padding is an id": replace(SMALL, d_input=5, d_output=8, begin=6, end=7, padding=4),
     "geometric": replace(
         SMALL,
@@ -74,7 +76,7 @@ def model(request):
     return build(request.param)
 
 
-@pytest.mark.parametrize("name", ["shared", "separate"])
+@pytest.mark.parametrize("name", ["shared", "separate", "tied", "post-LN"])
 def test_agrees_with_torchs_own_layers(name):
     model = build(CONFIGS[name])
     for row in range(3):
@@ -90,9 +92,24 @@ def test_agrees_with_torchs_own_layers(name):
         for layer in range(2):
             block = model.decoder_core or model.decoder_blocks[layer]
             x = decoder_layer(block)(x, encoded, tgt_mask=future)
-        logits = model.ln_final(x) @ model.W_U + model.b_U
+        assert (
+            model.decoder_core is None
+            or model.decoder_core.ln_cross.eps == model.config.norm_epsilon
+        )
+        readout = model.W_E_target.T if name == "tied" else model.W_U
+        logits = model.ln_final(x) @ readout + model.b_U
         ours = model(SOURCE, TARGET_IN)[row][IS_TOKEN[row]]
         assert torch.allclose(ours, logits[0], atol=1e-5)
+
+
+def test_marks_are_two_more_tokens_around_each_source():
+    model, plain = build(replace(SMALL, marks=True)), build(replace(SMALL, d_input=6))
+    plain.load_state_dict(model.state_dict())
+    marked = torch.tensor([[4, 0, 1, 2, 3, 5], [4, 3, 2, 5, -1, -1], [4, 1, 5, -1, -1, -1]])
+    assert torch.equal(model(SOURCE, TARGET_IN), plain(marked, TARGET_IN))
+    assert torch.equal(model.greedy(SOURCE, 4), plain.greedy(marked, 4))
+    with pytest.raises(ValueError, match=r"padding must not be 4 or 5 with marks=True, got 4"):
+        replace(SMALL, marks=True, padding=4, begin=5, end=6)
 
 
 def test_padding_and_future_tokens_have_no_effect(model):

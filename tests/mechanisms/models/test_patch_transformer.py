@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,16 @@ SMALL = PatchTransformerConfig(
 CONFIGS = {
     "plain": SMALL,
     "question": replace(SMALL, d_condition=5),
+    "question beside": replace(
+        SMALL,
+        d_condition=5,
+        condition="beside",
+        positions="fast_sinusoidal",
+        final_norm=False,
+        norm_epsilon=1e-5,
+    ),
     "tasks": replace(SMALL, d_output=(4, 2, 3)),
+    "hidden layers": replace(SMALL, d_output=(4, 2, 3), embedding="mlp", d_readout=7),
     "separate": replace(SMALL, shared=False),
     "sinusoidal": replace(SMALL, positions="sinusoidal"),
     "geometric": replace(SMALL, attention=GeometricAttentionConfig(n_heads=2, d_head=4)),
@@ -61,26 +71,55 @@ def model(request):
     return build(request.param)
 
 
-@pytest.mark.parametrize("name", ["plain", "question", "tasks", "separate", "sinusoidal"])
+LITERAL = (
+    *("plain", "question", "question beside", "tasks", "hidden layers", "separate", "sinusoidal"),
+)
+
+
+def literal_sinusoids(n, d):
+    """The formula in the published code, entry by entry."""
+    scale = 1 / (1 + math.exp(-1))
+    table = torch.zeros(n, d)
+    for p in range(n):
+        for c in range(0, d, 2):
+            table[p, c] = scale * math.sin(p / 10_000 ** (2 * c / d))
+            table[p, c + 1] = scale * math.cos(p / 10_000 ** (2 * (c + 1) / d))
+    return table
+
+
+@pytest.mark.parametrize("name", LITERAL)
 def test_agrees_with_literal_patches_and_torchs_own_layers(name):
     config = CONFIGS[name]
     model = build(config)
     inputs = inputs_for(config)
-    positions = sinusoidal_embedding(9, 8) if model.W_pos is None else model.W_pos
+    is_fast = config.positions == "fast_sinusoidal"
+    positions = literal_sinusoids(9, 4) if is_fast else sinusoidal_embedding(9, 8)
+    positions = positions if model.W_pos is None else model.W_pos
     for example, image in enumerate(inputs[0]):
         tokens = []
         for row in range(3):
             for column in range(3):
                 patch = image[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
-                tokens.append(patch.flatten() @ model.W_E + model.b_E + positions[len(tokens)])
-        if name == "question":
-            tokens.append(inputs[1][example] @ model.W_condition + model.b_condition)
-        x = torch.stack([*tokens, model.cls])[None]
+                code = patch.flatten() @ model.W_E + model.b_E
+                if model.W_E2 is not None:
+                    code = code.relu() @ model.W_E2 + model.b_E2
+                tokens.append(code + positions[len(tokens)])
+        task = int(TASK_IDS[example]) if isinstance(config.d_output, tuple) else 0
+        cls = model.cls[task] if isinstance(config.d_output, tuple) else model.cls
+        if config.d_condition:
+            question = inputs[1][example] @ model.W_condition + model.b_condition
+        if name == "question beside":
+            pairs = [torch.cat([token, question]) for token in (*tokens, cls)]
+            x = torch.stack([pair @ model.W_join + model.b_join for pair in pairs])[None]
+        else:
+            x = torch.stack([*tokens, *([question] if name == "question" else []), cls])[None]
         for layer in range(2):
             x = encoder_layer(model.core or model.blocks[layer])(x)
-        task = int(TASK_IDS[example]) if name == "tasks" else 0
         n_classes = config.n_classes[task]
-        logits = (model.ln_final(x[0, -1]) @ model.W_U[task] + model.b_U[task])[:n_classes]
+        state = x[0, -1] if model.ln_final is None else model.ln_final(x[0, -1])
+        if model.W_hidden is not None:
+            state = (state @ model.W_hidden + model.b_hidden).relu()
+        logits = (state @ model.W_U[task] + model.b_U[task])[:n_classes]
         ours = model(*inputs)[example, 0]
         assert torch.allclose(ours[:n_classes], logits, atol=1e-5)
         assert torch.equal(ours[n_classes:], torch.full((4 - n_classes,), -torch.inf))
@@ -92,7 +131,8 @@ def test_hooks_leave_outputs_unchanged(model):
     assert torch.allclose(model(*inputs), logits, atol=1e-5)
     assert set(cache) == set(model.hook_dict)
     assert logits.shape == (5, 1, 4)
-    n_positions = 9 + 1 + (model.config.d_condition is not None)
+    config = model.config
+    n_positions = 9 + 1 + (config.d_condition is not None and config.condition == "token")
     for layer in range(2):
         block = f"blocks.{layer}"
         for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"):
@@ -183,6 +223,10 @@ def test_the_seed_determines_the_weights():
         ({"d_output": ()}, r"d_output must be at least 1 for every task, got \(\)"),
         ({"d_condition": 0}, r"d_condition must be None or at least 1, got 0"),
         ({"d_condition": 3, "d_output": (2, 3)}, r"d_condition must be None with several tasks"),
+        ({"d_model": 7, "d_condition": 3, "condition": "beside"}, r"d_model must be even .* got 7"),
+        ({"d_readout": 0}, r"d_readout must be at least 1, got 0"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon must be greater than 0, got 0.0"),
+        ({"embedding": "conv"}, r"embedding must be one of linear, mlp, got 'conv'"),
         ({"positions": "relative"}, r"positions must be one of learned, sinusoidal"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],

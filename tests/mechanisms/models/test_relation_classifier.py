@@ -55,7 +55,7 @@ def test_context_normalization_agrees_with_a_literal_loop():
         for feature in range(3):
             values = [float(z[example, image, feature]) for image in range(4)]
             mean = sum(values) / 4
-            deviation = (sum((value - mean) ** 2 for value in values) / 4 + 1e-8) ** 0.5
+            deviation = (sum((value - mean) ** 2 for value in values) / 3 + 1e-8) ** 0.5
             for image, value in enumerate(values):
                 expected = (value - mean) / deviation * norm.gain[feature] + norm.shift[feature]
                 assert torch.isclose(norm(z)[example, image, feature], expected, atol=1e-5)
@@ -80,7 +80,7 @@ def test_the_encoder_agrees_with_torchs_own_layers():
     first, second = nn.Linear(32 * 2 * 2, 256), nn.Linear(256, 8)
     first.load_state_dict({"weight": encoder.W_in.T, "bias": encoder.b_in})
     second.load_state_dict({"weight": encoder.W_out.T, "bias": encoder.b_out})
-    reference = nn.Sequential(*layers, nn.Flatten(), first, nn.ReLU(), second)
+    reference = nn.Sequential(*layers, nn.Flatten(), first, nn.ReLU(), second, nn.ReLU())
     assert torch.allclose(encoder(IMAGES[0]), reference(IMAGES[0]), rtol=1e-4, atol=1e-3)
 
 
@@ -100,7 +100,9 @@ def test_the_model_agrees_with_its_components(name):
         x = x + sinusoidal_embedding(5, 8)
         for block in model.blocks:
             x = encoder_layer(block)(x)
-        logits = model.ln_final(x).mean(1) @ model.W_U + model.b_U
+        assert {norm.eps for norm in (model.ln_final, model.blocks[0].ln1)} == {1e-5}
+        hidden = (model.ln_final(x).mean(1) @ model.W_hidden + model.b_hidden).relu()
+        logits = hidden @ model.W_U + model.b_U
         assert torch.allclose(model(IMAGES)[example], logits, atol=1e-4)
 
 
@@ -148,7 +150,7 @@ def test_the_seed_determines_the_weights():
     [
         ({"image_size": 12}, r"image_size must be a multiple of 8, got 12"),
         ({"d_output": 0}, r"d_output must be at least 1, got 0"),
-        ({"windows": (2, 0)}, r"windows must be None or numbers of at least 1, got \(2, 0\)"),
+        ({"windows": (2, 0)}, r"windows must be None or numbers of at least 2, got \(2, 0\)"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):

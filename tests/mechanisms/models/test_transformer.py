@@ -16,6 +16,7 @@ from mechanisms import (
     sinusoidal_embedding,
 )
 from tests.mechanisms.checks import check_seed_determines_weights
+from tests.mechanisms.torch_layers import encoder_layer, shake
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -462,3 +463,43 @@ def test_an_attention_that_needs_all_queries_gets_them_with_and_without_hooks():
     logits, cache = model.run_with_cache(inputs)
     torch.testing.assert_close(model(inputs), logits)
     assert cache["blocks.1.attn.hook_pattern"].shape[2] > 1
+
+
+def test_scaled_embeddings_and_a_tied_read_out_agree_with_torchs_own_layers():
+    config = replace(
+        SMALL,
+        attention=AttentionConfig(n_heads=2, d_head=4),
+        feed_forward=FeedForwardConfig(d_mlp=12, activation="relu"),
+        inputs="tokens",
+        d_output=5,
+        positions="sinusoidal",
+        max_distance=None,
+        tied=True,
+        scaled=True,
+        norm_epsilon=0.1,
+    )
+    model = shake(Transformer(config, generator=torch.Generator().manual_seed(0)))
+    tokens = inputs_for(config)
+    x = model.embed.W_E[tokens] * 8**0.5 + sinusoidal_embedding(6, 8)
+    for block in model.blocks:
+        x = encoder_layer(block)(x)
+    x = torch.nn.functional.layer_norm(x, (8,), model.ln_final.weight, model.ln_final.bias, 0.1)
+    assert torch.allclose(model(tokens), x @ model.embed.W_E.T, atol=1e-4)
+
+
+def test_dropout_is_applied_to_the_embedding_and_to_both_parts_of_a_block():
+    model = build(replace(SMALL, dropout=0.5))
+    inputs = inputs_for(SMALL)
+    assert torch.equal(model(inputs), build(SMALL)(inputs))
+    torch.manual_seed(0)
+    _, cache = model.train().run_with_cache(inputs)
+    assert 0.3 < (cache["hook_embed"] == 0).float().mean() < 0.7
+    for before, part, after in (
+        ("resid_pre", "attn_out", "resid_mid"),
+        ("resid_mid", "mlp_out", "resid_post"),
+    ):
+        before, part, after = (cache[f"blocks.0.hook_{name}"] for name in (before, part, after))
+        added = after - before
+        kept = added.abs() > 1e-6
+        assert 0.3 < kept.float().mean() < 0.7
+        assert torch.allclose(added[kept], 2 * part[kept], atol=1e-5)
