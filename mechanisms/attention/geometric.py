@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout, linear, pad
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import Attention, DistanceAttentionConfig, project_heads
+from mechanisms.differentiation import with_own_gradient
 from mechanisms.initialization import lecun_normal, zeros
 
 NORMALIZE_EPSILON = 1e-12
@@ -141,31 +141,35 @@ def geometric_weights(
     times the sum of w over the key itself and all keys behind it, so nothing is divided by a
     product that may be 0.
     """
-    # Half precision has too few digits for a product of many factors.
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    return _GeometricWeights.apply(wide).to(logits.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+    return with_own_gradient(_definition, _forward, _gradient, logits)
 
 
-class _GeometricWeights(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        layout = _layout(*logits.shape[-2:], logits.device)
-        sorted_logits = _take(logits, layout.by_distance)
-        p = sorted_logits.sigmoid()
-        missed = sorted_logits.neg_().sigmoid_().cumprod(-1)
-        weights = p.clone()
-        weights[..., 1:] *= missed[..., :-1]
-        ctx.save_for_backward(p, weights)
-        return _take(weights, layout.by_position)
+def _definition(logits: Tensor) -> Tensor:
+    layout = _layout(*logits.shape[-2:], logits.device)
+    sorted_logits = _take(logits, layout.by_distance)
+    missed = (-sorted_logits).sigmoid().cumprod(-1)
+    weights = sorted_logits.sigmoid() * pad(missed[..., :-1], (1, 0), value=1.0)
+    return _take(weights, layout.by_position)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        p, weights = ctx.saved_tensors
-        layout = _layout(*gradient.shape[-2:], gradient.device)
-        w = _take(gradient, layout.by_distance).mul_(weights)
-        sum_from_key_on = w.flip(-1).cumsum(-1).flip(-1)
-        return _take(w.addcmul_(p, sum_from_key_on, value=-1), layout.by_position)
+
+def _forward(logits: Tensor) -> tuple[Tensor, ...]:
+    layout = _layout(*logits.shape[-2:], logits.device)
+    sorted_logits = _take(logits, layout.by_distance)
+    weights = sorted_logits.sigmoid()
+    missed = sorted_logits.neg_().sigmoid_().cumprod(-1)
+    weights[..., 1:] *= missed[..., :-1]
+    weights = _take(weights, layout.by_position)
+    return weights, weights
+
+
+def _gradient(
+    _needed: tuple[bool, ...], gradient: Tensor, logits: Tensor, weights: Tensor
+) -> tuple[Tensor]:
+    layout = _layout(*logits.shape[-2:], logits.device)
+    w = gradient * weights
+    sum_from_key_on = _take(w, layout.by_distance).flip(-1).cumsum(-1).flip(-1)
+    sums = _take(sum_from_key_on, layout.by_position)
+    return (w.addcmul_(logits.sigmoid(), sums, value=-1),)
 
 
 class _KeyLayout:
