@@ -21,7 +21,7 @@ from mechanisms.differentiation import with_own_gradient
 from mechanisms.validation import check_choice
 
 Composition = Literal["tanh", "sigmoid", "arctan", "arctan_scaled", "algebraic"]
-Centring = Literal["none", "matrix", "row", "prefix"]
+Centring = Literal["none", "matrix", "row"]
 
 _FUNCTIONS: dict[Composition, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -52,9 +52,8 @@ class QuasiAttentionConfig:
             `arctan_scaled` (within 1 of 0) or `algebraic`, x / sqrt(1 + x²).
         gate: the function of N, one of the same.
         affinity_centring: what is subtracted from E: nothing (`none`), its mean over the `matrix`
-            of one example and head, its mean over each `row`, the keys of one query, or its mean
-            over the `prefix`, the rows up to that of the query: the mean over the matrix for a
-            decoder, which must not see later queries. Only over valid pairs.
+            of one example and head, or its mean over each `row`, the keys of one query; only over
+            valid pairs.
         gate_centring: the same for N. Without it, N is at most 0 and a sigmoid gate at most 1/2,
             and far less at initialisation because distances grow with the width: for two vectors of
             unit normal numbers the distance is 1.1 times the width, their product about its square
@@ -86,11 +85,6 @@ class QuasiAttentionConfig:
     def centres_matrix(self) -> bool:
         """Whether the weight of a pair depends on all queries."""
         return "matrix" in (self.affinity_centring, self.gate_centring)
-
-    @property
-    def centres_queries(self) -> bool:
-        """Whether the weight of a pair depends on other queries, all or earlier ones."""
-        return self.centres_matrix or "prefix" in (self.affinity_centring, self.gate_centring)
 
     def centred_affinity(
         self,
@@ -132,17 +126,12 @@ class QuasiAttentionConfig:
 def _centre(values: Tensor, centring: Centring, valid: Tensor | None) -> Tensor:
     if centring == "none":
         return values
-    dims = (-2, -1) if centring == "matrix" else (-1,)
+    dims = (-1,) if centring == "row" else (-2, -1)
     if valid is None:
-        total = values.sum(dims, keepdim=True)
-        count = torch.ones_like(values[:1, :1]).sum(dims, keepdim=True)
-    else:
-        counted = valid.expand_as(values)
-        total = values.masked_fill(~counted, 0.0).sum(dims, keepdim=True)
-        count = counted.sum(dims, keepdim=True)
-    if centring == "prefix":
-        total, count = total.cumsum(-2), count.cumsum(-2)
-    return values - total / count.clamp(min=1)
+        return values - values.mean(dims, keepdim=True)
+    counted = valid.expand_as(values)
+    count = counted.sum(dims, keepdim=True).clamp(min=1)
+    return values - values.masked_fill(~counted, 0.0).sum(dims, keepdim=True) / count
 
 
 def l1_distances(
