@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,26 @@ def normal(*shape: int, std: float, generator: torch.Generator | None = None) ->
 def uniform(*shape: int, bound: float, generator: torch.Generator | None = None) -> nn.Parameter:
     """A parameter drawn uniformly from [-bound, bound]."""
     return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound, generator=generator))
+
+
+@torch.no_grad()
+def redraw_uniformly(module: nn.Module, *, generator: torch.Generator | None = None) -> None:
+    """Draw the weights `W_X` and biases `b_X` of a module anew, as torch's linear layers do.
+
+    Both are uniform in [-1, 1] / sqrt(fan_in), where fan_in is the number of inputs of `W_X`: its
+    last dimension but one (heads come before it), and all but the last for `W_O`, which adds up
+    the heads.
+    """
+    for part in module.modules():
+        parameters = dict(part.named_parameters(recurse=False))
+        for name, weight in parameters.items():
+            if not name.startswith("W_"):
+                continue
+            inputs = weight.shape[:-1] if name == "W_O" else weight.shape[-2:][:1]
+            bound = math.prod(inputs) ** -0.5
+            weight.uniform_(-bound, bound, generator=generator)
+            if (bias := parameters.get(f"b_{name[2:]}")) is not None:
+                bias.uniform_(-bound, bound, generator=generator)
 
 
 def zeros(*shape: int) -> nn.Parameter:

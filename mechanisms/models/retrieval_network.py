@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -11,9 +12,11 @@ from torch.nn.functional import linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.initialization import lecun_normal, redraw_uniformly, zeros
 from mechanisms.protocols import AttentionProtocol
-from mechanisms.validation import check_sizes
+from mechanisms.validation import check_choice, check_sizes
+
+Initialization = Literal["lecun_normal", "uniform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,12 @@ class RetrievalNetworkConfig:
         d_model: width of an encoded object.
         d_mlp: number of hidden units of the encoder and of the read-out.
         attention: config of the attention, for example `AttentionConfig` or
-            `CompositionalAttentionConfig`.
+            `CompositionalAttentionConfig`; in the paper with `own_value` (section C.1).
+        initialization: `lecun_normal`, with biases of 0; or `uniform`, as torch's linear layers
+            draw weights and biases, and with them the authors' code.
 
     Raises:
-        ValueError: a width is less than 1.
+        ValueError: a width is less than 1, or the initialization is unknown.
     """
 
     d_input: int
@@ -37,9 +42,11 @@ class RetrievalNetworkConfig:
     d_model: int
     d_mlp: int
     attention: AttentionProtocol
+    initialization: Initialization = "lecun_normal"
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model", "d_mlp")
+        check_choice(self, "initialization", Initialization)
 
 
 class Layer(nn.Module):
@@ -63,10 +70,11 @@ class Layer(nn.Module):
 class RetrievalNetwork(HookedRootModule):
     """Encoder, one layer of attention, read-out: the network of contextual retrieval.
 
-    After Mittal et al. 2021, "Compositional Attention", section 5.1. The preferences of an object
-    affect its output only through its queries, since no residual connection bypasses the
-    attention. Encoder and read-out have a hidden relu layer (`W_in`, `W_E` and `W_hidden`, `W_U`),
-    because the distance between two numbers is not a linear function of them.
+    After Mittal et al. 2021, "Compositional Attention", sections 4.1 and C.1. No residual
+    connection bypasses the attention: the preferences of an object affect its output only through
+    its queries, unless the attention has an own value. Encoder and read-out have a hidden relu
+    layer (`W_in`, `W_E` and `W_hidden`, `W_U`), because the distance between two numbers is not a
+    linear function of them.
 
     Hook points: `hook_embed` [batch, pos, d_model], `blocks.0.hook_resid_pre`,
     `blocks.0.hook_attn_out`, and those of `blocks.0.attn`.
@@ -90,6 +98,8 @@ class RetrievalNetwork(HookedRootModule):
         self.b_hidden = zeros(d_mlp)
         self.W_U = lecun_normal(d_mlp, config.d_output, fan_in=d_mlp, generator=generator)
         self.b_U = zeros(config.d_output)
+        if config.initialization == "uniform":
+            redraw_uniformly(self, generator=generator)
         self.setup()
 
     def forward(
