@@ -84,17 +84,26 @@ class Stream:
         groups: row indices; the groups take turns, and each has its own epochs, so every group
             occurs equally often, whatever its size. One group makes a plain stream of epochs.
         key: seeds the permutations.
+        by_batch: whether the groups take turns from batch to batch, and not from row to row.
     """
 
-    def __init__(self, groups: Sequence[Int[np.ndarray, " member"]], key: Key) -> None:
+    def __init__(
+        self, groups: Sequence[Int[np.ndarray, " member"]], key: Key, *, by_batch: bool = False
+    ) -> None:
         self._groups = groups
         self._key = key
+        self._by_batch = by_batch
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def rows(self, index: int, size: int) -> Int[np.ndarray, " batch"]:
         """Return the rows at positions [index * size, (index + 1) * size) of the stream."""
-        position = np.arange(index * size, (index + 1) * size)
-        position_in_group, group_of = np.divmod(position, len(self._groups))
+        if self._by_batch:
+            turn, group = divmod(index, len(self._groups))
+            position_in_group = np.arange(turn * size, (turn + 1) * size)
+            group_of = np.full(size, group)
+        else:
+            position = np.arange(index * size, (index + 1) * size)
+            position_in_group, group_of = np.divmod(position, len(self._groups))
         rows = np.empty(size, np.int64)
         for group, members in enumerate(self._groups):
             epochs, rank = np.divmod(position_in_group, len(members))

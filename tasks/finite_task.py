@@ -29,6 +29,8 @@ class FiniteTask(ABC, Generic[Inputs]):
         key: Key,
         splits: tuple[str, ...] | None = None,
         trim: Callable[[Batch[Inputs]], Batch[Inputs]] | None = None,
+        augment: Callable[[Batch[Inputs], int], Batch[Inputs]] | None = None,
+        by_batch: bool = False,
     ) -> None:
         """Set up the task without making any examples.
 
@@ -36,9 +38,14 @@ class FiniteTask(ABC, Generic[Inputs]):
             key: seeds all random choices.
             splits: the subset of `SPLITS` that this task has; None: all.
             trim: removes the padding of a batch that none of its examples needs; None: it stays.
+            augment: changes the inputs of a batch of `train` at random, by the batch and its index;
+                None: they stay.
+            by_batch: whether the groups of `train` take turns from batch to batch.
         """
         self._key = key
         self._trim = trim
+        self._augment = augment
+        self._by_batch = by_batch
         self._splits = self.SPLITS if splits is None else splits
         self._example_sets: dict[str, ExampleSet[Inputs]] = {}
 
@@ -93,6 +100,8 @@ class FiniteTask(ABC, Generic[Inputs]):
         else:
             rows = np.arange(index * size, (index + 1) * size) % len(examples)
         batch = examples.take(torch.from_numpy(rows), device)
+        if split == "train" and self._augment is not None:
+            batch = self._augment(batch, index)
         return batch if self._trim is None else self._trim(batch)
 
     @final
@@ -104,4 +113,5 @@ class FiniteTask(ABC, Generic[Inputs]):
 
     @cached_property
     def _stream(self) -> Stream:
-        return Stream(self._groups(self._examples("train")), self._key)
+        groups = self._groups(self._examples("train"))
+        return Stream(groups, self._key, by_batch=self._by_batch)

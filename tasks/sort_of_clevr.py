@@ -5,7 +5,7 @@ An image shows six objects of different colours. A question names one or two of 
 answer depends on one, two or all of the objects.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations, product
 from typing import ClassVar, NamedTuple
 
@@ -57,6 +57,8 @@ class SortOfClevrConfig:
     Attributes:
         n_train, n_valid, n_test: images of each split, 1 to 100,000; each has 30 questions.
         omit_yellow: whether ternary questions never name yellow, as in the public generator.
+        by_type: whether a batch of `train` has questions of one type, the types taking turns, as in
+            the public training script; else of all types.
         seed: seeds the images, the questions and their order, 0 to 2^32 - 1.
 
     Raises:
@@ -67,17 +69,30 @@ class SortOfClevrConfig:
     n_valid: int = 200
     n_test: int = 200
     omit_yellow: bool = False
+    by_type: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("n_train", "n_valid", "n_test"):
             require_int(name, getattr(self, name), 1, 100_000)
         require_bool("omit_yellow", self.omit_yellow)
+        require_bool("by_type", self.by_type)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     def size(self, split: str) -> int:
         """Return the number of images of a split."""
         return {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}[split]
+
+
+@dataclass(frozen=True)
+class _Scenes:
+    """What the random choices depend on: the seed; the others are the names of old settings."""
+
+    seed: int
+    n_train: int = 1
+    n_valid: int = 1
+    n_test: int = 1
+    omit_yellow: bool = False
 
 
 class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
@@ -125,8 +140,8 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
 
     def __init__(self, config: SortOfClevrConfig) -> None:
         # The images do not depend on the sizes of the splits or on the questions.
-        key = Key(replace(config, n_train=1, n_valid=1, n_test=1, omit_yellow=False))
-        super().__init__(key=key)
+        key = Key(_Scenes(seed=config.seed))
+        super().__init__(key=key, by_batch=config.by_type)
         self.config = config
 
     def chance(self, split: str) -> dict[str, float]:
@@ -235,7 +250,10 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
         return positions[:n], shapes
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
-        return [np.arange(len(train))]
+        if not self.config.by_type:
+            return [np.arange(len(train))]
+        question_type, _ = _types_and_subtypes(train)
+        return [np.flatnonzero(question_type == index) for index in range(3)]
 
 
 def _types_and_subtypes(

@@ -5,7 +5,7 @@ of an image is part of the input. Other data sets of images can be added.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
-from tasks.common import Key, SeedConfig, require_int, require_path
+from tasks.common import Key, SeedConfig, require_bool, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
 from tasks.stored.bundled import BUNDLED_IMAGES, write_digits
@@ -51,6 +51,9 @@ class ImagesConfig:
         image_size: height and width in pixels, 8 to 256. Larger images are downsampled by
             averaging, with their aspect ratio; smaller ones are centred on black.
         n_valid: number of images of each stored data set's `train` that are held out for `valid`.
+        augmented: whether the images of `train`, but for triangles, are shifted by up to an eighth
+            of their size (a random crop after padding, black) and flipped left to right with
+            probability 1/2, as in the paper.
         triangles: settings of the triangles, which have their own `valid`.
         seed: seeds the order and what is held out, 0 to 2^32 - 1.
 
@@ -62,6 +65,7 @@ class ImagesConfig:
     folder: str | None = None
     image_size: int = 32
     n_valid: int = 2_000
+    augmented: bool = False
     triangles: TrianglesConfig = field(default_factory=TrianglesConfig)
     seed: int = 0
 
@@ -82,6 +86,7 @@ class ImagesConfig:
             )
         require_int("image_size", self.image_size, 8, 256)
         require_int("n_valid", self.n_valid, 1, 10**6)
+        require_bool("augmented", self.augmented)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
@@ -110,7 +115,8 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
 
     def __init__(self, config: ImagesConfig) -> None:
         # What is held out does not depend on the image size or on other sources.
-        super().__init__(key=Key(SeedConfig(config.seed)))
+        augment = self._shift_and_flip if config.augmented else None
+        super().__init__(key=Key(SeedConfig(config.seed)), augment=augment)
         self.config = config
 
     @cached_property
@@ -191,6 +197,29 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
             latents={"dataset": dataset, "label": label, "row": torch.from_numpy(row)},
             show=partial(_look_up, torch.from_numpy(pixels)),
         )
+
+    def _shift_and_flip(
+        self, batch: Batch[tuple[Tensor, Tensor]], index: int
+    ) -> Batch[tuple[Tensor, Tensor]]:
+        """Augment a batch; the random choices follow from its index."""
+        images, dataset = batch.inputs
+        size, n = self.config.image_size, len(batch)
+        margin = size // 8
+        generator = self._key.generator(f"/augment/{index}")
+        shift = torch.from_numpy(generator.integers(0, 2 * margin, (2, n, 1), endpoint=True))
+        flips = torch.from_numpy(generator.random((n, 1)) < 0.5)
+        shift, flips = shift.to(images.device), flips.to(images.device)
+        if _TRIANGLES in self.config.sources:
+            kept = (dataset == self.config.sources.index(_TRIANGLES))[:, None]
+            shift, flips = shift.masked_fill(kept, margin), flips & ~kept
+        place = torch.arange(size, device=images.device)
+        rows, columns = shift + torch.stack([place.expand(n, -1), place.expand(n, -1)])
+        columns = torch.where(flips, columns.flip(1), columns)
+        padded = torch.nn.functional.pad(images, (margin,) * 4)
+        example = torch.arange(n, device=images.device)[:, None, None]
+        # Indices around the channels put these last.
+        moved = padded[example, :, rows[:, :, None], columns[:, None]].movedim(-1, 1)
+        return replace(batch, inputs=(moved.contiguous(), dataset))
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
         dataset = train.inputs[1].numpy()

@@ -327,3 +327,23 @@ def test_groups_are_the_types_of_questions_and_their_subtypes():
         name = list(SORT_OF_CLEVR_QUESTIONS)[type_id]
         expected = {name, f"{name}: {SORT_OF_CLEVR_QUESTIONS[name][subtype_id]}"}
         assert {group for group, member in groups.items() if member[row]} == expected
+
+
+def test_batches_of_one_type_take_turns_and_an_epoch_has_each_question_once():
+    task = SortOfClevr(SortOfClevrConfig(by_type=True, **FEW))
+    batches = [task.batch("train", index, 16) for index in range(3 * 25)]
+    types = [batch.latents["question_type"].unique().tolist() for batch in batches]
+    assert types == [[index % 3] for index in range(3 * 25)]
+    plain = full_batch(SortOfClevr(SortOfClevrConfig(**FEW)), "train")
+    fields = ("image", "question_type", "subtype", "colours")
+
+    def questions(batch):
+        columns = [batch.latents[field].tolist() for field in fields]
+        return [tuple(map(str, row)) for row in zip(*columns, strict=True)]
+
+    drawn = [question for batch in batches for question in questions(batch)]
+    assert sorted(drawn) == sorted(questions(plain))
+    assert drawn[:1200] != sorted(drawn)
+    # The other splits do not change.
+    ours, others = (SortOfClevr(SortOfClevrConfig(by_type=flag, **FEW)) for flag in (True, False))
+    assert questions(full_batch(ours, "valid")) == questions(full_batch(others, "valid"))

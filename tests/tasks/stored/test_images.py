@@ -352,3 +352,45 @@ def test_groups_are_the_data_sets(task):
     for row, dataset in enumerate(batch.latents["dataset"].tolist()):
         named = [name for name, member in groups.items() if member[row]]
         assert named == [task.config.sources[dataset]]
+
+
+# Augmentation
+
+
+def crops_of(image):
+    """All crops of an image after padding by 4, and their mirror images, as bytes."""
+    padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
+    crops = {}
+    for top in range(9):
+        for left in range(9):
+            crop = padded[:, top : top + 32, left : left + 32]
+            crops[crop.tobytes()] = (top, left, False)
+            crops[np.ascontiguousarray(crop[:, :, ::-1]).tobytes()] = (top, left, True)
+    return crops
+
+
+def test_augmented_images_are_shifted_and_flipped_at_random(folder):
+    config = {**CONFIG, "sources": ("cifar10", "triangles")}
+    plain = Images(ImagesConfig(folder=str(folder), **config))
+    task = Images(ImagesConfig(folder=str(folder), augmented=True, **config))
+    seen, n = Counter(), 0
+    for index in range(20):
+        batch, original = task.batch("train", index, 32), plain.batch("train", index, 32)
+        assert torch.equal(batch.targets, original.targets)
+        assert torch.equal(batch.inputs[1], original.inputs[1])
+        triples = zip(batch.inputs[0], original.inputs[0], batch.inputs[1], strict=True)
+        for image, before, dataset in triples:
+            if dataset == 1:
+                assert torch.equal(image, before)
+            else:
+                seen[crops_of(before.numpy())[image.numpy().tobytes()]] += 1
+                n += 1
+    tops, lefts, flips = ({change[i] for change in seen} for i in range(3))
+    assert tops == lefts == set(range(9))
+    assert flips == {False, True}
+    assert 0.4 < sum(count for (_, _, flip), count in seen.items() if flip) / n < 0.6
+    # A pure function of the config and the arguments.
+    again = Images(ImagesConfig(folder=str(folder), augmented=True, **config))
+    assert torch.equal(again.batch("train", 7, 32).inputs[0], task.batch("train", 7, 32).inputs[0])
+    for split in ("valid", "test"):
+        assert torch.equal(task.batch(split, 0, 9).inputs[0], plain.batch(split, 0, 9).inputs[0])
