@@ -50,7 +50,8 @@ MATH_OPERATIONS = tuple(_OPERATIONS)
 """The operations' names, in the paper's order; an operation's id is its index."""
 
 _MAX_LENGTH = 5  # results reach 6e8, and their squares still fit into float32
-_MAX_POINTS = 10**6
+_MAX_N = 10**6
+_MAX_POINTS = 10**7
 _MAX_CONSTANT = 100
 _GRID = 2**24  # number of evenly spaced numbers from -1 to 1 that are exact in float32
 
@@ -59,16 +60,17 @@ _GRID = 2**24  # number of evenly spaced numbers from -1 to 1 that are exact in 
 class MathEquationsConfig:
     """Settings of math equations. The defaults are the paper's, for one of its five |S|.
 
-    A split of size n has n_operators * n / 2 points, rounded down, at least one for each of its
-    combinations of operators.
+    A split of size n (the paper's C) has |S|^L n / (|S| L) points, rounded down (section 3), at
+    least one for each of its combinations of operators and at most 10^7. With L = 2 an operator
+    then occurs n times on average.
 
     Attributes:
         n_operators: |S|, number of operations, 2 to 15 (the paper: 3, 5, 7, 10 and 15).
-        length: L, operators in an equation, 2 to 5; with a single operator, a held-out combination
-            would be a new operator.
-        n_points: n of `train`, 2 (|S|^(L-1) - |S|^(L-2)) to 10^6.
-        n_id: n of `id`, in the same range.
-        n_ood: n of `ood`, 2 |S|^(L-2) to 10^6.
+        length: L, operators in an equation, 1 to 5; with a single operator there is no split `ood`,
+            since a held-out combination would be a new operator.
+        n_points: n of `train`, at most 10^6 (the paper: 150 to 20,000).
+        n_id: n of `id`, at most 10^6.
+        n_ood: n of `ood`, at most 10^6.
         operators: the operations: the "first" of `MATH_OPERATIONS`, or a random choice ("drawn").
         variable_id: whether the features of a variable include its one-hot number.
         constant: the scalar of the last variable, -100 to 100; no answer depends on it.
@@ -90,21 +92,37 @@ class MathEquationsConfig:
 
     def __post_init__(self) -> None:
         require_int("n_operators", self.n_operators, 2, len(MATH_OPERATIONS))
-        require_int("length", self.length, 2, _MAX_LENGTH)
-        n_held_out = self.n_operators ** (self.length - 2)  # for each operator at a position
-        n_known = self.n_operators ** (self.length - 1) - n_held_out
-        require_int("n_points", self.n_points, 2 * n_known, _MAX_POINTS)
-        require_int("n_id", self.n_id, 2 * n_known, _MAX_POINTS)
-        require_int("n_ood", self.n_ood, 2 * n_held_out, _MAX_POINTS)
+        require_int("length", self.length, 1, _MAX_LENGTH)
+        for name, n_tasks in (
+            ("n_points", self.n_known),
+            ("n_id", self.n_known),
+            ("n_ood", self.n_held_out),
+        ):
+            per_length = self.n_operators ** (self.length - 1)
+            low = -(-n_tasks * self.length // per_length)
+            high = min(_MAX_N, _MAX_POINTS * self.length // per_length)
+            require_int(name, getattr(self, name), low, high)
         require_choice("operators", self.operators, ("first", "drawn"))
         require_bool("variable_id", self.variable_id)
         require_number("constant", self.constant, -_MAX_CONSTANT, _MAX_CONSTANT)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
+    @property
+    def n_held_out(self) -> int:
+        """Number of held-out combinations of operators: |S|; 0 if L = 1."""
+        return self.n_operators if self.length > 1 else 0
+
+    @property
+    def n_known(self) -> int:
+        """Number of combinations of operators in `train` and `id`."""
+        return self.n_operators**self.length - self.n_held_out
+
     def size(self, split: str) -> int:
         """Return the number of points of a split."""
         n = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}[split]
-        return self.n_operators * n // 2
+        if split == "ood" and not self.n_held_out:
+            return 0
+        return self.n_operators ** (self.length - 1) * n // self.length
 
 
 @dataclass(frozen=True)
@@ -121,14 +139,13 @@ class MathEquations(FiniteTask):
     """Math equations.
 
     With x1, x2 ~ U(-1, 1), the results are r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the
-    answer is r_L. A task is a combination of operators; of the |S|^L, those are held out for which
-    the sum over l of p_l[o_l], with a random permutation p_l for each position, is a multiple of
-    |S|. So with L = 2 every operator is held out once at each position, and occurs there with all
-    other operators in `train`.
+    answer is r_L. A task is a combination of operators; of the |S|^L, |S| are held out (section 3),
+    chosen at random such that every operator is held out once at each position. With L = 2 it
+    occurs there with all other operators in `train`.
 
-    Splits: `train` and `id` have the same tasks, `ood` the held-out ones. Points (x1, x2) are
-    distributed evenly over the tasks of a split, and no point occurs twice. The prefixes of `id`
-    and `ood` are balanced over tasks.
+    Splits: `train` and `id` have the same tasks, `ood` (unless L = 1) the held-out ones. Points
+    (x1, x2) are distributed evenly over the tasks of a split, where the paper draws a task for each
+    point, and no point occurs twice. The prefixes of `id` and `ood` are balanced over tasks.
 
     A batch has inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and
     the constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
@@ -152,7 +169,11 @@ class MathEquations(FiniteTask):
     def __init__(self, config: MathEquationsConfig) -> None:
         # Equations do not depend on the features' layout, and the held-out combinations do not
         # depend on the number of points.
-        super().__init__(key=Key(replace(config, variable_id=False, constant=0)))
+        splits = self.SPLITS if config.n_held_out else ("train", "id")
+        super().__init__(
+            key=Key(replace(config, variable_id=False, constant=0)),
+            splits=splits,
+        )
         self.config = config
         self._tasks_key = Key(
             _TasksConfig(config.n_operators, config.length, config.operators, config.seed)
@@ -192,12 +213,17 @@ class MathEquations(FiniteTask):
 
     @cached_property
     def held_out(self) -> Int[np.ndarray, " held_out"]:
-        """The numbers of the tasks of `ood`, ascending: |S|^(L-1)."""
+        """The numbers of the tasks of `ood`, ascending: |S|, or none if L = 1."""
         n_operators, length = self.config.n_operators, self.config.length
+        if not self.config.n_held_out:
+            return np.array([], int)
         generator = self._tasks_key.generator("/held out")
         code = np.stack([generator.permutation(n_operators) for _ in range(length)])
-        total = code[np.arange(length), self.combinations].sum(1)
-        return np.flatnonzero(total % n_operators == 0)
+        first, second, *others = code[np.arange(length), self.combinations].T
+        is_held_out = (first + second) % n_operators == 0
+        for other in others:
+            is_held_out &= other == second
+        return np.flatnonzero(is_held_out)
 
     def score(
         self, output: Float[Tensor, "batch 1"], batch: Batch

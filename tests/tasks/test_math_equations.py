@@ -189,13 +189,33 @@ def test_tasks_are_called_by_their_operators():
         assert task.task_names[number].split(", ") == [task.operations[index] for index in operator]
 
 
-def test_longer_chains_hold_out_one_of_each_choice_of_the_others():
-    task = MathEquations(MathEquationsConfig(n_operators=4, length=3, seed=1))
-    held_out = [tuple(combination) for combination in task.combinations[task.held_out]]
-    assert len(held_out) == 16
-    for position in range(3):
-        others = {combination[:position] + combination[position + 1 :] for combination in held_out}
-        assert len(others) == 16
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_longer_chains_hold_out_one_task_per_operator(length):
+    task = MathEquations(MathEquationsConfig(n_operators=4, length=length, seed=1))
+    held_out = task.combinations[task.held_out]
+    assert len(held_out) == 4
+    for position in range(length):
+        assert sorted(held_out[:, position]) == [0, 1, 2, 3]
+    others = {
+        tuple(MathEquations(MathEquationsConfig(n_operators=4, length=length, seed=seed)).held_out)
+        for seed in range(20)
+    }
+    assert len(others) > 15
+
+
+def test_single_operators_are_not_held_out():
+    task = MathEquations(MathEquationsConfig(n_operators=4, length=1, n_points=90, n_id=30))
+    assert task.splits == ("train", "id")
+    assert len(task.held_out) == 0
+    assert (task.n_variables, task.deciding) == (4, (2,))
+    assert [task.size(split) for split in task.splits] == [90, 30]
+    batch = full_batch(task, "train")
+    assert Counter(batch.latents["task"].tolist()).keys() == {0, 1, 2, 3}
+    for variables, answer in zip(batch.inputs, batch.targets, strict=True):
+        x, y, symbol = tokens_of(variables, tuple(SYMBOLS)[:4])
+        assert answer.item() == pytest.approx(SYMBOLS[symbol](x, y), abs=1e-6)
+    with pytest.raises(ValueError, match="split must be one of train, id, got 'ood'"):
+        task.batch("ood", 0, 1)
 
 
 def test_every_permutation_matrix_is_held_out_by_some_seed():
@@ -227,6 +247,11 @@ def test_sizes_are_the_papers():
         task = MathEquations(MathEquationsConfig(n_operators=n_operators))
         sizes = [len(full_batch(task, split)) for split in task.splits]
         assert sizes == [2_500 * n_operators, 100 * n_operators, 1_000 * n_operators]
+    # |S|^L C / (|S| L)
+    for n_operators, length, expected in ((3, 3, [3_000, 600, 6_000]), (4, 1, [1_000, 200, 0]),
+                                          (2, 5, [3_200, 640, 6_400])):  # fmt: skip
+        config = MathEquationsConfig(n_operators=n_operators, length=length, n_points=1_000)
+        assert [config.size(split) for split in MathEquations.SPLITS] == expected
     odd = MathEquations(MathEquationsConfig(n_operators=3, n_points=101, n_id=21, n_ood=3))
     assert [odd.size(split) for split in odd.splits] == [151, 31, 4]
     with pytest.raises(
@@ -252,14 +277,16 @@ def test_points_are_shared_out_evenly(changes):
 
 
 def test_the_smallest_splits_have_a_point_for_every_task():
-    least = {"n_operators": 4, "length": 3, "n_points": 24, "n_id": 24, "n_ood": 8}
+    # 60 and 4 of 64 tasks; each n stands for 16 n / 3 points.
+    least = {"n_operators": 4, "length": 3, "n_points": 12, "n_id": 12, "n_ood": 1}
     task = MathEquations(MathEquationsConfig(**least))
     numbers = {
         split: sorted(full_batch(task, split).latents["task"].tolist()) for split in task.splits
     }
-    assert numbers["train"] == numbers["id"] == sorted({*range(64)} - {*task.held_out})
-    assert numbers["ood"] == task.held_out.tolist()
-    for name, number in {"n_points": 24, "n_id": 24, "n_ood": 8}.items():
+    known = {*range(64)} - {*task.held_out}
+    assert {*numbers["train"]} == {*numbers["id"]} == known
+    assert {*numbers["ood"]} == {*task.held_out}
+    for name, number in {"n_points": 12, "n_id": 12, "n_ood": 1}.items():
         with pytest.raises(
             ValueError, match=f"{name} must be .* from {number} .* got {number - 1}"
         ):
@@ -368,11 +395,12 @@ def test_a_pool_of_true_operations_gives_the_answers():
     [
         ({"n_operators": 1}, "n_operators must be an integer from 2 to 15, got 1"),
         ({"n_operators": 16}, "n_operators must be .*, got 16"),
-        ({"length": 1}, "length must be an integer from 2 to 5, got 1"),
+        ({"length": 6}, "length must be an integer from 1 to 5, got 6"),
         ({"n_points": 7}, "n_points must be an integer from 8 to 1000000, got 7"),
         ({"n_id": True}, "n_id must be .*, got True"),
         ({"n_ood": 1}, "n_ood must be an integer from 2 to .*, got 1"),
-        ({"length": 5}, "n_id must be an integer from 1000 to .*, got 200"),
+        ({"length": 5, "n_id": 24}, "n_id must be an integer from 25 to 80000, got 24"),
+        ({"length": 5, "n_operators": 15}, "n_points must be .* from 75 to 987, got 5000"),
         ({"operators": "last"}, "operators must be one of first, drawn, got 'last'"),
         ({"variable_id": 1}, "variable_id must be True or False, got 1"),
         ({"constant": float("nan")}, "constant must be a number from -100 to 100, got nan"),
