@@ -36,12 +36,17 @@ class EncoderDecoderConfig:
         end: target id after the last token.
         padding: id of padding in source and target; it need not be a token id, so -1 is allowed.
         cross_attention: config of the attention from the target to the source; None for
-            `attention`. It must not measure distances or be rotary, since positions of two
+            `decoder_attention`. It must not measure distances or be rotary, since positions of two
             sequences are not comparable.
+        decoder_attention: config of the self-attention of the decoder; None for `attention`.
         shared: whether all encoder blocks have the same weights, and all decoder blocks.
         marks: whether the source gets a begin and an end, which are learned (`W_E` has two more
             rows); its padding is then at its end.
         tied: whether the read-out is the transposed embedding of the target, with a bias.
+        one_embedding: whether source, target and read-out have one embedding, which starts from
+            N(0, 1 / d_model) and is multiplied by sqrt(d_model) where tokens are embedded; the
+            read-out has no bias (Vaswani et al. 2017, section 3.4; tensor2tensor). The ids of
+            source and target are then the same, and there are no marks.
         post_norm: whether the LayerNorms come after the sums (see `Block`); none then follows the
             last block.
         norm_epsilon: epsilon of all LayerNorms.
@@ -62,9 +67,11 @@ class EncoderDecoderConfig:
     end: int
     padding: int
     cross_attention: AttentionProtocol | None = None
+    decoder_attention: AttentionProtocol | None = None
     shared: bool = True
     marks: bool = False
     tied: bool = False
+    one_embedding: bool = False
     post_norm: bool = False
     norm_epsilon: float = LAYER_NORM_EPSILON
     dropout: float = 0.0
@@ -83,6 +90,16 @@ class EncoderDecoderConfig:
                 f"padding must not be {self.d_input} or {self.d_input + 1} with marks=True, got "
                 f"{self.padding}"
             )
+        if self.one_embedding and self.n_source_ids != self.d_output:
+            raise ValueError(
+                f"d_output must be the number of source ids with one_embedding=True, got "
+                f"{self.d_output} and {self.n_source_ids}"
+            )
+        if self.one_embedding and (self.marks or self.tied):
+            raise ValueError(
+                f"marks and tied must be False with one_embedding=True, got {self.marks} and "
+                f"{self.tied}"
+            )
         require_crossing("cross_attention", self.between)
         check_positive(self, "norm_epsilon")
         check_dropout(self)
@@ -93,9 +110,14 @@ class EncoderDecoderConfig:
         return self.d_input + 2 * self.marks
 
     @property
+    def within_target(self) -> AttentionProtocol:
+        """The self-attention of the decoder."""
+        return self.attention if self.decoder_attention is None else self.decoder_attention
+
+    @property
     def between(self) -> AttentionProtocol:
         """The attention from the target to the source."""
-        return self.attention if self.cross_attention is None else self.cross_attention
+        return self.within_target if self.cross_attention is None else self.cross_attention
 
 
 class DecoderBlock(nn.Module):
@@ -112,7 +134,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.dropout, self.post_norm = config.dropout, config.post_norm
         self.ln1 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-        self.attn = config.attention.build(config.d_model, generator=generator)
+        self.attn = config.within_target.build(config.d_model, generator=generator)
         self.ln_cross = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.cross_attn = config.between.build(config.d_model, generator=generator)
         self.ln2 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
@@ -164,8 +186,8 @@ class EncoderDecoder(SteppedModel):
     Hook points: of the source, marks included, `hook_embed`, `encoder_blocks.{i}.*` (those of a
     `Block`) and `hook_encoded`, the encoder's output after its LayerNorm; of the target
     `hook_embed_target` and `decoder_blocks.{i}.*` (those of a `DecoderBlock`). With shared weights
-    the weights live in `encoder_core` and `decoder_core`. Embeddings start from N(0, 1), the scale
-    of the sinusoids.
+    the weights live in `encoder_core` and `decoder_core`. Embedded tokens start with the scale of
+    the sinusoids, those of `W_E` and `W_E_target` from N(0, 1).
 
     Args:
         config: the configuration.
@@ -176,8 +198,11 @@ class EncoderDecoder(SteppedModel):
         super().__init__(config.n_layers, shared=config.shared)
         self.config = config
         d_model, shared = config.d_model, config.shared
-        self.W_E = lecun_normal(config.n_source_ids, d_model, fan_in=1, generator=generator)
-        self.W_E_target = lecun_normal(config.d_output, d_model, fan_in=1, generator=generator)
+        ids, fan_in = config.n_source_ids, d_model if config.one_embedding else 1
+        self.W_E = lecun_normal(ids, d_model, fan_in=fan_in, generator=generator)
+        self.W_E_target = None
+        if not config.one_embedding:
+            self.W_E_target = lecun_normal(config.d_output, d_model, fan_in=1, generator=generator)
         self.hook_embed, self.hook_embed_target = HookPoint(), HookPoint()
         self.encoder_core, self.encoder_blocks = stack_blocks(
             lambda: Block(
@@ -197,9 +222,9 @@ class EncoderDecoder(SteppedModel):
         )
         self.ln_final = self._last_norm()
         self.W_U = None
-        if not config.tied:
+        if not (config.tied or config.one_embedding):
             self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
-        self.b_U = zeros(config.d_output)
+        self.b_U = None if config.one_embedding else zeros(config.d_output)
         self.setup()
 
     def _last_norm(self) -> nn.Module:
@@ -285,12 +310,13 @@ class EncoderDecoder(SteppedModel):
         causal = encoded.new_ones(n_positions, n_positions, dtype=torch.bool).tril()
         mask = self._is_token(target_in)[:, None, None] & causal
         source_mask = self._is_token(source)[:, None, None]
-        x = self.hook_embed_target(self._embed(self.W_E_target, target_in))
+        table = self.W_E if self.W_E_target is None else self.W_E_target
+        x = self.hook_embed_target(self._embed(table, target_in))
         for step in range(n_steps):
             points = cast(DecoderBlock, self.decoder_blocks[step])
             block = points if self.decoder_core is None else self.decoder_core
             x = block(x, encoded, mask=mask, source_mask=source_mask, hooks=points)
-        weight = self.W_E_target if self.W_U is None else self.W_U.T
+        weight = table if self.W_U is None else self.W_U.T
         return linear(self.ln_final(x), weight, self.b_U)
 
     def _marked(self, source: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch marked_pos"]:
@@ -311,5 +337,6 @@ class EncoderDecoder(SteppedModel):
     ) -> Float[Tensor, "batch pos d_model"]:
         # Padding need not be an id of the table; its embedding is never attended to.
         x = table[tokens.masked_fill(~self._is_token(tokens), 0)]
+        x = x * self.config.d_model**0.5 if self.config.one_embedding else x
         x = x + sinusoidal_embedding(*x.shape[1:]).to(x)
         return dropout(x, self.config.dropout, self.training)

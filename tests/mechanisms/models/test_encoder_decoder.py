@@ -39,6 +39,7 @@ CONFIGS = {
     "shared": SMALL,
     "separate": replace(SMALL, shared=False),
     "tied": replace(SMALL, tied=True),
+    "one embedding": replace(SMALL, d_input=7, one_embedding=True),
     "post-LN": replace(SMALL, post_norm=True, norm_epsilon=1e-5),
     "padding is an id": replace(SMALL, d_input=5, d_output=8, begin=6, end=7, padding=4),
     "geometric": replace(
@@ -76,14 +77,17 @@ def model(request):
     return build(request.param)
 
 
-@pytest.mark.parametrize("name", ["shared", "separate", "tied", "post-LN"])
+@pytest.mark.parametrize("name", ["shared", "separate", "tied", "one embedding", "post-LN"])
 def test_agrees_with_torchs_own_layers(name):
     model = build(CONFIGS[name])
     for row in range(3):
         # One sequence at a time, without any padding.
         source, target = SOURCE[row][SOURCE[row] >= 0], TARGET_IN[row][IS_TOKEN[row]]
-        encoded = (model.W_E[source] + sinusoidal_embedding(len(source), 8))[None]
-        x = (model.W_E_target[target] + sinusoidal_embedding(len(target), 8))[None]
+        embed = embed_target = model.W_E * 8**0.5
+        if name != "one embedding":
+            embed, embed_target = model.W_E, model.W_E_target
+        encoded = (embed[source] + sinusoidal_embedding(len(source), 8))[None]
+        x = (embed_target[target] + sinusoidal_embedding(len(target), 8))[None]
         for layer in range(2):
             block = model.encoder_core or model.encoder_blocks[layer]
             encoded = encoder_layer(block)(encoded)
@@ -96,10 +100,32 @@ def test_agrees_with_torchs_own_layers(name):
             model.decoder_core is None
             or model.decoder_core.ln_cross.eps == model.config.norm_epsilon
         )
-        readout = model.W_E_target.T if name == "tied" else model.W_U
-        logits = model.ln_final(x) @ readout + model.b_U
+        readout = {"tied": model.W_E_target, "one embedding": model.W_E}.get(name)
+        logits = model.ln_final(x) @ (model.W_U if readout is None else readout.T)
+        logits = logits if model.b_U is None else logits + model.b_U
         ours = model(SOURCE, TARGET_IN)[row][IS_TOKEN[row]]
         assert torch.allclose(ours, logits[0], atol=1e-5)
+
+
+def test_the_decoder_may_have_an_attention_of_its_own():
+    """Here CoDA centred by matrix, which a decoder cannot have."""
+    matrix, row = (
+        CodaAttentionConfig(
+            n_heads=2, d_head=4, composition=QuasiAttentionConfig(gate_centring=centring)
+        )
+        for centring in ("matrix", "row")
+    )
+    model = build(replace(SMALL, attention=matrix, decoder_attention=row))
+    assert model.encoder_core.attn.config == matrix
+    assert model.decoder_core.attn.config == model.decoder_core.cross_attn.config == row
+    assert model(SOURCE, TARGET_IN)[IS_TOKEN].isfinite().all()
+
+
+def test_the_embedding_that_all_share_starts_with_the_scale_of_the_sinusoids():
+    sizes = {"d_input": 200, "d_output": 200, "d_model": 64, "one_embedding": True}
+    model = EncoderDecoder(replace(SMALL, **sizes), generator=torch.Generator().manual_seed(0))
+    assert model.W_E.std().item() == pytest.approx(1 / 8, rel=0.02)
+    assert {"W_E_target", "W_U", "b_U"}.isdisjoint(model.state_dict())
 
 
 def test_marks_are_two_more_tokens_around_each_source():
@@ -276,6 +302,11 @@ def test_the_seed_determines_the_weights():
         ({"end": 7}, r"end must be in \[0, d_output = 7\), got 7"),
         ({"padding": BEGIN}, r"padding must not be begin, got 5 for both"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
+        ({"one_embedding": True}, r"d_output must be the number of source ids .* got 7 and 4"),
+        (
+            {"one_embedding": True, "d_input": 5, "marks": True},
+            r"marks and tied must be False with one_embedding=True, got True and False",
+        ),
         (
             {"attention": RelativeAttentionConfig(n_heads=2, d_head=4)},
             r"cross_attention must not measure distances",
