@@ -21,7 +21,7 @@ from tasks.common import Key, SeedConfig, require_choice, require_int
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
 from tasks.stored.labelled_files import describe_files, read_json_lines, read_lines, split_files
-from tasks.stored.text import learn_byte_pairs
+from tasks.stored.tokens import learn_byte_pairs
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,17 +1,15 @@
 """Language modelling: predict the next token of WikiText-103 or of any other text.
 
 One of the benchmarks of Mittal et al. 2021, "Compositional Attention". WikiText-103: Merity et al.
-2016, "Pointer Sentinel Mixture Models". Tokens come from byte pair encoding (Sennrich et al. 2016),
-learned from the training text, so every text can be encoded without loss.
+2016, "Pointer Sentinel Mixture Models". Tokens are byte pairs (Sennrich et al. 2016), which encode
+every text without loss, or words; both are learned from the training text.
 """
 
 import hashlib
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -26,6 +24,14 @@ from tasks.common import Key, require_choice, require_int, require_path, require
 from tasks.finite import Stream
 from tasks.stored.bundled import PYTHON_HELP, write_python_help
 from tasks.stored.opening import how_to_fetch, open_stored, require_splits
+from tasks.stored.tokens import (
+    LINE_END,
+    blocks_of,
+    encode_text,
+    learn_byte_pairs,
+    learn_word_tokens,
+    word_end,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,10 +39,8 @@ if TYPE_CHECKING:
 _HUB = "Salesforce/wikitext"
 _STORED = {"train": "train", "valid": "validation", "test": "test"}  # names on the hub
 _FILES = (".txt", ".raw", ".tokens")
+_NAMES = tuple(f"wikitext-{size}{kind}-v1" for kind in ("-raw", "") for size in (103, 2))
 _N_BYTES = 256
-_SPACE = re.compile(rb"\s")
-_BLOCK = 2**16  # bytes that are encoded at a time; no token crosses the end of a block
-_BLOCKS = 64  # blocks that are encoded in parallel
 _CACHE_VERSION = 1  # to be increased when the same text gives other tokens
 
 
@@ -45,38 +49,51 @@ class TextConfig:
     """Settings of language modelling.
 
     Attributes:
-        name: the version of WikiText; both have the same `valid` and `test`.
+        name: the version of WikiText: of 103 or 2 million words, with the same `valid` and `test`;
+            `raw`, or with rare words replaced by `<unk>` and the spacing of published word-level
+            perplexities (`wikitext-103-v1`).
         path: a file, whose end is held out; a folder with three files (.txt, .raw, .tokens) that
             have train, valid and test in their names; or a folder with a data set (`save_to_disk`,
             parquet) with the column `text`. `PYTHON_HELP`: the topics of Python's `help()`, half a
             megabyte, written there on first use. None: WikiText from Hugging Face's cache or hub.
         held_out: share of a single file for each of `valid` and `test`, above 0 and below 0.5.
-        vocabulary_size: number of tokens with the start token, 258 to 65,536; smaller if fewer byte
-            pairs occur twice.
+        tokens: `byte_pairs`, or `words`: what white space separates, and line ends.
+        vocabulary_size: number of tokens with the start token, at most 2^24 and at least 258, with
+            words 3; smaller if fewer byte pairs occur twice, or there are fewer words. Other words
+            are one token, `<unk>`.
         length: tokens of a window, 1 to 65,536.
+        context: the first tokens of a window of `valid` and `test` that only give context, 0 to
+            length - 1; each token is a target once, after as much context, or all that there is.
         seed: seeds the windows of `train` and their order, 0 to 2^32 - 1.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
-    name: Literal["wikitext-103-raw-v1", "wikitext-2-raw-v1"] = "wikitext-103-raw-v1"
+    name: Literal[
+        "wikitext-103-raw-v1", "wikitext-2-raw-v1", "wikitext-103-v1", "wikitext-2-v1"
+    ] = "wikitext-103-raw-v1"
     path: str | None = None
     held_out: float = 0.05
+    tokens: Literal["byte_pairs", "words"] = "byte_pairs"
     vocabulary_size: int = 16_384
     length: int = 256
+    context: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_choice("name", self.name, ("wikitext-103-raw-v1", "wikitext-2-raw-v1"))
+        require_choice("name", self.name, _NAMES)
+        require_choice("tokens", self.tokens, ("byte_pairs", "words"))
         require_path("path", self.path)
         is_number = isinstance(self.held_out, int | float) and not isinstance(self.held_out, bool)
         if not is_number or not 0 < self.held_out < 0.5:
             raise ValueError(
                 f"held_out must be a number above 0 and below 0.5, got {self.held_out!r}"
             )
-        require_int("vocabulary_size", self.vocabulary_size, _N_BYTES + 2, 2**16)
+        least = 3 if self.tokens == "words" else _N_BYTES + 2
+        require_int("vocabulary_size", self.vocabulary_size, least, 2**24)
         require_int("length", self.length, 1, 2**16)
+        require_int("context", self.context, 0, self.length - 1)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
@@ -87,8 +104,9 @@ class Text:
     order, between words. The vocabulary is learned from `train`.
 
     Each split is one sequence: the start token (`start`), then the text. In `valid` and `test`,
-    windows are consecutive, so each token of the text is a target exactly once; the last window is
-    padded with `start`, masked. In `train` every epoch has a new random offset and order of the
+    windows are consecutive, so each token of the text is a target exactly once (with `context`,
+    windows overlap, and targets that are only context are masked); the last window is padded with
+    `start`, masked. In `train` every epoch has a new random offset and order of the
     windows, which do not overlap; fewer than two windows' tokens are left out.
 
     Losses are comparable between vocabularies per byte or per word: the sum over a split divided by
@@ -135,7 +153,7 @@ class Text:
         """
         n_targets, length = self.n_tokens(split), self.config.length
         if split != "train":
-            return -(-n_targets // length)
+            return -(-n_targets // (length - self.config.context))
         if n_targets < 2 * length - 1:  # some offsets would leave no window
             raise ValueError(
                 f"length must be at most {(n_targets + 1) // 2} for the {n_targets} tokens of the "
@@ -148,7 +166,11 @@ class Text:
         return len(self._sequence(split)) - 1
 
     def n_bytes(self, split: str) -> int:
-        """Return the number of bytes of a split's text in UTF-8. Raises as `size` does."""
+        """Return the number of bytes of a split's text in UTF-8. Raises as `size` does.
+
+        With words: of the words, `<unk>` for unknown ones, with one byte each for what separates
+        them, and of the line ends.
+        """
         counts = np.bincount(self._sequence(split), minlength=self.vocabulary_size)
         return int(counts @ self._token_bytes)
 
@@ -180,7 +202,7 @@ class Text:
             A batch with
             inputs [batch, pos] int64: tokens;
             targets [batch, pos] int64: the next token of each input token;
-            mask [batch, pos]: False after the end of the text;
+            mask [batch, pos]: False after the end of the text, and for targets that are context;
             latents (int64) `position` [batch]: the position of the first target in the text;
             `n_bytes` [batch, pos]: bytes of each target, 0 where it is masked.
 
@@ -192,7 +214,7 @@ class Text:
         require_choice("split", split, self.SPLITS)
         require_int("index", index, 0, 2**41)
         require_int("size", size, 1, 2**21)
-        sequence, length = self._sequence(split), self.config.length
+        sequence, length, context = self._sequence(split), self.config.length, self.config.context
         number = np.arange(index * size, (index + 1) * size)
         if split == "train":
             epochs, epoch_index = np.unique(number // self.size(split), return_inverse=True)
@@ -201,19 +223,25 @@ class Text:
                 for epoch in epochs.tolist()
             ]
             first = self._stream.rows(index, size) * length + np.array(offsets)[epoch_index]
+            counted, n_counted = first, length
         else:
-            first = number % self.size(split) * length
+            n_counted = length - context
+            counted = number % self.size(split) * n_counted
+            first = np.maximum(counted - context, 0)
         position = first[:, None] + np.arange(length + 1)
         window = sequence[np.minimum(position, len(sequence) - 1)].astype(np.int64)
         window[position >= len(sequence)] = self.start
         inputs, targets = window[:, :-1].copy(), window[:, 1:].copy()
+        # The target of the input at position p is token p of the text, which `start` precedes.
+        turn = position[:, :-1] - counted[:, None]
+        mask = (turn >= 0) & (turn < n_counted) & (position[:, 1:] < len(sequence))
         batch = Batch(
             inputs=torch.from_numpy(inputs),
             targets=torch.from_numpy(targets),
-            mask=torch.from_numpy(position[:, 1:] < len(sequence)),
+            mask=torch.from_numpy(mask),
             latents={
                 "position": torch.from_numpy(first),
-                "n_bytes": torch.from_numpy(self._token_bytes[targets]),
+                "n_bytes": torch.from_numpy(np.where(mask, self._token_bytes[targets], 0)),
             },
         )
         return batch if torch.device(device).type == "cpu" else batch.to(device)
@@ -302,13 +330,16 @@ class Text:
     def decode(self, ids: Iterable[int] | Int[Tensor, " token"]) -> str:
         """Return the text of tokens; `start` is skipped, incomplete characters become U+FFFD.
 
+        Words are separated by spaces, from line ends, too.
+
         Raises:
             ValueError: a token is not in the vocabulary.
         """
         tokens = [int(token) for token in ids]
         for token in tokens:
             require_int("ids", token, 0, self.start)
-        return self._tokenizer.decode([token for token in tokens if token != self.start])
+        known = [token for token in tokens if token != self.start]
+        return self._tokenizer.decode(known, skip_special_tokens=False)
 
     @cached_property
     def _stream(self) -> Stream:
@@ -322,10 +353,14 @@ class Text:
 
     @cached_property
     def _token_bytes(self) -> Int[np.ndarray, " token"]:
-        """The number of bytes of each token: in the vocabulary, a character stands for a byte."""
+        """The number of bytes of each token."""
         ids = self._tokenizer.get_vocab()
         n_bytes = np.zeros(self.vocabulary_size, np.int64)  # `start` has none
-        n_bytes[list(ids.values())] = [len(token) for token in ids]
+        if self.config.tokens == "words":
+            sizes = [len(token.encode()) + (token != LINE_END) for token in ids]
+        else:  # in the vocabulary, a character stands for a byte
+            sizes = [len(token) for token in ids]
+        n_bytes[list(ids.values())] = sizes
         return n_bytes
 
     def _sequence(self, split: str) -> Int[np.ndarray, " token"]:
@@ -349,7 +384,8 @@ class Text:
                 raise ValueError(f"the text of {split} must not be empty, got {self.config}")
         if self._cache is None:
             return self._encode(texts)
-        digest = hashlib.sha256(f"{self.config.vocabulary_size}".encode())
+        kind = "" if self.config.tokens == "byte_pairs" else self.config.tokens
+        digest = hashlib.sha256(f"{kind}{self.config.vocabulary_size}".encode())
         for text in texts.values():
             digest.update(hashlib.sha256(text).digest())
         path = self._cache / f"text-{digest.hexdigest()[:16]}-v{_CACHE_VERSION}.npz"
@@ -360,15 +396,15 @@ class Text:
         return arrays
 
     def _encode(self, texts: dict[str, bytes]) -> dict[str, np.ndarray]:
-        tokenizer = learn_byte_pairs(texts["train"], self.config.vocabulary_size - 1)
+        learn = learn_word_tokens if self.config.tokens == "words" else learn_byte_pairs
+        tokenizer = learn(texts["train"], self.config.vocabulary_size - 1)
         start = tokenizer.get_vocab_size()
         arrays: dict[str, np.ndarray] = {
-            split: np.concatenate([np.array([start], np.uint16), *_encode_blocks(text, tokenizer)])
-            for split, text in texts.items()
+            split: encode_text(text, tokenizer, start=start) for split, text in texts.items()
         }
         arrays["tokenizer"] = np.frombuffer(tokenizer.to_str().encode(), np.uint8)
         words = [
-            sum(len(block.split()) for block in _blocks(texts[split])) for split in self.SPLITS
+            sum(len(block.split()) for block in blocks_of(texts[split])) for split in self.SPLITS
         ]
         arrays["words"] = np.array(words)
         arrays["lines"] = np.array([texts[split].count(b"\n") for split in self.SPLITS])
@@ -382,7 +418,7 @@ class Text:
         if path is not None and path.is_file():
             text = path.read_bytes()
             ends = [
-                _word_end(text, round(len(text) * (1 - self.config.held_out * n_parts)))
+                word_end(text, round(len(text) * (1 - self.config.held_out * n_parts)))
                 for n_parts in (2, 1)
             ]
             parts = (text[: ends[0]], text[ends[0] : ends[1]], text[ends[1] :])
@@ -440,47 +476,3 @@ def _plain_files(folder: Path) -> dict[str, Path] | None:
             )
         file_of_split[split] = matches[0]
     return file_of_split
-
-
-def _word_end(text: bytes, position: int) -> int:
-    """Return the position of the next white space, or of the end of the text."""
-    space = _SPACE.search(text, position)
-    return space.start() if space else len(text)
-
-
-def _blocks(text: bytes) -> Iterator[str]:
-    """Split a text into blocks that end between words."""
-    begin = 0
-    while begin < len(text):
-        end = _word_end(text, begin + _BLOCK)
-        try:
-            yield text[begin:end].decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"the text must be UTF-8, got from byte {begin} on: {error}"
-            ) from error
-        begin = end
-
-
-def learn_byte_pairs(text: bytes, size: int) -> "Tokenizer":
-    """Learn a byte pair encoding with at most `size` tokens from a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(_blocks(text), trainer)
-    return tokenizer
-
-
-def _encode_blocks(text: bytes, tokenizer: "Tokenizer") -> Iterator[Int[np.ndarray, " token"]]:
-    blocks = _blocks(text)
-    while group := list(islice(blocks, _BLOCKS)):
-        for encoding in tokenizer.encode_batch_fast(group, add_special_tokens=False):
-            yield np.array(encoding.ids, np.uint16)

@@ -13,7 +13,13 @@ from tasks.stored.text import Text, TextConfig
 from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {
-    "": lambda folder: Text(TextConfig(path=__file__, held_out=0.2, length=8), cache=None)
+    "": lambda folder: Text(TextConfig(path=__file__, held_out=0.2, length=8), cache=None),
+    "words": lambda folder: Text(
+        TextConfig(
+            path=__file__, held_out=0.2, tokens="words", vocabulary_size=500, length=8, context=5
+        ),
+        cache=None,
+    ),
 }
 
 LINE = "Füchse, 狐 und 🦊: the quick brown fox, the quicker one & the quickest.\n"
@@ -198,6 +204,94 @@ def test_the_seed_chooses_the_windows(folder):
     assert torch.equal(first.batch("test", 0, 9).inputs, other.batch("test", 0, 9).inputs)
 
 
+# Words
+
+
+@pytest.fixture(scope="module")
+def words(folder):
+    config = TextConfig(path=str(folder), tokens="words", vocabulary_size=10_000, length=16)
+    return Text(config, cache=None)
+
+
+def split_words(text):
+    """Words and line ends, in order."""
+    return text.replace("\n", " \n ").split(" ")
+
+
+@pytest.mark.parametrize("split", Text.SPLITS)
+def test_words_are_what_white_space_separates_and_line_ends(words, split):
+    known = set(split_words(TEXTS["train"])) - {""}
+    expected = [w if w in known else "<unk>" for w in split_words(TEXTS[split]) if w]
+    tokens = words._sequence(split)[1:].tolist()
+    assert [words.decode([token]) for token in tokens] == expected
+    assert words.vocabulary_size == len(known) + 2  # <unk> and the start token
+    assert words.n_tokens(split) == words.n_words(split) + words.n_lines(split)
+    n_spaces = words.n_words(split)
+    assert words.n_bytes(split) == len("".join(expected).encode()) + n_spaces
+
+
+def test_perplexity_of_words_is_per_token(words):
+    batch = full_batch(words, "test")
+    shape = (*batch.targets.shape, words.vocabulary_size)
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    figures = words.figures(logits, batch, "test")
+    ratio = {name: (one.sum() / other.sum()).item() for name, (one, other) in figures.items()}
+    assert ratio["perplexity"] == pytest.approx(ratio["token_perplexity"], rel=1e-5)
+
+
+def test_the_most_frequent_words_are_kept(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("c a b a b a d " * 20)
+    config = TextConfig(path=str(path), tokens="words", vocabulary_size=4, length=4)
+    task = Text(config, cache=None)
+    words = task.decode(task._sequence("train")[1:8].tolist())
+    assert task.vocabulary_size == 4
+    assert words == "<unk> a b a b a <unk>"
+
+
+def test_vocabularies_beyond_16_bits(tmp_path):
+    """The ids of 70,000 words are different, and take four bytes each."""
+    text = " ".join(f"w{number}" for number in range(70_000))
+    for split in Text.SPLITS:
+        (tmp_path / f"{split}.txt").write_text(text)
+    config = TextConfig(path=str(tmp_path), tokens="words", vocabulary_size=267_744, length=8)
+    task = Text(config, cache=None)
+    assert task.vocabulary_size == 70_002
+    sequence = task._sequence("valid")
+    assert sequence.dtype == np.uint32
+    assert sequence[0] == task.start == 70_001
+    assert len(set(sequence.tolist())) == 70_001
+    assert task.decode(task.batch("valid", 0, 2).targets[1].tolist()) == " ".join(
+        f"w{number}" for number in range(8, 16)
+    )
+
+
+# Context
+
+
+@pytest.mark.parametrize("context", [1, 5, 15])
+def test_every_token_is_a_target_once_after_its_context(folder, task, context):
+    other = Text(TextConfig(path=str(folder), context=context, **TINY), cache=None)
+    tokens = task._sequence("valid").astype(np.int64)
+    batch = full_batch(other, "valid")
+    assert len(batch) == math.ceil(task.n_tokens("valid") / (16 - context))
+    places = batch.latents["position"][:, None] + torch.arange(16)
+    assert places[batch.mask].tolist() == list(range(task.n_tokens("valid")))
+    for row in range(len(batch)):
+        counted = batch.mask[row].nonzero()[:, 0]
+        # A target is preceded by `context` tokens or by all of the text.
+        assert counted[0] + 1 >= min(context, places[row, counted[0]] + 1)
+        for column in counted.tolist():
+            position = places[row, column]
+            assert batch.targets[row, column] == tokens[position + 1]
+            before = batch.inputs[row, : column + 1].numpy()
+            assert np.array_equal(before, tokens[position - column : position + 1])
+    assert batch.latents["n_bytes"].sum() == task.n_bytes("valid")
+    # Training windows have none.
+    assert torch.equal(other.batch("train", 1, 9).inputs, task.batch("train", 1, 9).inputs)
+    assert other.batch("train", 1, 9).mask.all()
+
+
 # Scores
 
 
@@ -378,6 +472,9 @@ def test_bad_texts_are_errors(tmp_path, files, message):
         ({"held_out": 0.5}, "held_out must be .*, got 0.5"),
         ({"held_out": 0}, "held_out must be .*, got 0"),
         ({"vocabulary_size": 257}, "vocabulary_size must be an integer from 258 to .*, got 257"),
+        ({"tokens": "words", "vocabulary_size": 2}, "vocabulary_size must be .* from 3 .*, got 2"),
+        ({"tokens": "letters"}, "tokens must be one of byte_pairs, words, got 'letters'"),
+        ({"length": 9, "context": 9}, "context must be an integer from 0 to 8, got 9"),
         ({"length": 0}, "length must be .*, got 0"),
         ({"seed": -1}, "seed must be .*, got -1"),
     ],
