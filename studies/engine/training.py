@@ -66,6 +66,8 @@ class TrainingConfig:
         warmup_steps: steps of linear warm-up.
         beta2: decay of AdamW's second moment.
         clip: largest norm of the gradient; None for no clipping.
+        n_parts: number of equal parts of a batch that are computed one after another, which takes
+            less memory; it divides the batch size. The loss is the mean of their losses.
         evaluate_every: steps between evaluations; a checkpoint is written at each.
         stop_at: end early at the first evaluation whose selecting metric is at least as good.
         keep_at: steps after which the weights are kept, for measures along training; steps
@@ -93,6 +95,7 @@ class TrainingConfig:
     decayed: Decayed = "matrices"
     beta2: float = 0.999
     clip: float | None = None
+    n_parts: int = 1
     stop_at: float | None = None
     keep_at: tuple[int, ...] = ()
     checkpoint: Checkpoint = "best"
@@ -116,6 +119,11 @@ class TrainingConfig:
             ("n_steps", self.n_steps >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
+            (
+                "n_parts",
+                self.n_parts >= 1 and self.batch_size % self.n_parts == 0,
+                f"a divisor of batch_size = {self.batch_size}",
+            ),
             ("keep_at", all(step >= 1 for step in self.keep_at), "at least 1"),
             ("learning_rate", 0 <= self.learning_rate < math.inf, "at least 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
@@ -281,14 +289,22 @@ def _update(
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate_at(step)
-    with torch.autocast(batch.mask.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-        loss = objective(model, batch, step)
     optimizer.zero_grad()
-    loss.backward()
+    device, is_half = batch.mask.device.type, config.precision == "bf16"
+    losses = []
+    for part in _parts(batch, config.n_parts):
+        with torch.autocast(device, torch.bfloat16, enabled=is_half):
+            loss = objective(model, part, step) * (len(part.mask) / len(batch.mask))
+        loss.backward()
+        losses.append(loss.detach())
     if config.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
     optimizer.step()
-    return loss.detach()
+    return torch.stack(losses).sum()
+
+
+def _parts(batch: Batch[Any], n_parts: int) -> list[Batch[Any]]:
+    return [batch] if n_parts == 1 else list(batch.parts(-(-len(batch) // n_parts)))
 
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+import tasks
 from studies.engine.checkpoints import load_weights
 from studies.engine.folders import RunError, locked
 from studies.engine.training import TrainingError, cross_entropy, train
@@ -106,6 +107,35 @@ def test_training_agrees_with_a_plain_pytorch_loop(tmp_path):
     for parameter, expected in zip(model.parameters(), copy.parameters(), strict=True):
         assert torch.allclose(parameter, expected, atol=1e-6)
     assert min(norms) < 0.4 < max(norms)
+
+
+def test_a_batch_in_parts_gives_the_same_gradient_and_loss(tmp_path):
+    """Without dropout, whose masks differ; every part but the first has other examples."""
+    sizes = []
+
+    def draw(step, size):
+        batch = sample(step, size)
+        ones = torch.ones(size)
+        return tasks.Batch(batch.inputs, batch.targets, batch.mask, {"one": ones})
+
+    def objective_of_part(model, batch, step):
+        sizes.append(len(batch.mask))
+        return objective(model, batch, step)
+
+    runs = {}
+    for n_parts in (1, 4):
+        config = replace(CONFIG, n_steps=6, evaluate_every=6, batch_size=32, n_parts=n_parts)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        with torch.no_grad():
+            for i, parameter in enumerate(model.parameters()):
+                parameter.normal_(generator=torch.Generator().manual_seed(i))
+        arguments = {"sample": draw, "objective": objective_of_part, "config": config}
+        runs[n_parts] = run(tmp_path / str(n_parts), model=model, **arguments)
+    assert sizes == [32] * 6 + [8] * 24
+    (model, log), (in_parts, its_log) = runs.values()
+    assert its_log[-1]["loss"] == pytest.approx(log[-1]["loss"], rel=1e-5)
+    for ours, theirs in zip(in_parts.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 def test_learns_and_logs(tmp_path):
@@ -467,6 +497,7 @@ def test_training_in_bfloat16_keeps_float32_weights(tmp_path):
         ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
         ({"learning_rate": math.nan}, "learning_rate"),
         ({"keep_at": (0, 5)}, r"keep_at must be at least 1, got \(0, 5\)"),
+        ({"batch_size": 32, "n_parts": 5}, "n_parts must be a divisor of batch_size = 32, got 5"),
         ({"clip": 0.0}, "clip must be None or greater than 0, got 0.0"),
         ({"beta2": 1.0}, r"beta2 must be in \(0, 1\), got 1.0"),
         ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
