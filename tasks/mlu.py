@@ -4,6 +4,7 @@ A line assigns values to two variables and asks for the result of an operation o
 `y=691,x=-999,y*x`; the answer is `-690309`. Tokens are characters.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -55,11 +56,9 @@ class MLUConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_int("low", self.low, -9999, 9998)
-        require_int("high", self.high, self.low + 2, min(self.low + _MAX_NUMBERS, 10_000))
+        _check_numbers(self)
         require_number("ood_share", self.ood_share, 0, 1)
         require_held_out("ood_share", self.ood_share, self.n_ood, self.n_pairs, "pairs")
-        require_int("seed", self.seed, 0, 2**32 - 1)
 
     @property
     def n_numbers(self) -> int:
@@ -77,56 +76,72 @@ class MLUConfig:
         return round(self.ood_share * self.n_pairs)
 
 
-class MLU(StreamTask[tuple[Tensor, Tensor]]):
-    """Mathematical language understanding: an endless stream of lines.
+@dataclass(frozen=True, kw_only=True)
+class MLULinesConfig:
+    """Settings of MLU with a fixed set of lines. The defaults are the paper's: 12 million lines.
 
-    x and y are drawn from [low, high). The variable assigned first, the operator and the two
-    operands, each x or y independently, make 24 forms of a line.
+    Attributes:
+        low: as in `MLUConfig`.
+        high: as in `MLUConfig`.
+        test_share: share of the lines that `train` lacks, rounded to a number of lines; neither
+            side may be empty.
+        seed: seeds the lines, the split and every batch, 0 to 2^32 - 1.
 
-    Splits, disjoint as lines: `train`; `id`, which has, for each x and y, one of the 24 forms, not
-    in `train`; `ood`, with pairs of numbers that `train` and `id` never have together, in either
-    order. So `train` never asks for the sums, differences and products of two variables in `ood`;
-    operations on a single variable (`x*x`) do occur there, beside another value of y.
-
-    A batch has (ids of `MLU_CHARACTERS`, int64, padded with 0)
-    inputs: the line [batch, source_pos]; and, for teacher forcing, `<bos>` and the answer
-    [batch, target_pos];
-    targets [batch, target_pos]: the answer and `<eos>`; both widths follow from the config and are
-    19 and 8 by default;
-    mask [batch, target_pos]: True for the answer and `<eos>`.
-
-    Latents, each [batch] int64: the numbers `x`, `y` and `result`; `operator`, an index into
-    `MLU_OPERATORS`; the operands `left` and `right`, 0 for x and 1 for y; `first`, the variable
-    that is assigned first, 0 or 1; `length`, characters of the answer.
-
-    Example:
-        `MLU(MLUConfig()).batch("train", 0, 64)`
+    Raises:
+        ValueError: an argument is out of its range.
     """
 
-    SPLITS: ClassVar = ("train", "id", "ood")
+    low: int = -1000
+    high: int = 1000
+    test_share: float = 0.1
+    seed: int = 0
 
-    def __init__(self, config: MLUConfig) -> None:
-        super().__init__(key=Key(config))
-        self.config = config
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        require_number("test_share", self.test_share, 0, 1)
+        require_held_out("test_share", self.test_share, self.n_test, self.n_lines, "lines")
+
+    @property
+    def n_numbers(self) -> int:
+        """Number of values of a variable."""
+        return self.high - self.low
+
+    @property
+    def n_lines(self) -> int:
+        """Number of lines: one for each x, y and operator."""
+        return len(MLU_OPERATORS) * self.n_numbers**2
+
+    @property
+    def n_test(self) -> int:
+        """Number of lines that `train` lacks."""
+        return round(self.test_share * self.n_lines)
+
+
+class _Lines(StreamTask[tuple[Tensor, Tensor]]):
+    """An endless stream of lines, each given by the numbers x and y and one of 24 forms."""
+
+    def __init__(self, *, key: Key, low: int, high: int) -> None:
+        """Args: the key that seeds all random choices; the bounds of the numbers."""
+        super().__init__(key=key)
+        self._low, self._high = low, high
+
+    @abstractmethod
+    def _chosen(
+        self, split: str, size: int, generator: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " size"], Int[np.ndarray, " size"]]:
+        """The flat index of (x, y) and the form of each line, int64."""
 
     def _draw(
         self, split: str, size: int, generator: np.random.Generator
     ) -> Batch[tuple[Tensor, Tensor]]:
-        pairs = self._sides["ood" if split == "ood" else "known"]
-        pair = pairs[generator.integers(len(pairs), size=size)].astype(np.int64)
-        if split == "ood":
-            form = generator.integers(_N_FORMS, size=size)
-        else:
-            form = self._id_form[pair].astype(np.int64)
-            if split == "train":
-                form = (form + generator.integers(1, _N_FORMS, size=size)) % _N_FORMS
+        pair, form = self._chosen(split, size, generator)
         first, operator, left, right = np.unravel_index(form, _FORMS)
-        numbers = np.stack(np.divmod(pair, self.config.n_numbers), 1) + self.config.low
+        numbers = np.stack(np.divmod(pair, self._high - self._low), 1) + self._low
 
         row = np.arange(size)
         a, b = numbers[row, left], numbers[row, right]
         result = np.choose(operator, [a + b, a - b, a * b])
-        digits = _n_digits(self.config.low, self.config.high - 1)
+        digits = _n_digits(self._low, self._high - 1)
         source = _packed(
             *(
                 part
@@ -187,6 +202,67 @@ class MLU(StreamTask[tuple[Tensor, Tensor]]):
     score = staticmethod(score_sequence)
 
     @cached_property
+    def _results(self) -> tuple[int, int]:
+        """The smallest and largest result; all operations are extreme at extreme numbers."""
+        ends = (self._low, self._high - 1)
+        extremes = [value for a in ends for b in ends for value in (a + b, a - b, a * b)]
+        return min(extremes), max(extremes)
+
+    @cached_property
+    def _widths(self) -> tuple[int, int]:
+        """The greatest lengths of a line and of an answer with `<eos>`."""
+        number, result = (
+            max(len(str(value)) for value in bounds)
+            for bounds in ((self._low, self._high - 1), self._results)
+        )
+        return len("x=,y=,x+y") + 2 * number, result + 1
+
+
+class MLU(_Lines):
+    """Mathematical language understanding: an endless stream of lines.
+
+    x and y are drawn from [low, high). The variable assigned first, the operator and the two
+    operands, each x or y independently, make 24 forms of a line.
+
+    Splits, disjoint as lines: `train`; `id`, which has, for each x and y, one of the 24 forms, not
+    in `train`; `ood`, with pairs of numbers that `train` and `id` never have together, in either
+    order. So `train` never asks for the sums, differences and products of two variables in `ood`;
+    operations on a single variable (`x*x`) do occur there, beside another value of y.
+
+    A batch has (ids of `MLU_CHARACTERS`, int64, padded with 0)
+    inputs: the line [batch, source_pos]; and, for teacher forcing, `<bos>` and the answer
+    [batch, target_pos];
+    targets [batch, target_pos]: the answer and `<eos>`; both widths follow from the config and are
+    19 and 8 by default;
+    mask [batch, target_pos]: True for the answer and `<eos>`.
+
+    Latents, each [batch] int64: the numbers `x`, `y` and `result`; `operator`, an index into
+    `MLU_OPERATORS`; the operands `left` and `right`, 0 for x and 1 for y; `first`, the variable
+    that is assigned first, 0 or 1; `length`, characters of the answer.
+
+    Example:
+        `MLU(MLUConfig()).batch("train", 0, 64)`
+    """
+
+    SPLITS: ClassVar = ("train", "id", "ood")
+
+    def __init__(self, config: MLUConfig) -> None:
+        super().__init__(key=Key(config), low=config.low, high=config.high)
+        self.config = config
+
+    def _chosen(
+        self, split: str, size: int, generator: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " size"], Int[np.ndarray, " size"]]:
+        pairs = self._sides["ood" if split == "ood" else "known"]
+        pair = pairs[generator.integers(len(pairs), size=size)].astype(np.int64)
+        if split == "ood":
+            return pair, generator.integers(_N_FORMS, size=size)
+        form = self._id_form[pair].astype(np.int64)
+        if split == "train":
+            form = (form + generator.integers(1, _N_FORMS, size=size)) % _N_FORMS
+        return pair, form
+
+    @cached_property
     def _sides(self) -> dict[str, Int[np.ndarray, " pair"]]:
         """The flat indices of the known and of the held-out pairs (x, y)."""
         n = self.config.n_numbers
@@ -206,21 +282,54 @@ class MLU(StreamTask[tuple[Tensor, Tensor]]):
         shape = self.config.n_numbers**2
         return self._key.generator("/id").integers(_N_FORMS, size=shape, dtype=np.int8)
 
-    @cached_property
-    def _results(self) -> tuple[int, int]:
-        """The smallest and largest result; all operations are extreme at extreme numbers."""
-        ends = (self.config.low, self.config.high - 1)
-        extremes = [value for a in ends for b in ends for value in (a + b, a - b, a * b)]
-        return min(extremes), max(extremes)
+
+class MLULines(_Lines):
+    """Mathematical language understanding with a fixed set of lines, split at random.
+
+    As the paper's data set, there is one line for each x and y from [low, high) and each operator,
+    with a random order of the variables and random operands. (The data set has "about 12 million"
+    lines, which is this number; its generator is not public.)
+
+    Splits: `train`; `id`, the test lines of the paper. The numbers of a test line mostly occur in
+    `train` with other operators. Batches are drawn with replacement; they and their latents are as
+    those of `MLU`.
+
+    Example:
+        `MLULines(MLULinesConfig()).batch("train", 0, 64)`
+    """
+
+    SPLITS: ClassVar = ("train", "id")
+
+    def __init__(self, config: MLULinesConfig) -> None:
+        super().__init__(key=Key(config), low=config.low, high=config.high)
+        self.config = config
+
+    def _chosen(
+        self, split: str, size: int, generator: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " size"], Int[np.ndarray, " size"]]:
+        lines = self._sides[split]
+        line = lines[generator.integers(len(lines), size=size)].astype(np.int64)
+        pair, operator = np.divmod(line, len(MLU_OPERATORS))
+        first, left, right = np.unravel_index(self._variants[line], (2, 2, 2))
+        return pair, np.ravel_multi_index((first, operator, left, right), _FORMS)
 
     @cached_property
-    def _widths(self) -> tuple[int, int]:
-        """The greatest lengths of a line and of an answer with `<eos>`."""
-        number, result = (
-            max(len(str(value)) for value in bounds)
-            for bounds in ((self.config.low, self.config.high - 1), self._results)
-        )
-        return len("x=,y=,x+y") + 2 * number, result + 1
+    def _sides(self) -> dict[str, Int[np.ndarray, " line"]]:
+        """The lines of each split: x, y and operator as a flat index."""
+        lines = np.arange(self.config.n_lines, dtype=np.int32)
+        lines = self._key.generator("/test").permutation(lines)
+        return {"id": lines[: self.config.n_test], "train": lines[self.config.n_test :]}
+
+    @cached_property
+    def _variants(self) -> Int[np.ndarray, " line"]:
+        """The order of the variables and the operands of each line, one of 8."""
+        return self._key.generator("/lines").integers(8, size=self.config.n_lines, dtype=np.int8)
+
+
+def _check_numbers(config: MLUConfig | MLULinesConfig) -> None:
+    require_int("low", config.low, -9999, 9998)
+    require_int("high", config.high, config.low + 2, min(config.low + _MAX_NUMBERS, 10_000))
+    require_int("seed", config.seed, 0, 2**32 - 1)
 
 
 def _n_digits(low: int, high: int) -> int:

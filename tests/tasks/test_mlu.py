@@ -7,9 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.mlu import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLUConfig
+from tasks.mlu import (
+    MLU,
+    MLU_CHARACTERS,
+    MLU_OPERATORS,
+    MLUConfig,
+    MLULines,
+    MLULinesConfig,
+)
 
-CONTRACT_EXAMPLES = {"": lambda folder: MLU(MLUConfig(low=-20, high=20))}
+CONTRACT_EXAMPLES = {
+    "": lambda folder: MLU(MLUConfig(low=-20, high=20)),
+    "fixed lines": lambda folder: MLULines(MLULinesConfig(low=-20, high=20)),
+}
 
 SMALL = {"low": -5, "high": 4}
 LINE = re.compile(r"([xy])=(-?\d+),([xy])=(-?\d+),([xy][-+*][xy])")
@@ -132,6 +142,37 @@ def test_splits_are_disjoint_and_together_all_lines(small):
     assert len(actual["train"]) == 23 * len(actual["id"])
 
 
+def test_fixed_lines_are_one_for_each_pair_and_operator_split_at_random():
+    """9 numbers make 81 (x, y), each with 3 operators; 24 of the 243 lines are for tests."""
+    task = MLULines(MLULinesConfig(**SMALL))
+    actual = {split: set(lines(task, split, 20_000)) for split in task.splits}
+    assert {split: len(found) for split, found in actual.items()} == {"train": 219, "id": 24}
+    every = actual["train"] | actual["id"]
+    questions = {(*sorted(line.split(",")[:2]), line[-2]) for line in every}
+    assert len(every) == len(questions) == 243
+    # Orders and operands are random: four ways to name the operands, two to begin.
+    counts = [sum(line[-3::2] == operands for line in every) for operands in ("xx", "xy", "yx")]
+    assert all(abs(count - 243 / 4) < 5 * (243 * 3 / 16) ** 0.5 for count in counts)
+    assert abs(sum(line[0] == "x" for line in every) - 243 / 2) < 5 * (243 / 4) ** 0.5
+    for line in every:
+        evaluate(line)
+
+
+def test_the_papers_fixed_lines_are_twelve_millions():
+    config = MLULinesConfig()
+    assert (config.n_lines, config.n_test) == (12_000_000, 1_200_000)
+
+
+def test_fixed_lines_are_answered_as_others_are():
+    task = MLULines(MLULinesConfig(low=-100, high=100))
+    batch = task.batch("id", 0, 200)
+    for example in range(200):
+        answer, values = evaluate(task.text(batch, example))
+        assert task.decode(batch.targets[example]) == str(answer)
+        numbers = {name: batch.latents[name][example].item() for name in "xy"}
+        assert numbers == values
+
+
 @pytest.mark.parametrize("split", MLU.SPLITS)
 def test_everything_is_drawn_evenly_and_independently(paper, split):
     batch = paper.batch(split, 0, 40_000)
@@ -217,6 +258,18 @@ def test_score(small):
 def test_a_bad_config_says_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         MLUConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low": 5, "high": 6}, r"high must be an integer from 7 to 4005, got 6"),
+        ({"test_share": 0}, r"test_share must leave .* got 0, which holds out 0"),
+    ],
+)
+def test_a_bad_config_of_fixed_lines_says_what_is_allowed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MLULinesConfig(**arguments)
 
 
 def test_an_unknown_split_is_an_error(small):
