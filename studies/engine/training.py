@@ -156,10 +156,19 @@ class TrainingConfig:
         return self.stop_at is not None and best >= sign * self.stop_at
 
 
-def cross_entropy(logits: Tensor, batch: Batch[Any]) -> Tensor:
-    """The mean cross-entropy over unmasked targets, in nats; logits [batch, pos, class]."""
+def cross_entropy(logits: Tensor, batch: Batch[Any], *, smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy over unmasked targets, in nats; logits [batch, pos, class].
+
+    With `smoothing` the target has the probability 1 - smoothing, and the other classes share the
+    rest equally (tensor2tensor's label smoothing).
+    """
+    n_classes = logits.shape[-1]
     losses = nn.functional.cross_entropy(
-        logits.flatten(0, -2), batch.targets.flatten(), reduction="none"
+        logits.flatten(0, -2),
+        batch.targets.flatten(),
+        reduction="none",
+        # torch shares the rest among all classes, the target included.
+        label_smoothing=smoothing * n_classes / (n_classes - 1),
     )
     mask = batch.mask.flatten()
     return (losses * mask).sum() / mask.sum()

@@ -276,6 +276,18 @@ def test_training_ends_early_at_stop_at_and_is_not_resumed(tmp_path):
     assert metrics[: len(log)] == [[entry["loss"], entry["id/accuracy"]] for entry in log]
 
 
+def test_smoothing_shares_a_part_among_the_other_classes():
+    """Mean over targets of -sum_c q_c log p_c, with q = 0.9 at the target, 0.1 / 3 elsewhere."""
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 3, 1], [2, 2, 0]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    q = torch.full((2, 3, 4), 0.1 / 3).scatter(-1, targets[..., None], 0.9)
+    expected = -(q * logits.log_softmax(-1)).sum(-1)[mask].mean()
+    smoothed = cross_entropy(logits, Batch(None, targets, mask), smoothing=0.1)
+    torch.testing.assert_close(smoothed, expected)
+    assert cross_entropy(logits, Batch(None, targets, mask)) != smoothed
+
+
 def test_the_learning_rate_decays_to_its_final_share():
     steps = (0, 4, 5, 22, 39, 100)
     constant = replace(CONFIG, final_learning_rate=1.0)
