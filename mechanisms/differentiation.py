@@ -1,4 +1,7 @@
-"""Operations with a gradient of their own, for every way in which torch differentiates."""
+"""Operations with a gradient of their own, for every way in which torch differentiates.
+
+And what operations need to know to do without half precision, or inside transforms.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,7 @@ def with_own_gradient(
     first = next(tensor for tensor in tensors if tensor is not None)
     device = first.device.type
     is_autocast = torch.is_autocast_enabled(device)
-    wide = [
-        tensor.float() if tensor is not None and tensor.dtype in HALF_PRECISIONS else tensor
-        for tensor in tensors
-    ]
+    wide = [None if tensor is None else widened(tensor) for tensor in tensors]
     with torch.autocast(device, enabled=False):
         if torch.compiler.is_compiling() or _is_transformed(wide):
             result = definition(*wide)
@@ -51,10 +51,20 @@ def with_own_gradient(
     return result if is_autocast else result.to(first.dtype)  # pyright: ignore[reportOptionalMemberAccess, reportReturnType]
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor, in float32 if it has half precision."""
+    return tensor.float() if tensor.dtype in HALF_PRECISIONS else tensor
+
+
+def is_in_transform() -> bool:
+    """Whether a transform of `torch.func` is under way: `vmap` does not let us look at values."""
+    # torch has no public name for this.
+    return torch._C._are_functorch_transforms_active()
+
+
 def _is_transformed(tensors: list[Tensor | None]) -> bool:
     """Whether a transform of `torch.func` or forward-mode differentiation is under way."""
-    # torch has no public name for this.
-    return torch._C._are_functorch_transforms_active() or any(
+    return is_in_transform() or any(
         tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
         for tensor in tensors
     )
@@ -81,9 +91,13 @@ class _OwnGradient(torch.autograd.Function):
         (grad_output,) = grad_outputs
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         with torch.autocast(grad_output.device.type, enabled=False):
-            # Gradients are enabled here for a second derivative, and transforms of `torch.func`
-            # are active where many gradients are computed at once.
-            if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            # Gradients are enabled here for a second derivative. Many gradients are computed at
+            # once by a transform, or by a `vmap` of torch.autograd's own.
+            if (
+                torch.is_grad_enabled()
+                or is_in_transform()
+                or torch._C._functorch.is_legacy_batchedtensor(grad_output)
+            ):
                 tensors = saved[: len(needed)]
                 gradients = _gradient_of(ctx.definition, tensors, needed, grad_output)
             else:
@@ -100,11 +114,13 @@ def _gradient_of(
     """The gradient of each of the needed `tensors` by torch, differentiable again."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        result = definition(*tensors)
+        # Aliases, since one of the tensors may have been computed from another.
+        aliases = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+        result = definition(*aliases)
     sources = [
-        tensor
-        for tensor, is_needed in zip(tensors, needed, strict=True)
-        if tensor is not None and is_needed
+        alias
+        for alias, is_needed in zip(aliases, needed, strict=True)
+        if alias is not None and is_needed
     ]
     gradients = iter(
         torch.autograd.grad(

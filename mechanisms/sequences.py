@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mechanisms.differentiation import is_in_transform
+
 
 class Sequences(NamedTuple):
     """Token sequences of different lengths.
@@ -33,10 +35,10 @@ def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     Raises:
         ValueError: an id is n_tokens or greater, a token follows padding, or a sequence has no
             token. Only checked on the CPU, since on other devices the check would force a
-            synchronisation.
+            synchronisation, and outside of transforms of `torch.func`.
     """
     mask = _are_tokens(tokens, n_tokens)
-    if tokens.device.type == "cpu" and not mask.any(1).all():
+    if _can_be_checked(tokens) and not mask.any(1).all():
         raise ValueError("sequences must have at least one token, got padding only")
     return Sequences(tokens.clamp(min=0), mask, mask.sum(1) - 1)
 
@@ -51,8 +53,8 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
         n_tokens: number of token ids; EOS gets the id n_tokens, BOS n_tokens + 1.
 
     Raises:
-        ValueError: an id is n_tokens or greater, or a token follows padding. Only checked on the
-            CPU, since on other devices the check would force a synchronisation.
+        ValueError: an id is n_tokens or greater, or a token follows padding. Only checked as
+            `mask_padding` says.
     """
     batch, n_positions = tokens.shape
     end = _are_tokens(tokens, n_tokens).sum(1) + 1
@@ -65,9 +67,9 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
 
 
 def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor, "batch pos"]:
-    """Where there are tokens, not padding; on the CPU, checked as `enclose` says."""
+    """Where there are tokens, not padding; checked as `mask_padding` says."""
     is_token = tokens >= 0
-    if tokens.device.type == "cpu" and tokens.numel():
+    if _can_be_checked(tokens) and tokens.numel():
         if (largest := int(tokens.max())) >= n_tokens:
             raise ValueError(f"token ids must be less than {n_tokens}, got {largest}")
         if (is_token[:, 1:] & ~is_token[:, :-1]).any():
@@ -75,3 +77,7 @@ def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor,
                 "padding (negative ids) must be at the end of a sequence, got a token after it"
             )
     return is_token
+
+
+def _can_be_checked(tokens: Tensor) -> bool:
+    return tokens.device.type == "cpu" and not is_in_transform()

@@ -16,12 +16,13 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax, one_hot
+from torch.nn.functional import gumbel_softmax
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import project_queries_and_keys
 from mechanisms.attention.multi_head import attention_scores, drop_pairs, normalize_scores
 from mechanisms.attention.output import MappedAttention
+from mechanisms.differentiation import widened
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
@@ -310,8 +311,9 @@ class CompositionalAttention(MappedAttention[CompositionalAttentionConfig]):
             selected = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices, True)
             return logits.masked_fill(~selected, -math.inf).softmax(-1)
         if selection == "gumbel" and self.training:
-            return gumbel_softmax(logits)
-        hard = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
+            # In float16, some of the sampled numbers would be infinite.
+            return gumbel_softmax(widened(logits)).to(logits)
+        hard = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
         soft = logits.softmax(-1)
         return hard + (soft - soft.detach())
 

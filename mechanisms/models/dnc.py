@@ -132,7 +132,10 @@ def sharpened(
     # Scaling the largest weight to 1 prevents underflow of the powers. The scale cancels out, or
     # is constant, so it needs no gradient.
     scale = weights.detach().amax(-1, keepdim=True).clamp(min=LINK_EPSILON)
-    powers = (weights / scale) ** sharpness[..., None]
+    # Powers of 0 have no second derivative.
+    positive = weights > 0
+    powers = torch.where(positive, weights / scale, 1.0) ** sharpness[..., None]
+    powers = torch.where(positive, powers, 0.0)
     return powers / powers.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -393,9 +396,12 @@ class Dnc(RecurrentModel):
         inputs = linear(x, self.core.W_x.T, self.core.b).unbind(1)
         state = self.core.initial_state(len(ids))
         outputs = []
-        for position, token_inputs in enumerate(inputs):
-            state = self.core(token_inputs, state, hooks=self.steps[position])
-            outputs.append(torch.cat((state.hidden, state.read_vectors.flatten(1)), -1))
+        # The epsilons and the products of many numbers below 1 are too small for float16.
+        with torch.autocast(x.device.type, enabled=False):
+            for position, token_inputs in enumerate(inputs):
+                token_inputs = token_inputs.to(self.core.b.dtype)
+                state = self.core(token_inputs, state, hooks=self.steps[position])
+                outputs.append(torch.cat((state.hidden, state.read_vectors.flatten(1)), -1))
         final = torch.stack(outputs, 1)[torch.arange(len(end), device=end.device), end]
         # One product: the sum of the maps of both parts.
         both = torch.cat((self.W_controller, self.W_read))

@@ -12,6 +12,7 @@ from torch.nn.functional import dropout, linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.differentiation import is_in_transform
 from mechanisms.hooking import observed
 from mechanisms.initialization import normal, uniform
 from mechanisms.sequences import mask_padding
@@ -137,7 +138,8 @@ class LstmLayer(nn.Module):
 
     Hook points: `hook_hidden` [batch, pos, d_hidden x directions], 0 at padding; `steps.{pos}` and,
     if bidirectional, `backward_steps.{pos}` hold the `LstmHooks` of the step that reads position
-    pos. A direction without hooks on its steps runs in torch's fused kernel.
+    pos. A direction without hooks on its steps runs in torch's fused kernel, but not inside of
+    transforms of `torch.func`.
     """
 
     def __init__(
@@ -168,19 +170,28 @@ class LstmLayer(nn.Module):
         self, x: Float[Tensor, "batch pos d_in"], *, mask: Bool[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_hidden_x_directions"]:
         """The hidden states after every position; `mask` is False for padding at the end."""
-        if observed(self.steps):
+        # torch's kernel has no `vmap`.
+        if is_in_transform() or observed(self.steps):
             hidden = self._run_stepwise(self.lstm, self.steps, x, mask, backward=False)
         else:
-            hidden = self.lstm(x)[0]
+            hidden = self._run_kernel(self.lstm, x)
         if self.backward_lstm is not None:
-            if observed(self.backward_steps):
+            if is_in_transform() or observed(self.backward_steps):
                 steps = self.backward_steps
                 backward = self._run_stepwise(self.backward_lstm, steps, x, mask, backward=True)
             else:
-                reversed_hidden = self.backward_lstm(reverse_sequences(x, mask))[0]
+                reversed_hidden = self._run_kernel(self.backward_lstm, reverse_sequences(x, mask))
                 backward = reverse_sequences(reversed_hidden, mask)
             hidden = torch.cat((hidden, backward), -1)
         return self.hook_hidden(hidden.masked_fill(~mask[..., None], 0))
+
+    @staticmethod
+    def _run_kernel(
+        lstm: nn.LSTM, x: Float[Tensor, "batch pos d_in"]
+    ) -> Float[Tensor, "batch pos d_hidden"]:
+        # There is no kernel for float16 on CPUs.
+        with torch.autocast("cpu", enabled=False):
+            return lstm(x)[0]
 
     @staticmethod
     def _run_stepwise(

@@ -16,6 +16,7 @@ from mechanisms.attention.geometric import GeometricAttention, GeometricAttentio
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.attention.relative import RelativeAttention, RelativeAttentionConfig
+from mechanisms.differentiation import is_in_transform
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
@@ -236,7 +237,8 @@ class RouterBlock(nn.Module):
             update = mlp_out.tanh() if self.ln_out is None else self.ln_out(mlp_out)
             logit = points.hook_gate_logit(self.gate.logits(merged))
             gate = points.hook_gate(self.gate.gates(logit))
-            h = torch.lerp(h, points.hook_update(update), gate)
+            # Under autocast the update and the gate may have half precision.
+            h = torch.lerp(h, points.hook_update(update).to(h.dtype), gate.to(h.dtype))
         return points.hook_resid_post(h)
 
 
@@ -401,10 +403,10 @@ class NeuralDataRouter(SteppedModel):
             points = cast(RouterBlock, points)
             assert points.halt is not None
             ponder.running = points.halt.hook_running(ponder.running)
-            if not (self.training or observed(points) or ponder.running.any()):
+            if not (self.training or observed(points) or is_in_transform() or ponder.running.any()):
                 break
             updated = self.core(h, mask=mask, hooks=points)
-            h = torch.lerp(h, updated, ponder.running[..., None])
+            h = torch.lerp(h, updated.to(h.dtype), ponder.running[..., None])
             ponder.add(h, halt(h, hooks=points.halt))
         return ponder.result(h), ponder.cost()
 

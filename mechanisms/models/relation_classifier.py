@@ -13,6 +13,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import sinusoidal_embedding
+from mechanisms.differentiation import widened
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
 from mechanisms.models.transformer import Block, run_blocks
@@ -110,7 +111,8 @@ class ContextNormalization(nn.Module):
         self, z: Float[Tensor, "batch image d_model"]
     ) -> Float[Tensor, "batch image d_model"]:
         """The normalised encodings of the images of one context."""
-        variance, mean = torch.var_mean(z, 1, keepdim=True)
+        # The variance and its epsilon may be too small for float16.
+        variance, mean = torch.var_mean(widened(z), 1, keepdim=True)
         return (z - mean) * (variance + VARIANCE_EPSILON).rsqrt() * self.gain + self.shift
 
 

@@ -9,10 +9,11 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax, linear, one_hot, relu
+from torch.nn.functional import gumbel_softmax, linear, relu
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.differentiation import widened
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.modular.module_pools import MlpPoolConfig, ModulePool, PoolConfig
@@ -339,7 +340,7 @@ class ModularNetwork(HookedRootModule):
         pairs = log_probs[:, None] + scores.log_softmax(1)
         sampled = self._hard(pairs.flatten(1), temperature).unflatten(1, pairs.shape[1:]).sum(1)
         indices = points.hook_expert_indices(sampled.argmax(-1, keepdim=True))
-        chosen = one_hot(indices[:, 0], self.n_modules).to(sampled)
+        chosen = torch.zeros_like(sampled).scatter(-1, indices, 1.0)
         # The value of the (possibly hooked) choice, the gradient of the sample.
         return points.hook_module_choice(chosen + (sampled - sampled.detach()))
 
@@ -348,8 +349,10 @@ class ModularNetwork(HookedRootModule):
     ) -> Float[Tensor, "*batch option"]:
         """One-hot: sampled in training (Jang et al. 2017, straight through), else the maximum."""
         if self.training:
-            return gumbel_softmax(scores, tau=temperature, hard=True)
-        return one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
+            # In float16, some of the sampled numbers would be infinite.
+            return gumbel_softmax(widened(scores), tau=temperature, hard=True).to(scores)
+        # Not `one_hot`, which has no `vmap` where gradients are taken.
+        return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
 
     def _operands(
         self,
