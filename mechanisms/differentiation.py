@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
@@ -93,11 +94,7 @@ class _OwnGradient(torch.autograd.Function):
         with torch.autocast(grad_output.device.type, enabled=False):
             # Gradients are enabled here for a second derivative. Many gradients are computed at
             # once by a transform, or by a `vmap` of torch.autograd's own.
-            if (
-                torch.is_grad_enabled()
-                or is_in_transform()
-                or torch._C._functorch.is_legacy_batchedtensor(grad_output)
-            ):
+            if torch.is_grad_enabled() or is_in_transform() or is_legacy_batchedtensor(grad_output):
                 tensors = saved[: len(needed)]
                 gradients = _gradient_of(ctx.definition, tensors, needed, grad_output)
             else:
