@@ -63,9 +63,10 @@ class Reading:
         """
         readings = [self, *(x if isinstance(x, Reading) else constant(x) for x in others)]
 
-        @np.errstate(invalid="ignore", divide="ignore")
         def values(result: xr.DataTree) -> Values:
-            return function(*(reading.values(result) for reading in readings))
+            # Not as a decorator, which cannot be sent to the workers that draw.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return function(*(reading.values(result) for reading in readings))
 
         return Reading(between.join(reading.label for reading in readings), values)
 
@@ -74,7 +75,7 @@ class Reading:
 
         Args:
             models: names of the models.
-            settings: required values of settings.
+            settings: required values of settings; one that does not apply matches all.
 
         Raises:
             KeyError: there is no such setting.
@@ -88,7 +89,9 @@ class Reading:
             selected = np.isin(cells["model"], models)
             for name, value in settings.items():
                 actual = cells[name].to_numpy() if name in cells else setup[name]
-                selected = selected & (actual == value)
+                # As in `_with_none`.
+                is_inapplicable = (actual == "") | (actual != actual)
+                selected = selected & ((actual == value) | is_inapplicable)
             return np.where(selected, self.values(result), np.nan)
 
         return Reading(f"{self.label} of {', '.join(models)}", values)

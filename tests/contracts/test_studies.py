@@ -4,6 +4,7 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 import xarray as xr
@@ -49,6 +50,12 @@ def test_every_study_has_presets_a_question_and_sources_of_its_claims(study):
     assert {"smoke", "paper"} <= set(study.presets)
     assert all(claim.source for claim in study.claims)
     assert study.question.endswith("?")
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_views_can_be_sent_to_the_workers_that_draw(study):
+    for name, view in study.views.items():
+        assert callable(cloudpickle.loads(cloudpickle.dumps(view))), name
 
 
 def test_the_toy_study_has_no_breaches(tmp_path, monkeypatch):
