@@ -42,11 +42,10 @@ Not covered: their block types `reversed` and `no_ffn`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from mechanisms.attention.multi_head import (
     ATTENTION_VARIANTS,
@@ -55,8 +54,7 @@ from mechanisms.attention.multi_head import (
 )
 from mechanisms.layers.feed_forward import FeedForwardConfig
 from mechanisms.models.transformer import Block, Transformer, TransformerConfig, build_block
-
-Module = TypeVar("Module", bound=nn.Module)
+from mechanisms.porting.weights import Module, PublishedWeights
 
 SEQUENCE_MIXERS = {
     "softmax_attention": "softmax",
@@ -112,11 +110,11 @@ def attention_from_flax(
         ... )
         >>> weights = attention.state_dict()
     """
-    source = _Parameters(parameters)
+    source = _parameters(parameters)
     config = _attention_config(source, "", sequence_mixer, dropout)
     d_model, _, _ = source.sizes("query/kernel", "d_model", "head", "d_head")
     attention = MultiHeadAttention(config, d_model)
-    return source.load_into(attention, _ATTENTION_PATHS)
+    return _load(source, attention, _ATTENTION_PATHS)
 
 
 def block_from_flax(
@@ -138,12 +136,12 @@ def block_from_flax(
         ...     variables["params"]["transformer_block_0"], sequence_mixer="softmax_attention"
         ... )
     """
-    source = _Parameters(parameters)
+    source = _parameters(parameters)
     settings = _block_settings(source, [""], sequence_mixer, dropout)
     # A block does not depend on the other sizes of a model.
     config = TransformerConfig(**settings, d_input=1, d_output=1, n_layers=1)
     paths = _block_paths("", "", settings["feed_forward"])
-    return source.load_into(build_block(config), paths)
+    return _load(source, build_block(config), paths)
 
 
 def transformer_from_flax(
@@ -182,11 +180,13 @@ def transformer_from_flax(
         >>> logits = model(torch.from_numpy(one_hot_panels))
         >>> mechanisms.save(model, "hyla.safetensors")
     """
-    source = _Parameters(parameters)
+    source = _parameters(parameters)
     shared = source.has("transformer_block/")
     blocks = ["transformer_block/"]
     if not shared:
-        blocks = [f"transformer_block_{layer}/" for layer in range(source.n_blocks())]
+        names = {path.split("/")[0] for path in source.unused}
+        n_blocks = max(1, sum(name.startswith("transformer_block_") for name in names))
+        blocks = [f"transformer_block_{layer}/" for layer in range(n_blocks)]
     if shared and n_layers is None:
         raise ValueError("n_layers must be the number of steps of the shared block, got None")
     if not shared and n_layers not in (None, len(blocks)):
@@ -227,68 +227,31 @@ def transformer_from_flax(
     for layer, block in enumerate(blocks):
         ours = "core." if shared else f"blocks.{layer}."
         paths |= _block_paths(ours, block, settings["feed_forward"])
-    return source.load_into(Transformer(config), paths)
+    return _load(source, Transformer(config), paths)
 
 
-class _Parameters:
+def _parameters(tree: Mapping[str, Any]) -> PublishedWeights:
     """Parameters by their paths, such as `norm1/scale`."""
+    if "params" in tree:
+        raise ValueError(
+            "parameters must be the collection variables['params'], got all collections: "
+            f"{', '.join(tree)}"
+        )
+    # Copies: jax arrays are read-only.
+    arrays = {path: torch.from_numpy(np.array(array)) for path, array in _flatten(tree)}
+    return PublishedWeights(arrays, "parameters")
 
-    def __init__(self, tree: Mapping[str, Any]):
-        if "params" in tree:
-            raise ValueError(
-                "parameters must be the collection variables['params'], got all collections: "
-                f"{', '.join(tree)}"
-            )
-        self._arrays = dict(_flatten(tree))
-        self._read: dict[str, list[int]] = {}
 
-    def has(self, prefix: str) -> bool:
-        """Whether there is a parameter whose path begins with `prefix`."""
-        return any(path.startswith(prefix) for path in self._arrays)
-
-    def n_blocks(self) -> int:
-        """The number of different blocks."""
-        names = {path.split("/")[0] for path in self._arrays}
-        return max(1, sum(name.startswith("transformer_block_") for name in names))
-
-    def sizes(self, path: str, *axes: str) -> tuple[int, ...]:
-        """The shape of a parameter with these axes, from which settings follow."""
-        shape = self._get(path).shape
-        if len(shape) != len(axes):
-            raise ValueError(f"{path} must be [{', '.join(axes)}], got {list(shape)}")
-        self._read[path] = list(shape)
-        return shape
-
-    def load_into(self, module: Module, paths: dict[str, str]) -> Module:
-        """Replace all parameters of `module`; `paths` are from our names to theirs."""
-        weights = {}
-        for name, weight in module.state_dict().items():
-            path = paths[name]
-            array, shape = self._get(path), list(weight.shape)
-            swap = name.endswith(("W_Q", "W_K", "W_V"))
-            if swap:
-                shape[:2] = shape[1], shape[0]
-            if list(array.shape) != shape:
-                sources = ", ".join(f"{source} {sizes}" for source, sizes in self._read.items())
-                raise ValueError(
-                    f"{path} must be {shape}, to fit {sources}, got {list(array.shape)}"
-                )
-            # A copy: jax arrays are read-only.
-            weights[name] = torch.from_numpy(np.array(array.swapaxes(0, 1) if swap else array))
-        unknown = self._arrays.keys() - {paths[name] for name in weights}
-        if unknown:
-            raise ValueError(
-                f"parameters must be those of {type(module).__name__} with these settings, got "
-                f"also {', '.join(sorted(unknown))}"
-            )
-        # Assigned, not copied: a copy would convert them to the dtype of the new weights.
-        module.load_state_dict(weights, assign=True)
-        return module.eval()
-
-    def _get(self, path: str) -> np.ndarray:
-        if path not in self._arrays:
-            raise ValueError(f"parameters must have {path}, got {', '.join(self._arrays)}")
-        return self._arrays[path]
+def _load(source: PublishedWeights, module: Module, paths: dict[str, str]) -> Module:
+    """Replace all parameters of `module`; `paths` are from our names to theirs."""
+    weights = {}
+    for name, weight in module.state_dict().items():
+        shape = list(weight.shape)
+        if name.endswith(("W_Q", "W_K", "W_V")):
+            weights[name] = source.take(paths[name], shape[1], shape[0], *shape[2:]).swapaxes(0, 1)
+        else:
+            weights[name] = source.take(paths[name], *shape)
+    return source.load_into(module, weights)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
@@ -300,7 +263,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, n
 
 
 def _attention_config(
-    source: _Parameters, prefix: str, sequence_mixer: str, dropout: float
+    source: PublishedWeights, prefix: str, sequence_mixer: str, dropout: float
 ) -> AttentionConfig:
     if sequence_mixer not in SEQUENCE_MIXERS:
         allowed = ", ".join(SEQUENCE_MIXERS)
@@ -321,7 +284,7 @@ def _attention_config(
 
 
 def _block_settings(
-    source: _Parameters, blocks: list[str], sequence_mixer: str, dropout: float
+    source: PublishedWeights, blocks: list[str], sequence_mixer: str, dropout: float
 ) -> dict[str, Any]:
     """Settings of `TransformerConfig` that follow from the parameters of all blocks."""
     first = blocks[0]
@@ -347,7 +310,7 @@ def _block_settings(
     return settings
 
 
-def _any(source: _Parameters, blocks: list[str], *names: str) -> bool:
+def _any(source: PublishedWeights, blocks: list[str], *names: str) -> bool:
     """Whether any block has one of these parameters."""
     return any(source.has(block + name) for block in blocks for name in names)
 

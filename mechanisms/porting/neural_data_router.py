@@ -41,10 +41,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mechanisms.attention.geometric import GeometricAttention, GeometricAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig, MultiHeadAttention
@@ -57,9 +57,8 @@ from mechanisms.models.neural_data_router import (
     Readout,
     RouterBlock,
 )
+from mechanisms.porting.weights import PublishedWeights, Weights
 
-Module = TypeVar("Module", bound=nn.Module)
-Weights = dict[str, Tensor]
 Heads = GeometricAttentionConfig | RelativeAttentionConfig | AttentionConfig
 
 
@@ -83,7 +82,7 @@ def router_attention_from_torch(
         >>> attention = router_attention_from_torch(theirs.state_dict(), normalize=False)
         >>> out = attention(x, x, mask=~hidden[:, None, None])
     """
-    source = _State(state)
+    source = PublishedWeights(state)
     config, weights, d_model = _attention(source, n_heads, normalize)
     return source.load_into(config.build(d_model, generator=torch.Generator()), weights)  # pyright: ignore[reportReturnType]
 
@@ -102,7 +101,7 @@ def copy_gate_from_torch(state: Mapping[str, Tensor]) -> CopyGate:
         ...     {name: w for name, w in theirs.state_dict().items() if name.startswith("g")}
         ... )
     """
-    source = _State(state)
+    source = PublishedWeights(state)
     _, d_model = source.sizes("g1.weight", "d_hidden", "d_model")
     config, weights = _copy_gate(source, d_model)
     return source.load_into(CopyGate(config, d_model, generator=torch.Generator()), weights)
@@ -128,7 +127,7 @@ def router_block_from_torch(
         >>> block = router_block_from_torch(theirs.state_dict())
         >>> h = block(h, mask=~hidden[:, None, None])
     """
-    source = _State(state)
+    source = PublishedWeights(state)
     settings, weights = _block(source, n_heads, normalize)
     # A block does not depend on the other sizes of a model.
     config = NeuralDataRouterConfig(**settings, d_input=1, d_output=1, n_steps=1)
@@ -161,7 +160,7 @@ def router_from_torch(
         >>> model = router_from_torch(theirs.state_dict(), n_steps=14, readout="last")
         >>> logits = model(tokens)  # padded with negative ids
     """
-    source = _State(state)
+    source = PublishedWeights(state)
     n_embeddings, d_model = source.sizes("embedding.weight", "d_input + 2", "d_model")
     d_output, _ = source.sizes("output_map.weight", "d_output", "d_model")
     settings, block = _block(source.below("trafo.layer."), n_heads, normalize)
@@ -181,60 +180,8 @@ def router_from_torch(
     return source.load_into(NeuralDataRouter(config, generator=torch.Generator()), weights)
 
 
-class _State:
-    """A state dict that knows which of its weights were used."""
-
-    def __init__(self, state: Mapping[str, Tensor]):
-        self.unused = {name: torch.as_tensor(weight) for name, weight in state.items()}
-        self.prefix = ""
-
-    def below(self, prefix: str) -> _State:
-        """The weights with this prefix, by names without it."""
-        part = _State({})
-        part.unused, part.prefix = self.unused, self.prefix + prefix
-        return part
-
-    def __contains__(self, name: str) -> bool:
-        return self.prefix + name in self.unused
-
-    def sizes(self, name: str, *dims: str) -> tuple[int, ...]:
-        """The sizes of a weight that must have these dims."""
-        full = self.prefix + name
-        if full not in self.unused:
-            raise ValueError(f"state must have {full} [{', '.join(dims)}], got none")
-        shape = tuple(self.unused[full].shape)
-        if len(shape) != len(dims):
-            raise ValueError(f"{full} must be [{', '.join(dims)}], got {list(shape)}")
-        return shape
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The weight, which must have this shape."""
-        full = self.prefix + name
-        if full not in self.unused:
-            raise ValueError(f"state must have {full} {list(shape)}, got none")
-        if self.unused[full].shape != shape:
-            got = list(self.unused[full].shape)
-            raise ValueError(f"{full} must be {list(shape)}, got {got}")
-        return self.unused.pop(full).detach()
-
-    def skip(self, *names: str) -> None:
-        """Pass over weights that are there but not used by their module."""
-        for name in names:
-            self.unused.pop(self.prefix + name, None)
-
-    def load_into(self, module: Module, weights: Weights) -> Module:
-        """The module with these weights, in evaluation mode, if no weight is left unused."""
-        if self.unused:
-            raise ValueError(
-                f"state must not have weights without counterpart, got {', '.join(self.unused)}"
-            )
-        module = module.to(next(iter(weights.values())))
-        module.load_state_dict(weights)
-        return module.eval()
-
-
 def _attention(
-    source: _State, n_heads: int | None, normalize: bool | None
+    source: PublishedWeights, n_heads: int | None, normalize: bool | None
 ) -> tuple[Heads, Weights, int]:
     d_heads, d_model = source.sizes("data_to_q.weight", "n_heads x d_head", "d_model")
     n_heads = _number_of_heads(source, n_heads)
@@ -278,7 +225,7 @@ def _attention(
     return RelativeAttentionConfig(**heads, gated=gated), weights, d_model
 
 
-def _number_of_heads(source: _State, n_heads: int | None) -> int:
+def _number_of_heads(source: PublishedWeights, n_heads: int | None) -> int:
     """The number of heads of the weights that have an entry for each; else `n_heads`."""
     entries = {"global_content_bias": 1, "global_pos_bias": 1}
     entries |= {"data_to_qp.weight": 2, "data_to_absgate.weight": 1}
@@ -293,7 +240,7 @@ def _number_of_heads(source: _State, n_heads: int | None) -> int:
     return n_heads
 
 
-def _copy_gate(source: _State, d_model: int) -> tuple[CopyGateConfig, Weights]:
+def _copy_gate(source: PublishedWeights, d_model: int) -> tuple[CopyGateConfig, Weights]:
     d_hidden, _ = source.sizes("g1.weight", "d_hidden", "d_model")
     n_gates, _ = source.sizes("g2.weight", "n_gates", "d_hidden")
     width = "scalar" if n_gates == 1 else "vector"
@@ -303,7 +250,7 @@ def _copy_gate(source: _State, d_model: int) -> tuple[CopyGateConfig, Weights]:
 
 
 def _two_layers(
-    source: _State, first: str, second: str, d_in: int, d_hidden: int, d_out: int
+    source: PublishedWeights, first: str, second: str, d_in: int, d_hidden: int, d_out: int
 ) -> Weights:
     return {
         "W_in": source.take(f"{first}.weight", d_hidden, d_in).T,
@@ -314,7 +261,7 @@ def _two_layers(
 
 
 def _block(
-    source: _State, n_heads: int | None, normalize: bool | None
+    source: PublishedWeights, n_heads: int | None, normalize: bool | None
 ) -> tuple[dict[str, Any], Weights]:
     """The settings of a config that the weights of a block show, and the weights."""
     is_gated = "p1.weight" in source
