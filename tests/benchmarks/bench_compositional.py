@@ -9,7 +9,6 @@ import torch
 
 import tasks
 from mechanisms import AttentionConfig, CompositionalAttentionConfig, FeedForwardConfig
-from mechanisms.hooking import observed
 from mechanisms.models.transformer import Block, TransformerConfig
 from studies.engine.training import keep_freed_memory
 from tests.benchmarks.timing import in_turns, seconds
@@ -82,17 +81,6 @@ def test_compositional_beside_multi_head_attention(name, n_retrievals, record):
         f"{ratios[0]:.2f}; {ratios[1]:.2f} for the whole block",
         "about 1.1 (paper: training time of the model)",
     )
-
-
-def test_what_it_saves_not_to_keep_retrievals(record):
-    for name, size in SIZES.items():
-        attention = Itself(attentions(size["d_model"], 8)[0].build(size["d_model"]))
-        heard = Itself(attentions(size["d_model"], 8)[0].build(size["d_model"]))
-        heard.attention.hook_retrieval.add_hook(lambda value, hook: None)
-        assert observed(heard)
-        assert not observed(attention)
-        *_, ratio = in_turns(step(heard, size), step(attention, size), rounds=5, repeats=2)
-        record(f"retrievals kept / not kept, forward and backward, {name}, R = 8", f"{ratio:.2f}")
 
 
 MEMORY = """
