@@ -68,6 +68,29 @@ from .modular.routers import MatchingConfig as MatchingConfig
 from .modular.routers import RouterSizes as RouterSizes
 from .modular.routers import StructuralOracleRouter as StructuralOracleRouter
 from .modular.routers import StructuralOracleRouterConfig as StructuralOracleRouterConfig
+from .porting.compositional_attention import (
+    compositional_attention_from_torch as compositional_attention_from_torch,
+)
+from .porting.compositional_attention import (
+    compositional_block_from_torch as compositional_block_from_torch,
+)
+from .porting.compositional_attention import (
+    patch_transformer_from_torch as patch_transformer_from_torch,
+)
+from .porting.compositional_attention import (
+    published_sort_of_clevr_answers as published_sort_of_clevr_answers,
+)
+from .porting.compositional_attention import (
+    published_sort_of_clevr_images as published_sort_of_clevr_images,
+)
+from .porting.compositional_attention import published_triangle_images as published_triangle_images
+from .porting.compositional_attention import published_word_ids as published_word_ids
+from .porting.compositional_attention import (
+    relation_classifier_from_torch as relation_classifier_from_torch,
+)
+from .porting.compositional_attention import (
+    retrieval_network_from_torch as retrieval_network_from_torch,
+)
 from .porting.hypernetwork_attention import SEQUENCE_MIXERS as SEQUENCE_MIXERS
 from .porting.hypernetwork_attention import attention_from_flax as attention_from_flax
 from .porting.hypernetwork_attention import block_from_flax as block_from_flax
