@@ -9,6 +9,7 @@ a study binds the other arguments with `functools.partial`. Arguments that sever
 - `references`: reference values, such as chance, by label, with the dims of `data` or fewer.
 - `ylabel`: label of the y-axis.
 - `log`: the logarithmic axes: `x`, `y` or `xy`.
+- `ignore`: coordinates to ignore; conditions that differ only in them are merged.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def lines(
     """Values along a dim, with conditions as panels or as lines.
 
     Args:
-        result, data, ylabel, rows, columns, log: see the module's docstring.
+        result, data, ylabel, rows, columns, log, ignore: see the module's docstring.
         along: the dim of the x-axis.
         lines: how the data of a panel is split into lines. In the panel of a condition the first
             line has the condition's colour and the others, controls, are grey.
@@ -73,7 +74,6 @@ def lines(
             cells, a line for `each` cell, or `points` with intervals and no line.
         shaded: result -> the range of the x-axis that is shaded.
         ylim: limits of the y-axis.
-        ignore: coordinates to ignore; conditions that differ only in them are merged.
     """
     conditions, table = (
         shown_conditions(result, ignore=ignore),
@@ -149,13 +149,14 @@ def against(
     ylabel: str,
     rows: str | None = None,
     log: str = "",
+    ignore: tuple[str, ...] = (),
 ) -> Figure | None:
     """Readings against a setting: a panel per reading, a line per combination of other settings.
 
     None if the setting has only one value.
 
     Args:
-        result, readings, ylabel, log: see the module's docstring.
+        result, readings, ylabel, log, ignore: see the module's docstring.
         setting: the coordinate on the x-axis.
         rows: a coordinate with a row of panels for each value.
     """
@@ -175,7 +176,7 @@ def against(
         seeds="dots",
         ylabel=ylabel,
         log=log,
-        ignore=coordinates,
+        ignore=(*coordinates, *ignore),
     )
 
 
@@ -211,18 +212,19 @@ def points(
     separate: bool = False,
     references: Mapping[str, Data] | None = None,
     log: bool = False,
+    ignore: tuple[str, ...] = (),
 ) -> Figure | None:
     """Readings of each condition: dots for its cells, with intervals over examples, and the mean.
 
     Args:
-        result, readings: see the module's docstring.
+        result, readings, ignore: see the module's docstring.
         xlabel: label of the x-axis.
         separate: whether each reading has its own panel and x-axis, rather than its own colour.
         references: reference values by label, as data [cell, reading] with labels of `readings`.
         log: whether the x-axis is logarithmic.
     """
     table = _with_references(result, values_of(readings), references)
-    rows = parts(table, CONDITIONS, shown_conditions(result))
+    rows = parts(table, CONDITIONS, shown_conditions(result, ignore=ignore))
     labels = [row.name for row in rows]
     label_width = 0.06 * max(map(len, labels), default=0)
     columns, width = ("reading", 3.1) if separate else (None, 5 + label_width)

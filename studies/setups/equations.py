@@ -20,6 +20,7 @@ MODELS = (*MODULAR, "monolithic")
 _OF_MODULES = (
     *("objective", "selection_bottleneck", "functional_bottleneck", "module_keys", "pool"),
     *("n_layers", "d_model", "d_key", "temperature", "final_temperature", "entropy"),
+    *("input_encoder", "choice"),
 )
 _OF_ENCODER = ("n_blocks", "n_heads", "d_encoder")
 
@@ -30,7 +31,7 @@ class EquationsSetup(engine.Setup):
 
     Args:
         model: the router, or `monolithic`: a network with n_modules * d_mlp hidden units.
-        task: the equations.
+        task: the equations, of at least two operators.
         objective: train on a `sampled` path, or on the expected loss of `all_paths`.
         selection_bottleneck: whether the router sees one variable only, as the oracle always does.
         functional_bottleneck: the inputs of a module, see `mechanisms.ModularNetworkConfig`.
@@ -42,6 +43,8 @@ class EquationsSetup(engine.Setup):
         n_blocks, n_heads, d_encoder: sizes of the encoder router's transformer.
         temperature, final_temperature: of the Gumbel softmax, at the first and the last step.
         entropy: weight of the entropy of paths with the objective `all_paths`.
+        input_encoder: encoder of variables for the router, see `mechanisms.ModularNetworkConfig`.
+        choice: what the router chooses from, a `pair` of variable and module or a `module`.
 
     Raises:
         ValueError: a value is not allowed, or validation leaves fewer than two examples of each
@@ -65,6 +68,8 @@ class EquationsSetup(engine.Setup):
     temperature: float = 3.0
     final_temperature: float = 0.5
     entropy: float = 0.0
+    input_encoder: Literal["mlp", "linear"] = "mlp"
+    choice: Literal["pair", "module"] = "pair"
 
     task_type: ClassVar = tasks.MathEquations
     metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
@@ -72,10 +77,11 @@ class EquationsSetup(engine.Setup):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.task.length < 2:
+            raise ValueError(f"task.length must be at least 2, got {self.task.length}")
         if self.n_layers not in (1, self.task.length):
             raise ValueError(f"n_layers must be 1 or {self.task.length}, got {self.n_layers}")
-        familiar = (self.task.n_operators - 1) * self.task.n_operators ** (self.task.length - 1)
-        if self.n_validation > (most := self.task.size("id") - 2 * familiar):
+        if self.n_validation > (most := self.task.size("id") - 2 * self.task.n_known):
             raise ValueError(f"n_validation must be at most {most}, got {self.n_validation}")
 
     @property
@@ -105,6 +111,8 @@ class EquationsSetup(engine.Setup):
             pool=pool,
             functional_bottleneck=self.functional_bottleneck,
             temperature=self.temperature,
+            input_encoder=self.input_encoder,
+            choice=self.choice,
         )
         return mechanisms.ModularNetwork(config, generator=generator)
 

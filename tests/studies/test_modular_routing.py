@@ -1,20 +1,22 @@
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
 import mechanisms
 from studies.engine import Resources, read_result, run, settings
 from studies.engine.checkpoints import load_weights
-from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.trained import Trained
-from studies.modular_routing import STUDY, measure_paths, measure_specialization, specialization
-from studies.setups.equations import MODELS, MODULAR, ROUTERS
+from studies.measures.modular_routing import (
+    measure_combinations,
+    measure_paths,
+    measure_specialization,
+)
+from studies.modular_routing import STUDY
+from studies.setups.equations import MODELS, MODULAR
 
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
 
@@ -55,6 +57,10 @@ def test_figures_are_drawn_where_there_is_something_to_draw(result, smoke):
     varied = {"by_selection_bottleneck"}
     others = {name for name in STUDY.views if "by_n" in name or name.startswith("by_")}
     expected = set(STUDY.views) - others | varied | {"by_task"}
+    # The networks have learned modules, two layers and one size.
+    expected -= {"true_modules", "keys_of_true_modules", "keys_end_to_end", "one_layer"}
+    expected -= {"collapse_by_functional_bottleneck", "detailed_losses", "detailed_routing"}
+    expected -= {f"{split}_{few}_operators" for split in ("id", "ood") for few in ("few", "many")}
     assert {path.stem for path in smoke.glob("*.png")} == expected
     assert {path.stem for path in smoke.glob("*.pdf")} == expected
 
@@ -105,7 +111,8 @@ def test_choices_add_up(result):
 def planted(right, *changes, pool="operations"):
     """The structural oracle over true operations; each operator's key is that of its operation, or
     of the first one."""
-    (setup,) = cells_of("smoke", "model=structural_oracle", f"pool={pool}", "seed=0", *changes)
+    linear = ["input_encoder=linear", "seed=0", *changes]
+    (setup,) = cells_of("smoke", "model=structural_oracle", f"pool={pool}", *linear)
     model = setup.build(torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -145,11 +152,48 @@ def test_a_network_that_sends_all_to_one_module_has_collapsed():
     assert set(paths["layer"].to_numpy()) == {"0", "1"}
 
 
+def test_modules_of_combinations_are_those_of_their_operators():
+    scores = measure_combinations(planted(right=True), n=300, kept=4)
+    assert (scores["digits"] == 0).all()
+    for split, n_kept in (("id", 4), ("ood", 3)):
+        part = scores.sel(split=split)
+        names = [name for name in part["name"].to_numpy() if name]
+        assert len(names) == n_kept
+        for row, name in enumerate(names):
+            modules = part["activation"].isel(combination=row).argmax("module").to_numpy()
+            chosen = [("add", "subtract", "multiply")[module] for module in modules]
+            assert chosen == name.split(", ")
+    assert np.isnan(scores["activation"].sel(split="ood", combination=3)).all()
+
+
+def test_choices_that_depend_on_the_digits_have_an_entropy():
+    trained = planted(right=True)
+    with torch.no_grad():
+        # The first number decides, whatever the operator: module 1 above 0, else module 0.
+        model, setup = trained.model, trained.setup
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.W_E[0, 0] = 1
+        model.router.W_Q[:, 0, 0] = 1
+        model.router.matching.keys[:, 1, 0] = 10
+        model.router.variable_scores.fill_(-torch.inf)[:, 0] = 0
+    scores = measure_combinations(trained, n=600).sel(split="ood")
+    batch = setup.sampler().batch("ood", 0, 600)
+    shares = [
+        (batch.inputs[batch.latents["task"] == task, 0, 0] > 0).double().mean().item()
+        for task in batch.latents["task"].unique()
+    ]
+    entropy = [-p * math.log(p) - (1 - p) * math.log(1 - p) for p in shares]
+    expected = np.mean(entropy) / math.log(3)
+    assert scores["digits"].to_numpy() == pytest.approx(expected, rel=1e-6)
+
+
 def test_measures_do_not_apply_to_a_network_without_modules():
     (setup,) = cells_of("smoke", "model=monolithic", "seed=0")
     trained = Trained(setup, None, 0, "cpu", Examples(setup, "cpu").fresh("test"))
     assert measure_specialization(trained) is None
     assert measure_paths(trained) is None
+    assert measure_combinations(trained) is None
 
 
 def test_a_network_of_one_layer_has_to_perform_combinations():
@@ -167,245 +211,6 @@ def test_a_network_of_one_layer_has_to_perform_combinations():
                for name, row in table.iterrows())  # fmt: skip
 
 
-# Claims, on figures that were made up
-
-
-USUAL = {"objective": "sampled", "selection_bottleneck": 0, "functional_bottleneck": "oracle"}
-USUAL |= {"n_layers": 2, "n_operators": 5}
-FIGURES = {"id": 0.05, "ood": 0.3, "specialization": 0.5, "by_layer": 0.6, "collapse": 0.6}
-FIGURES |= {"sample": 0.001, "task": 0.01, "routed": 0.3, "null_sample": 0.1, "null_task": 0.4}
-CONSTANT = 0.5
-
-
-def cell(model, **changes):
-    figures = dict(FIGURES)
-    if model == "structural_oracle":
-        figures |= {"id": 0.001, "ood": 0.002, "by_layer": 1.0}
-    if model == "monolithic":
-        figures = dict.fromkeys(FIGURES, np.nan) | {"id": 0.01, "ood": 0.4}
-    return {"model": model} | USUAL | figures | changes
-
-
-def all_models(**changes):
-    return [cell(model, **changes) for model in MODELS]
-
-
-def made_up(rows, n_seeds=4):
-    """A result of these conditions; seeds differ by a hundredth."""
-    rows = [
-        row | {k: row[k] * (1 + 0.01 * seed) for k in FIGURES if k != "by_layer"} | {"seed": seed}
-        for row in rows
-        for seed in range(n_seeds)
-    ]
-
-    def of(name):
-        return [row[name] for row in rows]
-
-    names = ["model", "seed", *USUAL]
-    coords = {name: ("cell", of(name)) for name in names}
-    coords["cell"] = [str(number) for number in range(len(rows))]
-    losses = np.array([of("id"), of("ood")]).T[..., None]
-    constants = np.full_like(losses, CONSTANT)
-    by_layer = np.array([of("by_layer"), of("by_layer"), of("specialization")]).T
-    collapse = np.array([of("collapse")] * 3).T
-    routing = ("cell", "split", "control", "layer")
-    trained, null = (
-        np.array([of(name) for name in kinds]).T
-        for kinds in (("sample", "task", "routed"), ("null_sample", "null_task", "routed"))
-    )
-    paths = np.stack([trained, null], axis=1)[:, None]
-    here = {"split": ["id"], "control": ["observed"], "layer": ["0", "1", "pooled"]}
-    groups = {
-        "scores": xr.Dataset(
-            {
-                "loss": (("cell", "split", "group"), losses),
-                "loss_constant": (("cell", "split", "group"), constants),
-                "chosen": ("cell", np.ones(len(rows), int)),
-            },
-            {"split": ["id", "ood"], "group": ["all"]},
-        ),
-        "specialization": xr.Dataset(
-            {
-                "specialization": (routing, by_layer[:, None, None]),
-                "collapse": (routing, collapse[:, None, None]),
-            },
-            here,
-        ),
-        "paths": xr.Dataset(
-            {"loss": (("cell", "split", "control", "path"), paths)},
-            {
-                "split": ["ood"],
-                "control": ["trained", "untrained"],
-                "path": ["sample", "task", "routed"],
-            },
-        ),
-    }
-    tree = xr.DataTree.from_dict({k: v.assign_coords(coords) for k, v in groups.items()})
-    axes = {"coordinates": {name: name for name in names}, "pairs": ["seed"], "tuned": []}
-    tree.attrs["axes"] = json.dumps(axes)
-    tree.attrs["config"] = json.dumps({"setup": {"n_layers": 2}})
-    return tree
-
-
-class AllAlike:
-    def objections(self, first, second, *, of_learning=False):
-        return ""
-
-
-def verdicts(rows, beginning):
-    """The verdicts of the claim that begins so, by what its rows say of their condition."""
-    claims = [one for one in STUDY.claims if one.statement.startswith(beginning)]
-    assert claims, beginning
-    found = judge(made_up(rows), claims, AllAlike())
-    return found["verdict"].to_numpy().tolist()
-
-
-FIRST = {
-    "The structural oracle reaches": 1,
-    "No other router": 3,
-    "The OOD loss of the monolithic": 4,
-    "The best path of each sample": 3,
-    "The best path of each task": 3,
-}
-
-
-def test_the_first_claims_hold_where_they_should():
-    for beginning, n in FIRST.items():
-        assert verdicts(all_models(), beginning) == ["holds"] * n
-    found = judge(made_up(all_models()), STUDY.claims, AllAlike())
-    assert (found["verdict"] == "holds").sum() == sum(FIRST.values())
-    assert set(found["verdict"].to_numpy()) == {"holds", "not run"}
-
-
-@pytest.mark.parametrize(
-    ("model", "change", "beginning"),
-    [
-        ("structural_oracle", {"ood": 0.2}, "The structural oracle reaches"),
-        ("structural_oracle", {"by_layer": 0.8}, "The structural oracle reaches"),
-        ("encoder", {"ood": 0.001, "by_layer": 0.99}, "No other router"),
-        ("concatenation", {"ood": 0.41}, "The OOD loss of the monolithic"),
-        ("structural_oracle", {"ood": 0.41}, "The OOD loss of the monolithic"),
-        ("concatenation", {"sample": 0.04}, "The best path of each sample"),
-        ("concatenation", {"null_sample": 0.0005}, "The best path of each sample"),
-        ("cross_attention", {"task": 0.04}, "The best path of each task"),
-    ],
-)
-def test_and_are_contradicted_when_one_figure_is_another(model, change, beginning):
-    rows = [cell(name, **(change if name == model else {})) for name in MODELS]
-    expected = ["holds"] * (FIRST[beginning] - 1)
-    assert sorted(verdicts(rows, beginning)) == sorted([*expected, "contradicted"])
-
-
-def test_networks_of_one_layer_are_left_to_claims_about_them():
-    rows = all_models(n_layers=1)
-    assert verdicts(rows, "No other router") == ["not run"]
-    assert verdicts(rows, "The best path of each sample") == ["not run"]
-    assert verdicts(rows, "With one layer the encoder's") == ["contradicted"]
-    assert verdicts(rows, "With one layer no other") == ["holds"] * 2
-    rows = [cell(name, n_layers=1, id=0.01) for name in ROUTERS]
-    assert verdicts(rows, "With one layer the encoder's") == ["holds"]
-    assert verdicts(rows, "With one layer no other") == ["contradicted"] * 2
-
-
-def test_further_claims():
-    encoder = [cell("encoder"), cell("encoder", selection_bottleneck=1, specialization=0.7)]
-    assert verdicts(encoder, "The selection bottleneck") == ["holds"]
-    encoder[1]["specialization"] = 0.4
-    assert verdicts(encoder, "The selection bottleneck") == ["contradicted"]
-
-    lower = [cell(name, objective="all_paths", id=0.0005) for name in MODULAR]
-    assert verdicts(all_models() + lower, "All paths lower") == ["holds"] * 3
-    assert verdicts(all_models() + lower, "All paths raise") == ["contradicted"]
-    higher = [cell(name, objective="all_paths", id=0.1) for name in MODULAR]
-    assert verdicts(all_models() + higher, "All paths lower") == ["contradicted"] * 3
-    assert verdicts(all_models() + higher, "All paths raise") == ["holds"]
-
-    three = [cell("encoder", n_operators=3, ood=0.4)]
-    assert verdicts([cell("encoder"), *three], "OOD loss falls") == ["holds"]
-    assert verdicts([cell("encoder", ood=0.5), *three], "OOD loss falls") == ["contradicted"]
-
-    bottlenecks = [
-        cell("encoder"),
-        cell("encoder", functional_bottleneck="attention", ood=0.5),
-        cell("encoder", functional_bottleneck="none", collapse=0.1),
-    ]
-    same = "Functional bottlenecks, oracle and attention"
-    assert verdicts(bottlenecks, same) == ["holds"] * 2
-    assert verdicts(bottlenecks, "Without functional") == ["holds"]
-    bottlenecks[1]["ood"], bottlenecks[2]["collapse"] = 0.7, 0.4
-    assert verdicts(bottlenecks, same) == ["contradicted", "holds"]
-    assert verdicts(bottlenecks, "Without functional") == ["contradicted"]
-    bottlenecks[2]["collapse"] = 0.0
-    assert verdicts(bottlenecks, "Without functional") == ["holds"]
-
-
-# Views, on figures that were made up
-
-
-def test_a_specialized_network_shows_a_diagonal():
-    """Operations go to modules 1, 2, 0 in one seed, 4, 3, 2 in another: each a diagonal."""
-    tree = made_up([cell("encoder")], n_seeds=2)
-    scores = tree["specialization"].to_dataset()
-    sent = np.array([[1, 2, 0], [4, 3, 2]])
-    one_hot = np.eye(5)[sent]
-    dims = ("cell", "split", "layer")
-    wide = [np.repeat(a[:, None, None], 3, axis=2) for a in (one_hot, sent, one_hot.mean(1))]
-    tree["specialization"] = xr.DataTree(
-        scores.assign(
-            activation=((*dims, "operation", "module"), wide[0]),
-            assignment=((*dims, "operation"), wide[1]),
-            utilisation=((*dims, "module"), wide[2]),
-        ).assign_coords(operation=["add", "subtract", "multiply"], module=range(5))
-    )
-    panels = [axis for axis in STUDY.views["activation"](tree).axes if axis.images]
-    assert len(panels) >= 3
-    for axis in panels[:3]:
-        assert np.allclose(axis.images[0].get_array(), np.eye(3, 5))
-    assert "activation" in tree["specialization"].data_vars
-
-
-def test_modules_without_an_operation_come_last_the_busiest_first():
-    tree = made_up([cell("encoder")], n_seeds=1)
-    dims = ("cell", "split", "layer")
-    shares = np.array([[0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]])
-    scores = (
-        tree["specialization"]
-        .to_dataset()
-        .assign(
-            activation=((*dims, "operation", "module"), np.tile(shares, (1, 1, 3, 1, 1))),
-            assignment=((*dims, "operation"), np.tile([2, -1], (1, 1, 3, 1))),
-            utilisation=((*dims, "module"), np.tile([0.1, 0.2, 0.3, 0.4], (1, 1, 3, 1))),
-        )
-    )
-    tree["specialization"] = xr.DataTree(scores.assign_coords(operation=["add", "sine"]))
-    image = next(axis.images[0] for axis in STUDY.views["activation"](tree).axes if axis.images)
-    assert image.get_array()[0].tolist() == pytest.approx([0.3, 0.4, 0.2, 0.1])
-
-
-def test_specialization_stands_against_collapse_and_what_is_attainable():
-    tree = made_up([cell("encoder"), cell("monolithic")], n_seeds=2)
-    both = xr.concat([tree["specialization"].to_dataset()] * 2, "control")
-    scores = both.assign_coords(control=["observed", "shuffled"]).assign(
-        seen=("operation", [7, 7, 7, 0]), utilisation=("module", np.full(6, 1 / 6))
-    )
-    counts = {name: scores[name].expand_dims(cell=scores["cell"], layer=scores["layer"])
-              for name in ("seen", "utilisation")}  # fmt: skip
-    tree["specialization"] = xr.DataTree(scores.assign(counts))
-    axes = specialization(tree).axes
-    assert [axis.get_title() for axis in axes] == ["layer 0", "layer 1", "all layers"]
-    lines = {str(line.get_label()): line.get_data() for line in axes[2].lines}
-    # Three operations that occur, six modules.
-    attainable = math.log(3) / math.log(6)
-    assert lines["attainable"][0] + lines["attainable"][1] == pytest.approx(
-        [1, 1 + attainable, 1 + attainable]
-    )
-    assert [value[0] for value in lines["a module for\neach operation"]] == [attainable, 1.0]
-    x, y = lines["encoder"]
-    assert list(x) == pytest.approx([0.6, 0.606])
-    assert list(y) == pytest.approx([0.5, 0.505])
-    assert "monolithic" not in lines
-
-
 # The setup and the presets
 
 
@@ -414,19 +219,23 @@ def test_the_paper_has_a_cell_for_each_condition_that_differs():
     # Three routers with and without bottleneck, the structural oracle, both objectives; and one
     # network without modules.
     conditions = (3 * 2 + 1) * 2 + 1
-    assert len(cells) == conditions * 5 * 6 * 5
-    assert {cell.task.n_operators for cell in cells} == {3, 5, 7, 10, 15}
-    assert {cell.task.n_points for cell in cells} == {150, 500, 1000, 5000, 10_000, 20_000}
+    assert len(cells) == conditions * 4 * 4 * 5
     first = next(cell for cell in cells if cell.model == "encoder")
     network = first.build(torch.Generator()).config
     assert (network.n_modules, network.pool.d_mlp, network.pool.depth) == (30, 300, 2)
     assert (network.n_layers, network.functional_bottleneck) == (2, "oracle")
+    assert (network.input_encoder, network.choice) == ("mlp", "pair")
     single = next(cell for cell in cells if cell.model == "monolithic")
     assert single.build(torch.Generator()).config.d_mlp == 9000
-    training = first.training
-    assert (training.n_steps, training.batch_size, training.learning_rate) == (50_000, 256, 3e-4)
-    assert training.weight_decay == 0
     assert (first.task.n_id, first.task.n_ood, first.task.length) == (200, 2000, 2)
+
+
+def test_sizes_are_swept_for_the_methods_of_the_papers_figure_4():
+    cells = cells_of("paper-sizes")
+    methods = {(one.model, one.objective, one.selection_bottleneck) for one in cells}
+    on_all_paths = {("encoder", "all_paths", False), ("encoder", "all_paths", True)}
+    assert methods == {(model, "sampled", False) for model in MODELS} | on_all_paths
+    assert len(cells) == len(methods) * 5 * 6 * 5
 
 
 PRESETS = {
@@ -437,13 +246,14 @@ PRESETS = {
     "functional": (36, 3000, 10),
     "keys": (27, 3000, 10),
     "one_layer": (12, 3000, 25),
-    "true_modules": (12, 3000, 10),
+    "true_modules": (21, 3000, 10),
     "learning_rate": (15, 6000, 10),
-    "paper": (2250, 50_000, 30),
-    "paper-functional": (60, 50_000, 30),
-    "paper-keys": (60, 50_000, 30),
-    "paper-one-layer": (20, 50_000, 30),
-    "paper-true-modules": (20, 50_000, 30),
+    "paper": (1200, 50_000, 30),
+    "paper-sizes": (1050, 50_000, 30),
+    "paper-true-modules": (140, 50_000, 30),
+    "paper-functional": (720, 50_000, 30),
+    "paper-one-layer": (160, 50_000, 30),
+    "paper-keys": (1280, 50_000, 30),
 }
 """Cells, steps of training, and modules."""
 
@@ -535,6 +345,7 @@ def test_paths_are_sampled_at_the_temperature_of_the_step(step):
         ("n_layers=3", "n_layers must be 1 or 2, got 3"),
         ("seed=1,1", "values of seed must be different from one another"),
         ("n_validation=49", "n_validation must be at most 48, got 49"),
+        ("task.length=1", "task.length must be at least 2, got 1"),
         ("task.n_operators=16", r"n_operators must be .*, got 16"),
         ("n_module=3", "unknown setting 'n_module'; nearest are n_modules"),
     ],

@@ -9,9 +9,11 @@ from typing import Any
 
 from studies.engine import Setup
 from studies.engine.study import Plan
+from studies.setups.equations import EquationsSetup
 from studies.setups.expressions import ExpressionSetup
 from studies.setups.latent_code import FuzzySetup, RavenSetup
 from studies.setups.text import LanguageSetup
+from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
 from tests.studies.papers.language_facts import language_facts
 from tests.studies.papers.latent_code_facts import fuzzy_facts, raven_facts
@@ -36,6 +38,7 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     FuzzySetup: fuzzy_facts,
     LanguageSetup: language_facts,
     ExpressionSetup: expression_facts,
+    EquationsSetup: equation_facts,
 }
 """The facts about task and model, by the class of the setup."""
 

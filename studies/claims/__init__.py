@@ -1,0 +1,1 @@
+"""Claims of papers that are too many for the file of their study."""
