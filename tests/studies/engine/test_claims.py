@@ -286,6 +286,17 @@ def test_a_reading_among_some_models_is_nan_for_the_others():
         ood.among(["a"], n_heads=2).values(result)
 
 
+def test_a_setting_that_is_not_for_a_model_does_not_exclude_it():
+    cells = [
+        {"model": model, "n_heads": n_heads, "kind": kind, "seed": 0, "id": 0.5, "ood": 0.4}
+        for model, n_heads, kind in (("a", 2, "x"), ("a", 4, "y"), ("b", None, None))
+    ]
+    result, ood = result_of(cells), metric("accuracy", "ood")
+    for chosen in ({"n_heads": 2}, {"kind": "x"}):
+        found = ood.among(["a", "b"], **chosen).values(result)
+        assert np.isfinite(found).tolist() == [True, False, True]
+
+
 def test_a_reading_of_a_nested_group_has_its_bounds():
     result = two_models([0.6], [0.3])
     data = xr.Dataset(
