@@ -21,13 +21,29 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import tasks
 from studies import engine
 from studies.engine import ALL, Preset, TrainedIf, metric, read
 from studies.report import plots
 from studies.setups import benchmark as shared
 from studies.setups import pictures, scan, text
-from studies.setups.benchmark import benchmark, by_group, fewer, grids, learned, paper, small, smoke
+from studies.setups.benchmark import (
+    COMPOSITIONAL,
+    MULTI_HEAD,
+    benchmark,
+    better,
+    by_group,
+    fewer,
+    gain,
+    grids,
+    learned,
+    paper,
+    small,
+    smoke,
+)
+from studies.views import benchmarks as drawn
 
 RULES = tuple(tasks.ESBN_RELATIONS)
 SOURCES = ("digits", *pictures.PAPER_SOURCES)
@@ -38,12 +54,28 @@ ALL_OF_BOTH = {split: (split, ALL) for split in ("id", "ood")}
 against = partial(plots.against, ylabel="accuracy")
 
 
+def seeds(n: int) -> dict[str, Any]:
+    """An axis of seeds."""
+    return {"seed": tuple(range(n))}
+
+
 def withheld(rules: tuple[str, ...], *numbers: int) -> dict[str, Any]:
     """Axes: rules, and numbers of objects withheld from training."""
     return {"task.rule": rules, "task.n_withheld": numbers}
 
 
-LEAST = withheld(RULES[:1], 98)
+SIZES = {32: "d_mlp=64", 256: "d_mlp=512", 512: "d_mlp=1024"}
+"""Hidden units of feed-forward layers by width (section C.2)."""
+
+AS_MANY_OPERATIONS = engine.Claim(
+    "Both take as many operations, within 10%",
+    f"{shared.MITTAL}, B.5",
+    shared.MFLOP.apply(np.log),
+    of=COMPOSITIONAL,
+    equals=MULTI_HEAD,
+    margin=float(np.log(1.1)),
+    of_learning=True,
+)
 
 SORT_OF_CLEVR = benchmark(
     "sort_of_clevr",
@@ -60,20 +92,53 @@ SORT_OF_CLEVR = benchmark(
         ),
         # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
         "paper": paper(
-            "d_model=256 d_mlp=512 n_layers=4 n_validation=3000 training.n_steps=459400 "
+            "n_layers=4 d_selection=32 dropout=0.1 n_validation=3000 task.omit_yellow=true "
+            "task.by_type=true training.n_steps=459300 training.batch_size=64 "
             "training.learning_rate=1e-4 training.final_learning_rate=1 "
-            "training.evaluate_every=9188",
-            grids(1, 2, 3, 4, seeds=5),
+            "training.evaluate_every=4593",
+            (
+                *grids(1, 2, 3, 4, seeds=5, of_task=[{"d_model": (256,)}]),
+                *grids(2, seeds=5, of_task=[{"d_model": (512,)}]),
+                *grids(2, seeds=5, of_task=[{"d_model": (32,), "n_heads": (2,)}]),
+                {"model": ("multi_head",), "d_model": (256, 512), "n_heads": (8,), **seeds(5)},
+                {
+                    "model": ("compositional",),
+                    "d_model": (256,),
+                    "scorer": ("mlp",),
+                    "n_retrievals": (1, 2, 3, 4),
+                    **seeds(5),
+                },
+            ),
+            where={"d_model": SIZES},
+            departures={
+                "task.d_question": "18 numbers, as in the code; 11 cannot name a second colour",
+                "task.n_relational_questions": "10 of each relational type, as in the code",
+                "training.checkpoint_for_each_question_type": "one checkpoint, by the accuracy on "
+                "all questions",
+            },
         ),
     },
     columns={kind: ("test", kind) for kind in pictures.QUESTION_TYPES},
-    source="Table 1",
+    claimed=dict.fromkeys(pictures.QUESTION_TYPES, "Tables 1, 7 and 8"),
     trained=TrainedIf(split="valid", reaches=0.7),
     claims=(
         fewer(3, 4, metric("accuracy", "test", "binary"), "Table 1"),
+        *(
+            engine.Claim(
+                f"Compositional attention is better than more heads: {kind}",
+                f"{shared.MITTAL}, Table 7",
+                metric("accuracy", "test", kind),
+                of=COMPOSITIONAL | {"n_heads": 4, "n_retrievals": 2},
+                exceeds=MULTI_HEAD | {"n_heads": 8},
+            )
+            for kind in pictures.QUESTION_TYPES
+        ),
         learned("Question types use different retrievals", "difference", "Figure 14"),
     ),
-    views={"training_by_type": by_group(*pictures.QUESTION_TYPES)},
+    views={
+        "training_by_type": by_group(*pictures.QUESTION_TYPES),
+        "pictures": drawn.pictures,
+    },
 )
 
 TRIANGLES = benchmark(
@@ -92,18 +157,65 @@ TRIANGLES = benchmark(
         ),
         # 200 passes over 50,000 pictures.
         "paper": paper(
-            "d_model=256 d_mlp=512 n_layers=4 n_validation=2000 training.n_steps=78200 "
-            "training.batch_size=128 training.learning_rate=1e-4 training.final_learning_rate=0 "
-            "training.evaluate_every=1564 patch_size=4 task.n_train=50000 task.n_valid=10000 "
-            "task.n_test=10000 task.image_size=64",
-            grids(1, 2, 4, seeds=5),
+            "d_model=256 d_mlp=512 n_layers=4 d_selection=32 dropout=0.1 n_validation=1000 "
+            "training.n_steps=156400 training.learning_rate=1e-4 training.final_learning_rate=0 "
+            "training.evaluate_every=782 training.checkpoint=last patch_size=4 "
+            "task.n_train=50000 task.n_valid=2000 task.n_test=10000 task.image_size=64",
+            (
+                *grids(1, 2, 4, seeds=3),
+                {
+                    "model": ("compositional",),
+                    "scorer": ("mlp",),
+                    "n_retrievals": (1, 2, 4),
+                    **seeds(3),
+                },
+            ),
+            departures={
+                "task.n_valid": "2,000 triangles show the progress of training",
+                "task.drawn_anew_each_epoch": "the same triangles in every epoch",
+                "task.cluster_radius": "2 pixels, and points are single pixels",
+                "task.point_drawn_as": "single pixels, in clusters whose midpoint is exact",
+                "model.readout": "two logits, whose difference is the paper's one",
+                "training.schedule": "the cosine falls at each step",
+            },
         ),
     },
     columns={"accuracy": ("test", ALL)},
-    source="Table 3",
+    claimed={"accuracy": "Tables 3 and 9"},
     trained=TrainedIf(split="valid", reaches=0.75),
-    claims=(learned("Searches and retrievals pair tightly", "tightness", "Figure 15"),),
+    claims=(
+        AS_MANY_OPERATIONS,
+        learned("Searches and retrievals pair tightly", "tightness", "Figure 15"),
+    ),
 )
+
+OOD = metric("accuracy", "ood")
+ESBN_STEPS = {
+    # By the number of withheld objects: 50 to 200 passes over at most 10,000 problems.
+    "same_different": {0: 29_400, 50: 7_700, 85: 700, 95: 200, 98: 100},
+    "rmts": {0: 15_650, 50: 15_650, 85: 15_650, 95: 3_000},
+    "distribution_of_three": {0: 15_650, 50: 15_650, 85: 15_650, 95: 1_800},
+    "identity_rules": {0: 15_650, 50: 15_650, 85: 15_650, 95: 13_500},
+}
+
+
+def esbn_paper(rule: str) -> Preset:
+    """The paper's settings for a rule; numbers of steps depend on the withheld objects."""
+    return paper(
+        "d_model=128 d_mlp=512 d_selection=16 n_validation=1000 training.learning_rate=1e-4 "
+        f"training.final_learning_rate=1 training.evaluate_every=100 training.checkpoint=last "
+        f"task.rule={rule}",
+        grids(1, 2, 4, 6, 8, seeds=10, of_task=[withheld((rule,), *ESBN_STEPS[rule])]),
+        where={
+            "task.n_withheld": {n: f"training.n_steps={k}" for n, k in ESBN_STEPS[rule].items()}
+        },
+        departures={
+            "task.n_train": "problems are drawn anew, in training and in tests; without withheld "
+            "objects those of `id` can occur in training",
+            "model.initialisation": "truncated normals of variance 1 / fan-in in the transformer",
+        },
+    )
+
 
 ESBN = benchmark(
     "esbn",
@@ -117,19 +229,29 @@ ESBN = benchmark(
     {
         "laptop": Preset(changes="scores.n_test=2000"),
         "smoke": smoke("n_validation=20", grids(2, of_task=[withheld(RULES[:1], 0, 98)])),
-        "paper": paper(
-            "d_model=128 d_mlp=512 n_validation=1000 training.n_steps=20000 "
-            "training.final_learning_rate=1 training.evaluate_every=400",
-            # Only for `same_different` two objects are enough.
-            grids(1, 2, 4, 8, seeds=5, of_task=[withheld(RULES, 0, 50, 85, 95), LEAST]),
-            **{"training.learning_rate": "as in the code; C.5 has 1e-4"},
-        ),
+        **{f"paper-{rule.replace('_', '-')}": esbn_paper(rule) for rule in RULES},
     },
     columns=ALL_OF_BOTH,
-    source="Figures 6 and 17",
+    claimed={"ood": "Figures 6 and 17"},
     trained=TrainedIf(reaches=0.9),
-    views={"withheld": partial(against, readings=IN_AND_OUT, setting="n_withheld", rows="rule")},
+    claims=(
+        better("id, no object withheld", metric("accuracy", "id"), "Figures 6, 17", n_withheld=0),
+        engine.Claim(
+            "Compositional attention gains most where many objects are withheld: 95 more than 50",
+            f"{shared.MITTAL}, section 4.5",
+            gain(OOD),
+            of=COMPOSITIONAL | {"n_withheld": 95},
+            exceeds=COMPOSITIONAL | {"n_withheld": 50},
+        ),
+    ),
+    views={
+        "withheld": partial(against, readings=IN_AND_OUT, setting="n_withheld", rows="rule"),
+        "problems": drawn.problems,
+    },
 )
+
+SCAN_ID = {22: 1699, 24: 1733, 25: 1777, 26: 1829, 27: 1873, 28: 1918, 29: 1918, 30: 1976}
+"""A tenth of the commands with at most as many actions as the cut-off."""
 
 SCAN = benchmark(
     "scan",
@@ -145,17 +267,19 @@ SCAN = benchmark(
         "smoke": smoke("n_validation=20", grids(2, of_task=[{"task.cutoff": (26,)}])),
         # Half of `id` is left to score.
         "paper": paper(
-            "d_model=128 d_mlp=256 n_layers=3 n_heads=8 dropout=0.5 n_validation=250 "
-            "training.n_steps=50000 training.batch_size=256 training.final_learning_rate=1 "
-            "training.evaluate_every=1000",
-            grids(1, 2, 4, seeds=5, of_task=[{"task.cutoff": scan.PAPER_CUTOFFS}]),
+            "d_model=128 d_mlp=256 n_layers=3 n_heads=8 d_selection=32 dropout=0.1 "
+            "n_validation=250 training.n_steps=50000 training.batch_size=256 "
+            "training.final_learning_rate=1 training.clip=5 training.evaluate_every=1000 "
+            "training.checkpoint=last",
+            grids(1, 2, 4, 8, seeds=5, of_task=[{"task.cutoff": scan.PAPER_CUTOFFS}]),
+            where={"task.cutoff": {n: f"task.n_id={k}" for n, k in SCAN_ID.items()}},
         ),
     },
     columns=ALL_OF_BOTH,
+    claimed={"ood": "Table 4"},
     further={"tokens, ood": metric("token_accuracy", "ood")},
-    source="Table 4",
     trained=TrainedIf(reaches=0.9),
-    claims=(fewer(1, 4, metric("accuracy", "ood"), "Table 4"),),
+    claims=(fewer(1, 8, metric("accuracy", "ood"), "Table 4"),),
     views={"cutoffs": partial(against, readings=IN_AND_OUT | PUBLISHED, setting="cutoff")},
 )
 
@@ -179,18 +303,25 @@ IMAGES = benchmark(
             "task.triangles.n_test=60 task.triangles.image_size=48",
             grids(2),
         ),
+        # 100 passes over SVHN, 32 images of each data set at a time.
         "paper": paper(
-            "d_model=256 d_mlp=512 n_validation=2000 training.n_steps=200000 "
-            "training.batch_size=128 training.learning_rate=1e-4 training.evaluate_every=4000 "
-            f"task.sources={','.join(pictures.PAPER_SOURCES)} task.folder=none task.n_valid=2000 "
-            "task.triangles.n_train=50000 task.triangles.n_valid=10000 "
-            "task.triangles.n_test=10000",
-            grids(1, 2, 3, 4, seeds=5),
-            **{"training.final_learning_rate": "a cosine to .1; the authors' rate is constant"},
+            "d_model=256 d_mlp=512 n_layers=2 d_selection=16 dropout=0.1 n_validation=2000 "
+            "training.n_steps=229000 training.batch_size=128 training.learning_rate=1e-4 "
+            "training.final_learning_rate=1 training.evaluate_every=2290 training.checkpoint=last "
+            f"task.sources={','.join(pictures.PAPER_SOURCES)} task.folder=none "
+            "task.augmented=true task.n_valid=2000 task.triangles.n_train=50000 "
+            "task.triangles.n_valid=2000 task.triangles.n_test=10000",
+            grids(1, 2, 3, 4, seeds=3),
+            departures={
+                "task.n_valid": "2,000 images of each data set, held out from training, show its "
+                "progress",
+                "task.triangles_image_size": "drawn with 64 pixels and halved",
+                "training.loss": "their mean, which has the same direction",
+            },
         ),
     },
     columns={name: ("test", name) for name in SOURCES},
-    source="Table 2",
+    claimed=dict.fromkeys(SOURCES, "Table 2"),
     trained=TrainedIf(split="valid", reaches=0.7),
     claims=(fewer(3, 4, metric("accuracy", "test", "cifar10"), "Table 2"),),
     views={"training_by_source": by_group(*SOURCES)},
@@ -207,30 +338,35 @@ TEXT = benchmark(
     grids(4),
     {
         "smoke": smoke("n_validation=20", grids(2)),
+        # An epoch has about 3,150 steps. Windows are computed four at a time, as in the code.
         "paper": paper(
-            "d_model=512 d_mlp=2048 n_layers=6 n_heads=8 d_selection=32 dropout=0 "
-            "n_validation=256 training.n_steps=200000 training.batch_size=64 "
-            "training.learning_rate=3e-4 training.evaluate_every=4000 training.precision=bf16 "
-            "task.path=none task.vocabulary_size=16384 task.length=256",
-            grids(8),
-            **{
-                "training.learning_rate": "a cosine from 3e-4; the authors' 4e-3, an inverse "
-                "square root",
-                "task": "16,384 byte pairs, windows of 256; the authors' words, windows of 512",
+            "d_model=512 d_mlp=2048 n_layers=6 n_heads=8 d_selection=32 dropout=0.1 "
+            "n_validation=900 training.n_steps=50000 training.batch_size=64 training.n_parts=16 "
+            "training.schedule=inverse_sqrt training.warmup_steps=4000 training.weight_decay=0.01 "
+            "training.decayed=all training.beta2=0.98 training.evaluate_every=3150 "
+            "training.precision=bf16 task.path=none task.name=wikitext-103-v1 task.tokens=words "
+            "task.vocabulary_size=267744 task.length=512 task.context=400",
+            grids(8, seeds=3),
+            where={
+                "model": {
+                    "multi_head": "training.learning_rate=2e-3",
+                    "compositional": "training.learning_rate=4e-3",
+                }
             },
+            departures={"training.precision": "bf16, which needs no scaling of the loss"},
         ),
     },
     columns={"perplexity": ("test", ALL)},
+    claimed={"perplexity": "section 4.7"},
     further={"bits per byte": metric("bits_per_byte", "test")},
-    source="section 4.7",
     trained=TrainedIf(split="valid", metric="loss", reaches=0.75, share_of="frequencies"),
     claims=(
         engine.Claim(
             "Compositional attention converges faster: its loss is lower over training",
             f"{shared.MITTAL}, Figure 7",
             read("training", "loss", split="valid", group=ALL, mean=("train_step",)),
-            of=shared.MULTI_HEAD,
-            exceeds=shared.COMPOSITIONAL,
+            of=MULTI_HEAD,
+            exceeds=COMPOSITIONAL,
             of_learning=True,
         ),
     ),

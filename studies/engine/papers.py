@@ -5,7 +5,7 @@
 - `citation`;
 - `experiments`: rows of names, the study and the preset that repeat them, and the settings that
   pick their cells: `["sraven/{softmax,hyla}", "raven_latent_code", "paper", "model={0}"]`. Braces
-  list alternatives, `{0}` stands for the first one;
+  list alternatives, `{0}` stands for the first one; `n_heads=2,4` allows any of the values;
 - `absent`: rows of names of experiments that no preset repeats, and the reason;
 - `figures`: rows of a figure, a study, and its views that draw the figure:
   `["Figure 4", "raven_latent_code", "scaling"]`;
@@ -185,19 +185,19 @@ def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr
 
 
 def has_settings(config: object, text: str) -> bool:
-    """Whether a config has settings such as `"model=hyla task=RavenConfig n_layers=2"`."""
+    """Whether a config has settings such as `"model=hyla task=RavenConfig n_layers=2,3"`."""
     pairs = (setting.split("=") for setting in text.split())
     return all(_has_value(config, path, value) for path, value in pairs)
 
 
 def _has_value(config: object, path: str, text: str) -> bool:
-    """Whether a config has a setting with the value that a text stands for."""
+    """Whether a config has a setting with one of the values that a text stands for."""
     if not settings.has(config, path):
         return False
     value = settings.get(config, path)
     if is_dataclass(value):
         return type(value).__name__ == text
-    return settings.parse(config, path, text) == (value,)
+    return value in settings.parse(config, path, text)
 
 
 def _expand(pattern: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mechanisms
@@ -12,7 +12,7 @@ import tasks
 from studies import engine
 from studies.engine import ALL, Selection
 from studies.engine.setup import References, Role
-from studies.setups.pairing import PairingSetup
+from studies.setups.pairing import NORM_EPSILON, PairingSetup
 
 if TYPE_CHECKING:
     import torch
@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 QUESTION_TYPES = tuple(tasks.SORT_OF_CLEVR_QUESTIONS)
 PAPER_SOURCES = ("cifar10", "fashion_mnist", "svhn", "triangles")
 
-ESBN_WINDOWS = {
-    "same_different": None,
-    "rmts": (2, 2, 2),
-    "distribution_of_three": (3, 6),
-    "identity_rules": (3, 6),
-}
-"""Sizes of the groups of images that are normalised together; None for all images of a problem.
-
-Pairs make `rmts` easy, since normalising two equal images leaves nothing of them; with all six
-images together it is hard to learn at all.
-"""
+ESBN_WINDOWS = {"rmts": (2, 2, 2)}
+"""Sizes of the groups of images that are normalised together; all images of other rules are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +34,7 @@ class PictureSetup(PairingSetup):
 
     Args:
         patch_size: height and width of a patch.
+        dropout: rate for hidden activations and outputs of feed-forward layers.
     """
 
     patch_size: int
@@ -58,16 +50,25 @@ class PictureSetup(PairingSetup):
     def ends(self) -> Mapping[str, Any]:
         """Sizes of inputs and outputs: arguments of `mechanisms.PatchTransformerConfig`."""
 
+    @property
+    def feed_forward(self) -> mechanisms.FeedForwardConfig:
+        return replace(super().feed_forward, output_dropout=self.dropout)
+
     def build(self, generator: torch.Generator) -> mechanisms.PatchTransformer:
         config = mechanisms.PatchTransformerConfig(
-            **self.ends, **self.blocks, patch_size=self.patch_size, dropout=self.dropout
+            **self.ends,
+            **self.blocks,
+            patch_size=self.patch_size,
+            positions="fast_sinusoidal",
+            final_norm=False,
+            norm_epsilon=NORM_EPSILON,
         )
         return mechanisms.PatchTransformer(config, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SortOfClevrSetup(PictureSetup):
-    """Questions about a picture; the question is added to every patch."""
+    """Questions about a picture; the question is beside every token."""
 
     task: tasks.SortOfClevrConfig
 
@@ -77,7 +78,8 @@ class SortOfClevrSetup(PictureSetup):
     @property
     def ends(self) -> Mapping[str, Any]:
         answers = len(tasks.SORT_OF_CLEVR_ANSWERS)
-        return {"image_size": 75, "n_channels": 3, "d_output": answers, "d_condition": 18}
+        question = {"d_condition": 18, "condition": "beside"}
+        return {"image_size": 75, "n_channels": 3, "d_output": answers} | question
 
     def cluster(self, batch: Batch[Any]) -> Int[Tensor, " batch"]:
         """The picture of each question: questions about one picture are not independent."""
@@ -101,7 +103,8 @@ class TrianglesSetup(PictureSetup):
 
     @property
     def ends(self) -> Mapping[str, Any]:
-        return {"image_size": self.task.image_size, "n_channels": 1, "d_output": 2}
+        size = self.task.image_size
+        return {"image_size": size, "n_channels": 1, "d_output": 2, "embedding": "mlp"}
 
     def references(self, split: str) -> References:
         """One half; a classifier of the longest side alone gets more."""
@@ -110,7 +113,7 @@ class TrianglesSetup(PictureSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSetup(PictureSetup):
-    """Image classification on several data sets, with a read-out for each."""
+    """Image classification on several data sets, with a class token and a read-out for each."""
 
     task: tasks.ImagesConfig
 
@@ -124,7 +127,8 @@ class ImagesSetup(PictureSetup):
     @property
     def ends(self) -> Mapping[str, Any]:
         n_classes = self.sampler().n_classes
-        return {"image_size": self.task.image_size, "n_channels": 3, "d_output": n_classes}
+        image = {"image_size": self.task.image_size, "n_channels": 3, "embedding": "mlp"}
+        return image | {"d_output": n_classes, "d_readout": 128}
 
     def references(self, split: str) -> References:
         """The most frequent class of each data set."""
@@ -150,7 +154,7 @@ class EsbnSetup(PairingSetup):
         return {"id": "in", "ood": "out"} if self.task.n_withheld else {"id": "in"}
 
     def build(self, generator: torch.Generator) -> mechanisms.RelationClassifier:
-        n_answers, windows = self.sampler().n_answers, ESBN_WINDOWS[self.task.rule]
+        n_answers, windows = self.sampler().n_answers, ESBN_WINDOWS.get(self.task.rule)
         config = mechanisms.RelationClassifierConfig(
             **self.blocks, d_output=n_answers, windows=windows
         )

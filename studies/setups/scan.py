@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,13 +11,14 @@ import mechanisms
 import tasks
 from studies.engine import Metric, Selection, reported
 from studies.engine.setup import Role
-from studies.setups.pairing import PairingSetup
+from studies.setups.pairing import NORM_EPSILON, PairingSetup
 
 if TYPE_CHECKING:
     import torch
     from jaxtyping import Bool
     from torch import Tensor
 
+    from mechanisms.protocols import AttentionProtocol
     from tasks import Batch
 
 LENGTHS = ((1, 12), (13, 24), (25, 36), (37, 48))
@@ -35,6 +36,8 @@ class ScanSetup(PairingSetup):
 
     Args:
         task: the split and, for the split `length`, the largest number of actions in training.
+        dropout: rate for embeddings, the outputs of all parts of a block, hidden activations and,
+            in multi-head attention, patterns.
     """
 
     task: tasks.ScanConfig
@@ -52,6 +55,15 @@ class ScanSetup(PairingSetup):
         """Further commands from the training distribution (`id`), and held-out ones (`ood`)."""
         return {"id": "in", "ood": "out"} if self.task.split != "simple" else {"id": "in"}
 
+    @property
+    def attention(self) -> AttentionProtocol:
+        """Without biases, but for value queries and value keys, as in the authors' code."""
+        attention = super().attention
+        if isinstance(attention, mechanisms.AttentionConfig):
+            return replace(attention, bias=False, dropout=self.dropout)
+        assert isinstance(attention, mechanisms.CompositionalAttentionConfig)
+        return replace(attention, biases="selection")
+
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         """An encoder-decoder whose layers share weights, within encoder and decoder each."""
         actions = tasks.SCAN_ACTIONS
@@ -62,6 +74,10 @@ class ScanSetup(PairingSetup):
             begin=actions.index("<bos>"),
             end=actions.index("<eos>"),
             padding=actions.index("<pad>"),
+            marks=True,
+            tied=True,
+            post_norm=True,
+            norm_epsilon=NORM_EPSILON,
             dropout=self.dropout,
         )
         return mechanisms.EncoderDecoder(config, generator=generator)

@@ -15,7 +15,7 @@ import probes
 import tasks
 from studies.engine import ALL, Metric, Selection, reported
 from studies.engine.setup import References, Role, Scores
-from studies.setups.pairing import HeadsSetup, PairingSetup
+from studies.setups.pairing import NORM_EPSILON, HeadsSetup, PairingSetup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,11 +101,37 @@ class TextSetup(HeadsSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class TextPairingSetup(TextSetup, PairingSetup):
-    """The language models of Mittal et al. 2021: shared blocks, T5's bias."""
+    """The language models of Mittal et al. 2021: shared blocks, sinusoids, tied embeddings.
+
+    Args:
+        dropout: rate for the embedding and the outputs of attention and feed-forward layers.
+    """
 
     shared: ClassVar = True
     evaluation_batch_size: ClassVar = 8
     reported: ClassVar = reported("mittal_2021", "text")
+
+    @property
+    def biased(self) -> bool:
+        return False
+
+    @property
+    def feed_forward(self) -> mechanisms.FeedForwardConfig:
+        return replace(super().feed_forward, dropout=0.0)
+
+    @property
+    def config(self) -> mechanisms.TransformerConfig:
+        return replace(
+            super().config,
+            positions="sinusoidal",
+            tied=True,
+            scaled=True,
+            dropout=self.dropout,
+            norm_epsilon=NORM_EPSILON,
+        )
+
+    def inapplicable(self) -> frozenset[str]:
+        return super().inapplicable() | {"max_distance"}
 
 
 @dataclass(frozen=True, kw_only=True)

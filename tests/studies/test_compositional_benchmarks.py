@@ -20,12 +20,12 @@ from transformer_lens.hook_points import HookPoint
 import mechanisms
 import tasks
 from studies import compositional_benchmarks
-from studies.engine import ALL, Resources, RunError, Study, Trained, read_result, run
+from studies.engine import ALL, Resources, RunError, Study, Trained, read, read_result, run
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
 from studies.engine.examples import Examples
 from studies.engine.scoring import score
-from studies.setups.benchmark import value_scores
+from studies.setups.benchmark import gain, value_scores
 
 STUDIES = {
     study.name: study
@@ -115,7 +115,7 @@ def test_all_is_there(name, plans, results, folders):
     headline = "perplexity" if name == "text" else "accuracy"
     assert np.isfinite(result["scores"][headline].isel(split=0).sel(group=ALL)).all()
     drawn = {view: draw(result) for view, draw in study.views.items()}
-    others = {"value_scores_R3", "value_scores_R4", "value_scores_R8", "cutoffs"}
+    others = {f"value_scores_R{n}" for n in (3, 4, 6, 8)} | {"cutoffs"}
     assert {view for view, figure in drawn.items() if figure is None} == others & set(drawn)
     plt.close("all")
     if name == "scan":
@@ -312,32 +312,63 @@ def test_planted_pairings_are_seen(plans, sharpness, by_type, tightness, differe
 
 # Presets
 
-PAPER = {
-    # width, layers, heads, hidden units; steps, batch, rate, its end; cells
-    "sort_of_clevr": ((256, 4, 4, 512), (459_400, 64, 1e-4, 1.0), 5 * 5),
-    "triangles": ((256, 4, 4, 512), (78_200, 128, 1e-4, 0.0), 4 * 5),
-    "esbn": ((128, 1, 8, 512), (20_000, 32, 5e-4, 1.0), (4 * 4 + 1) * 5 * 5),
-    "scan": ((128, 3, 8, 256), (50_000, 256, 1e-3, 1.0), 8 * 4 * 5),
-    "images": ((256, 2, 4, 512), (200_000, 128, 1e-4, 0.1), 5 * 5),
-    "text": ((512, 6, 8, 2048), (200_000, 64, 3e-4, 0.1), 2),
+N_CELLS = {
+    # Seeds times models.
+    ("sort_of_clevr", "paper"): 5 * (1 + 4 + 4 + 1 + 2 + 2 + 1),
+    ("triangles", "paper"): 3 * (1 + 3 + 3),
+    ("esbn", "paper-same-different"): 10 * 5 * 6,
+    ("esbn", "paper-rmts"): 10 * 4 * 6,
+    ("esbn", "paper-distribution-of-three"): 10 * 4 * 6,
+    ("esbn", "paper-identity-rules"): 10 * 4 * 6,
+    ("scan", "paper"): 5 * 8 * 5,
+    ("images", "paper"): 3 * 5,
+    ("text", "paper"): 3 * 2,
 }
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_the_paper_preset(name):
-    sizes, training, n_cells = PAPER[name]
-    plan = STUDIES[name].plan("paper")
-    setup = plan.setup
-    assert (setup.d_model, setup.n_layers, setup.n_heads, setup.d_mlp) == sizes
-    told = setup.training
-    assert (told.n_steps, told.batch_size, told.learning_rate, told.final_learning_rate) == training
-    assert (told.warmup_steps, told.clip, told.weight_decay) == (1000, 1.0, 0.0)
-    assert len(plan.cells) == n_cells
-    if name == "sort_of_clevr":
-        assert told.n_steps == pytest.approx(100 * 9800 * 30 / 64, rel=0.001)
+@pytest.mark.parametrize(("name", "preset"), N_CELLS)
+def test_the_number_of_cells_of_a_paper_preset(name, preset):
+    assert len(STUDIES[name].plan(preset).cells) == N_CELLS[name, preset]
 
 
-@pytest.mark.parametrize("name", PAPER)
+def test_other_widths_and_heads_of_sort_of_clevr_have_their_hidden_units():
+    cells = STUDIES["sort_of_clevr"].plan("paper", ["seed=0"]).cells
+    sizes = {(cell.d_model, cell.d_mlp, cell.n_heads) for cell in cells}
+    assert sizes == {(32, 64, 2), (256, 512, 4), (256, 512, 8), (512, 1024, 4), (512, 1024, 8)}
+    of_mlp = [cell for cell in cells if cell.scorer == "mlp"]
+    assert [cell.n_retrievals for cell in of_mlp] == [1, 2, 3, 4]
+
+
+def test_attention_of_a_language_model_has_its_own_rate():
+    cells = STUDIES["text"].plan("paper").cells
+    rates = {(cell.model, cell.training.learning_rate) for cell in cells}
+    assert rates == {("multi_head", 2e-3), ("compositional", 4e-3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("scorer=mlp", {"scorer": "mlp"}),
+        ("separate_value_keys=true", {"separate_value_keys": True}),
+        ("chosen_by=gumbel", {"selection": "gumbel"}),
+        ("chosen_by=hard", {"selection": "hard"}),
+        ("chosen_by=top_k n_selected=2", {"selection": "top_k", "n_selected": 2}),
+        ("d_selection=5", {"d_selection": 5}),
+        ("own_value=true", {"own_value": True}),
+    ],
+)
+@pytest.mark.parametrize("name", STUDIES)
+def test_all_options_of_the_attention_are_settings(name, change, expected):
+    multi_head, *others = (
+        STUDIES[name].plan("laptop", ["n_retrievals=3", *change.split()]).cells[:2]
+    )
+    attention = others[0].attention
+    assert {key: getattr(attention, key) for key in expected} == expected
+    if "own_value" in change:
+        assert multi_head.attention.own_value
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_laptop_preset(name):
     steps, batch, rate, n_cells = {
         "sort_of_clevr": (7000, 64, 1e-3, 2),
@@ -359,7 +390,7 @@ def test_the_laptop_preset(name):
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "paper"])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_preset_trains(name, preset, plans):
-    plan = STUDIES[name].plan(preset)
+    plan = STUDIES[name].plan("paper-rmts" if (name, preset) == ("esbn", "paper") else preset)
     for setup in {one.model: one for one in plan.cells}.values():
         if name in ("sort_of_clevr", "triangles", "images", "text"):
             # Pictures and text that are here; the patches fit the triangles.
@@ -388,43 +419,72 @@ def test_examples_are_left_to_score_where_others_choose(preset):
 @pytest.mark.parametrize("name", STUDIES)
 def test_models_have_the_dropout_of_their_settings(name, plans):
     config = replace(plans[name].cells[0], dropout=0.3).build(torch.Generator()).config
-    assert config.feed_forward.dropout == 0.3
-    # Of what a part of a block adds too, but for ESBN's tasks and text.
-    assert getattr(config, "dropout", 0.0) == (0.0 if name in ("esbn", "text") else 0.3)
+    mlp, is_picture = config.feed_forward, name in ("sort_of_clevr", "triangles", "images")
+    assert mlp.dropout == (0.0 if name == "text" else 0.3)
+    assert mlp.output_dropout == (0.3 if is_picture else 0.0)
+    # Of the embedding and what a part of a block adds.
+    assert getattr(config, "dropout", 0.0) == (0.3 if name in ("scan", "text") else 0.0)
+    assert config.attention.dropout == (0.3 if name == "scan" else 0.0)
 
 
-def test_the_grid_of_esbn_has_the_pairs_that_there_are():
-    cells = STUDIES["esbn"].plan("paper", ["seed=0"]).cells
-    pairs = {(one.task.rule, one.task.n_withheld) for one in cells}
-    assert len(pairs) == 4 * 4 + 1
-    assert ("same_different", 98) in pairs
-    assert ("rmts", 98) not in pairs
-    assert all(("ood" in one.splits) == (one.task.n_withheld > 0) for one in cells)
+def test_the_grids_of_esbn_have_the_pairs_that_there_are():
+    presets = [preset for name, preset in N_CELLS if name == "esbn"]
+    plans = [STUDIES["esbn"].plan(preset, ["seed=0"]) for preset in presets]
+    cells = [cell for plan in plans for cell in plan.cells]
+    steps = {(c.task.rule, c.task.n_withheld): c.training.n_steps for c in cells}
+    assert len(steps) == 4 * 4 + 1
+    assert steps["same_different", 98] == 100
+    assert ("rmts", 98) not in steps
+    assert all(("ood" in cell.splits) == (cell.task.n_withheld > 0) for cell in cells)
 
 
 def test_multi_head_attention_is_trained_once_whatever_r():
-    cells = STUDIES["triangles"].plan("paper", ["seed=0"]).cells
+    cells = STUDIES["triangles"].plan("paper", ["seed=0", "scorer=dot"]).cells
     assert [one.model for one in cells] == ["multi_head"] + 3 * ["compositional"]
     assert [one.n_retrievals for one in cells[1:]] == [1, 2, 4]
 
 
 def test_papers_figures_are_those_of_its_tables():
-    def theirs(name, split, group, **task):
-        changes = [f"task.{key}={value}" for key, value in task.items()]
+    def theirs(name, split, group, changes=(), **settings):
         cells = STUDIES[name].plan("paper", ["seed=0", *changes]).cells
         return {
             one.n_retrievals if one.model == "compositional" else 0: known.value
             for one in cells
             for known in one.paper()
             if (known.split, known.group) == (split, group)
+            if all(getattr(one, key) == value for key, value in settings.items())
         }
 
-    ternary = theirs("sort_of_clevr", "test", "ternary")
+    sizes = {"d_model": 256, "n_heads": 4}
+    ternary = theirs("sort_of_clevr", "test", "ternary", **sizes, scorer="dot")
     assert ternary == {0: 0.649, 1: 0.664, 2: 0.669, 3: 0.671, 4: 0.648}
+    binary = theirs("sort_of_clevr", "test", "binary", **sizes, scorer="mlp")
+    assert binary == {1: 0.858, 2: 0.847, 3: 0.846, 4: 0.878}
+    unary = theirs("sort_of_clevr", "test", "unary", d_model=32)
+    assert unary == {0: 0.662, 2: 0.741}
+    assert theirs("sort_of_clevr", "test", "unary", d_model=512, n_heads=8) == {0: 0.985}
+    assert theirs("sort_of_clevr", "test", "binary", d_model=512, n_heads=4) == {0: 0.842, 2: 0.845}
     assert theirs("triangles", "test", ALL) == {0: 0.938, 1: 0.956, 2: 0.967, 4: 0.97}
     assert theirs("images", "test", "svhn") == {0: 0.85, 1: 0.85, 2: 0.86, 3: 0.852, 4: 0.86}
-    assert theirs("scan", "ood", ALL, cutoff=27) == {0: 0.22, 1: 0.38, 2: 0.49, 4: 0.26}
+    accuracy = theirs("scan", "ood", ALL, ["task.cutoff=27"])
+    assert accuracy == {0: 0.22, 1: 0.38, 2: 0.49, 4: 0.26, 8: 0.30}
     assert theirs("text", "test", ALL) == {0: 39.6, 8: 38.8}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["task.path=book.txt"],
+        ["task.path=book.txt", "task.tokens=words"],
+        ["task.path=book.txt", "task.name=wikitext-103-v1", "task.tokens=words"],
+        ["task.path=none", "task.name=wikitext-103-raw-v1"],
+        ["task.path=none", "task.name=wikitext-2-v1", "task.tokens=words"],
+    ],
+)
+def test_other_texts_do_not_get_the_numbers_of_wikitext(changes):
+    cells = STUDIES["text"].plan("laptop", ["n_retrievals=8", *changes]).cells
+    assert [cell.paper() for cell in cells] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -476,3 +536,28 @@ def test_known_values_stand_beside_the_intervals(results):
         line.get_xdata()[0] for line in figure.axes[0].get_lines() if line.get_label() == "paper"
     ]
     assert marks == pytest.approx([0.938, 0.967])
+
+
+def test_gains_are_paired_with_the_baseline_of_the_same_seed_and_settings():
+    rows = [
+        # model, R, withheld, seed, accuracy
+        ("multi_head", np.nan, 50, 0, 0.5),
+        ("multi_head", np.nan, 50, 1, 0.6),
+        ("multi_head", np.nan, 95, 0, 0.4),
+        ("compositional", 2, 50, 1, 0.9),
+        ("compositional", 2, 50, 0, 0.7),
+        ("compositional", 2, 95, 0, 0.8),
+        ("compositional", 2, 95, 1, 0.8),
+    ]
+    names = ("model", "n_retrievals", "n_withheld", "seed")
+    columns = dict(zip(names, zip(*(row[:4] for row in rows), strict=True), strict=True))
+    coordinates = {name: ("cell", list(values)) for name, values in columns.items()}
+    scores = xr.Dataset(
+        {"accuracy": ("cell", [row[4] for row in rows]), "chosen": ("cell", [True] * len(rows))},
+        coords={"cell": range(len(rows))} | coordinates,
+    )
+    tree = xr.DataTree.from_dict({"scores": scores})
+    axes = {"coordinates": list(names), "pairs": ["seed"], "tuned": []}
+    tree.attrs["axes"] = json.dumps(axes)
+    found = gain(read("scores", "accuracy")).values(tree)
+    assert np.allclose(found, [np.nan] * 3 + [0.3, 0.2, 0.4, np.nan], equal_nan=True)

@@ -12,11 +12,16 @@ from studies.engine.study import Plan
 from studies.setups.equations import EquationsSetup
 from studies.setups.expressions import ExpressionSetup
 from studies.setups.latent_code import FuzzySetup, RavenSetup
-from studies.setups.text import LanguageSetup
+from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, TrianglesSetup
+from studies.setups.retrieval import RetrievalSetup
+from studies.setups.scan import ScanSetup
+from studies.setups.text import LanguageSetup, TextPairingSetup
+from tests.studies.papers import benchmark_facts
 from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
 from tests.studies.papers.language_facts import language_facts
 from tests.studies.papers.latent_code_facts import fuzzy_facts, raven_facts
+from tests.studies.papers.retrieval_facts import retrieval_facts
 
 
 def training_facts(setup: Setup) -> dict[str, Any]:
@@ -38,6 +43,13 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     FuzzySetup: fuzzy_facts,
     LanguageSetup: language_facts,
     ExpressionSetup: expression_facts,
+    RetrievalSetup: retrieval_facts,
+    SortOfClevrSetup: benchmark_facts.sort_of_clevr_facts,
+    TrianglesSetup: benchmark_facts.triangles_facts,
+    ImagesSetup: benchmark_facts.images_facts,
+    EsbnSetup: benchmark_facts.esbn_facts,
+    ScanSetup: benchmark_facts.scan_facts,
+    TextPairingSetup: benchmark_facts.text_facts,
     EquationsSetup: equation_facts,
 }
 """The facts about task and model, by the class of the setup."""

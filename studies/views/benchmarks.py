@@ -1,0 +1,115 @@
+"""Plots of the benchmarks of compositional attention: value scores, and samples of two tasks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+import probes
+import tasks
+from studies.engine.results import config_of
+from studies.report import panels
+
+N_SAMPLES = 3
+"""Number of examples that are drawn."""
+
+
+def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
+    """Mean value scores by layer (rows) and group (columns), of the first cell with `n_retrievals`.
+
+    The last row shows the last token in the last layer (the class token where there is one), from
+    which the answer is read. None without such a cell.
+    """
+    if "value_scores" not in result.children:
+        return None
+    data = result["value_scores"].to_dataset()
+    matching = (data["n_retrievals"] == n_retrievals) & data["tightness"].notnull()
+    if not matching.any():
+        return None
+    cell = data.isel(cell=int(matching.to_numpy().argmax()))
+    shown = cell["value_scores"].isel(retrieval=slice(n_retrievals))
+    shown = shown.dropna("group", how="all").dropna("search", how="all")
+    shown = shown.sel(group=[name for name in shown["group"].to_numpy() if ":" not in name])
+    layers = [f"layer {layer}" for layer in shown["layer"].to_numpy()]
+    last = shown.sel(token="last").isel(layer=[-1])
+    rows = xr.concat([shown.sel(token="all"), last], "layer", coords="minimal", compat="override")
+    rows = rows.assign_coords(layer=[*layers, f"{layers[-1]}, last token"])
+    figure, axes = panels.grid(*map(len, (rows["layer"], rows["group"])), width=1.5, height=1.5)
+    image = probes.draw_value_scores(axes, rows, highest=float(cell["value_scores"].max()))
+    title = f"mean value score, seed {int(cell['seed'])}"
+    figure.colorbar(image, ax=axes, shrink=0.6, label=title)
+    return figure
+
+
+def pictures(result: xr.DataTree) -> Figure:
+    """Pictures of Sort-of-CLEVR's test set, with a question of each type and its answer."""
+    task = tasks.SortOfClevr(_config(tasks.SortOfClevrConfig, result, n_train=1, n_valid=1))
+    batch = task.batch("test", 0, task.size("test"))
+    images = batch.latents["image"].unique()[:N_SAMPLES].tolist()
+    figure, axes = panels.grid(1, len(images), width=2.6, height=3.6, share=False)
+    for axis, number in zip(axes[0], images, strict=True):
+        questions = batch[batch.latents["image"] == number]
+        _show(axis, questions.inputs[0][0].permute(1, 2, 0))
+        axis.set_title(f"picture {number + 1}", fontsize=9, loc="left")
+        types = questions.latents["question_type"].tolist()
+        lines = [_question(questions, types.index(kind)) for kind in sorted(set(types))]
+        axis.text(0, 80, "\n".join(lines), fontsize=6, va="top", linespacing=1.6)
+    return figure
+
+
+def _question(batch: tasks.Batch[Any], example: int) -> str:
+    """A question of Sort-of-CLEVR in words, with its answer."""
+    kind = list(tasks.SORT_OF_CLEVR_QUESTIONS)[batch.latents["question_type"][example]]
+    subtype = tasks.SORT_OF_CLEVR_QUESTIONS[kind][batch.latents["subtype"][example]]
+    colours = [tasks.SORT_OF_CLEVR_COLOURS[i] for i in batch.latents["colours"][example] if i >= 0]
+    answer = tasks.SORT_OF_CLEVR_ANSWERS[batch.targets[example, 0]]
+    return f"{kind}: {subtype}, {' and '.join(colours)}? {answer}"
+
+
+def problems(result: xr.DataTree) -> Figure:
+    """A problem of each ESBN task; the right one of several candidates is framed."""
+    rules = tuple(tasks.ESBN_RELATIONS)
+    figure, axes = panels.grid(len(rules), 9, width=0.8, height=1.0, share=False)
+    for rule, row in zip(rules, axes, strict=True):
+        task = tasks.ESBN(_config(tasks.ESBNConfig, result, rule=rule, n_withheld=0))
+        batch = task.batch("id", 0, 1)
+        answer = int(batch.targets[0, 0])
+        for number, axis in enumerate(row):
+            if number >= task.n_images:
+                axis.axis("off")
+                continue
+            _show(axis, 1 - batch.inputs[0, number, 0])
+            if number in _candidates(rule, task.n_images, answer):
+                axis.spines[:].set(visible=True, color="#228833", linewidth=2)
+        title = task.relations[answer] if rule == "same_different" else f"answer {answer + 1}"
+        row[0].set_title(f"{rule.replace('_', ' ')}: {title}", fontsize=panels.SMALL, loc="left")
+    return figure
+
+
+def _candidates(rule: str, n_images: int, answer: int) -> range:
+    """The images that are the right candidate."""
+    if rule == "same_different":
+        return range(0)
+    if rule == "rmts":
+        return range(2 + 2 * answer, 4 + 2 * answer)
+    return range(n_images - 4 + answer, n_images - 3 + answer)
+
+
+def _show(axis: Axes, image: ArrayLike) -> None:
+    """Draw an image without ticks."""
+    pixels = np.asarray(image)
+    axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
+    axis.set(xticks=[], yticks=[])
+
+
+def _config(kind: type, result: xr.DataTree, **changes: Any) -> Any:
+    """The config of the result's task with changes; settings that it lacks have their defaults."""
+    stored = config_of(result)["setup"]["task"]
+    names = {field.name for field in fields(kind)}
+    return kind(**{k: v for k, v in stored.items() if k in names} | changes)
