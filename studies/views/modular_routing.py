@@ -68,6 +68,16 @@ def of_size(reading: Reading, n_operators: Iterable[int]) -> Reading:
     return Reading(reading.label, values_of_size)
 
 
+def against_size(result: xr.DataTree, *, setting: str, **options: Any) -> Figure | None:
+    """`plots.against` one of `SIZES`, with ticks at its values."""
+    figure = plots.against(result, setting=setting, **options)
+    known = {condition.values.get(setting) for condition in conditions_of(result)}
+    ticks = sorted(value for value in known if value is not None)
+    for axis in figure.axes if figure else ():
+        axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=7)
+    return figure
+
+
 # Activation
 
 
@@ -180,14 +190,14 @@ best_paths = partial(
     ignore=SIZES,
 )
 keys = partial(losses_by, setting="module_keys", log="y", ignore=SIZES)
-detailed = partial(plots.against, setting="n_points", rows="n_operators")
+detailed = partial(against_size, setting="n_points", rows="n_operators")
 SPECIALIZATION = {"specialization": without_outliers(SPECIAL)}
 SMOOTH_OOD = without_outliers(OOD)
 
 
 def by_size(readings: Mapping[str, Reading], setting: str, ylabel: str, log: str) -> Any:
     """A view of readings against |S| or C, pooled over the other one."""
-    sized = partial(plots.against, readings=readings, setting=setting, ylabel=ylabel, log=log)
+    sized = partial(against_size, readings=readings, setting=setting, ylabel=ylabel, log=log)
     return partial(with_settings, view=partial(sized, ignore=SIZES), **END_TO_END, **DIRECT)
 
 

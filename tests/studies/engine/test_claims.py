@@ -292,6 +292,7 @@ def test_a_setting_that_is_not_for_a_model_does_not_exclude_it():
         for model, n_heads, kind in (("a", 2, "x"), ("a", 4, "y"), ("b", None, None))
     ]
     result, ood = result_of(cells), metric("accuracy", "ood")
+    result.attrs["config"] = json.dumps({"setup": {}})
     for chosen in ({"n_heads": 2}, {"kind": "x"}):
         found = ood.among(["a", "b"], **chosen).values(result)
         assert np.isfinite(found).tolist() == [True, False, True]
