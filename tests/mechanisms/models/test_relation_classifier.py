@@ -31,6 +31,7 @@ SMALL = RelationClassifierConfig(
 CONFIGS = {
     "plain": SMALL,
     "windows": replace(SMALL, windows=(2, 3)),
+    "interleaved": replace(SMALL, positions="interleaved"),
     "linear": replace(SMALL, attention=AttentionConfig.named("linear", n_heads=2, d_head=4)),
     "compositional": replace(
         SMALL, attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=3, d_head=4)
@@ -150,6 +151,7 @@ def test_the_seed_determines_the_weights():
     [
         ({"image_size": 12}, r"image_size must be a multiple of 8, got 12"),
         ({"d_output": 0}, r"d_output must be at least 1, got 0"),
+        ({"positions": "rotary"}, "positions must be one of sinusoidal, interleaved, got 'rotary'"),
         ({"windows": (2, 0)}, r"windows must be None or numbers of at least 2, got \(2, 0\)"),
     ],
 )
