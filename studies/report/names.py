@@ -48,7 +48,12 @@ SETTINGS = {
     "affinity_centring": {"none": "", "row": "E by row", "matrix": "E by matrix"},
     "gate_centring": {"none": "", "row": "N by row", "matrix": "N by matrix"},
     "doubled": {"0": "", "1": "doubled gate"},
+    "alpha": {"1": ""},
+    "beta": {"1": ""},
+    "scaled": {"0": "not scaled", "1": ""},
+    "projection": {"linear": "", "two_layers": "F of two layers"},
     "objective": {"sampled": ""},
+    "trained_on": {"familiar": "", "all": "trained on all"},
     "selection_bottleneck": {"0": "", "1": "selection bottleneck"},
     "functional_bottleneck": {
         "oracle": "",
