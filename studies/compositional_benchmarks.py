@@ -47,6 +47,9 @@ from studies.views import benchmarks as drawn
 
 RULES = tuple(tasks.ESBN_RELATIONS)
 SOURCES = ("digits", *pictures.PAPER_SOURCES)
+INITIALISATION = {
+    "model.initialisation": "truncated normals of variance 1 / fan-in, as in our other models"
+}
 IN_AND_OUT = {split: metric("accuracy", split) for split in ("id", "ood")}
 PUBLISHED = {"the paper's, ood": metric("accuracy_paper", "ood")}
 ALL_OF_BOTH = {split: (split, ALL) for split in ("id", "ood")}
@@ -212,7 +215,6 @@ def esbn_paper(rule: str) -> Preset:
         departures={
             "task.n_train": "problems are drawn anew, in training and in tests; without withheld "
             "objects those of `id` can occur in training",
-            "model.initialisation": "truncated normals of variance 1 / fan-in in the transformer",
         },
     )
 
@@ -273,6 +275,7 @@ SCAN = benchmark(
             "training.checkpoint=last",
             grids(1, 2, 4, 8, seeds=5, of_task=[{"task.cutoff": scan.PAPER_CUTOFFS}]),
             where={"task.cutoff": {n: f"task.n_id={k}" for n, k in SCAN_ID.items()}},
+            departures=INITIALISATION,
         ),
     },
     columns=ALL_OF_BOTH,
@@ -353,7 +356,8 @@ TEXT = benchmark(
                     "compositional": "training.learning_rate=4e-3",
                 }
             },
-            departures={"training.precision": "bf16, which needs no scaling of the loss"},
+            departures=INITIALISATION
+            | {"training.precision": "bf16, which needs no scaling of the loss"},
         ),
     },
     columns={"perplexity": ("test", ALL)},

@@ -15,7 +15,7 @@ from torch.nn.functional import dropout, linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import sinusoidal_embedding
-from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.initialization import lecun_normal, redraw_uniformly, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
@@ -24,6 +24,7 @@ from mechanisms.validation import check_choice, check_dropout, check_positive, c
 PatchPositions = Literal["learned", "sinusoidal", "fast_sinusoidal"]
 PatchEmbedding = Literal["linear", "mlp"]
 ConditionPlace = Literal["token", "beside"]
+Initialization = Literal["lecun_normal", "uniform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,14 @@ class PatchTransformerConfig:
         d_readout: width of a hidden relu layer of the read-out, shared by all tasks; None for a
             linear read-out.
         norm_epsilon: epsilon of all LayerNorms.
+        initialization: `lecun_normal`, with zero biases, or `uniform`, that of torch's linear
+            layers, weights and biases in [-1, 1] / sqrt(fan_in); not with learned positions.
         dropout: dropout probability of the embedding and of what attention and feed-forward layer
             add to the stream.
 
     Raises:
-        ValueError: a setting is not allowed, there are both a condition and several tasks, or
-            d_model is odd with a condition beside every token.
+        ValueError: a setting is not allowed, also with others as said above, there are both a
+            condition and several tasks, or d_model is odd with a condition beside every token.
     """
 
     image_size: int
@@ -76,6 +79,7 @@ class PatchTransformerConfig:
     final_norm: bool = True
     d_readout: int | None = None
     norm_epsilon: float = LAYER_NORM_EPSILON
+    initialization: Initialization = "lecun_normal"
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -101,6 +105,12 @@ class PatchTransformerConfig:
             )
         check_choice(self, "positions", PatchPositions)
         check_choice(self, "embedding", PatchEmbedding)
+        check_choice(self, "initialization", Initialization)
+        if self.initialization == "uniform" and self.positions == "learned":
+            raise ValueError(
+                "positions must be sinusoidal or fast_sinusoidal with initialization='uniform', "
+                f"got {self.positions!r}"
+            )
         check_positive(self, "norm_epsilon")
         check_dropout(self)
 
@@ -200,6 +210,8 @@ class PatchTransformer(SteppedModel):
         self.b_U = zeros(n_tasks, n_logits)
         absent = torch.arange(n_logits) >= torch.tensor(config.n_classes)[:, None]
         self.register_buffer("absent", absent, persistent=False)
+        if config.initialization == "uniform":
+            redraw_uniformly(self, generator=generator)
         self.setup()
 
     def _map(

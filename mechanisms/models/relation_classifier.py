@@ -22,6 +22,10 @@ from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.validation import check_choice, check_sizes
 
 N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
+MLP_WEIGHTS = ("mlp.W_in", "mlp.W_out")
+ATTENTION_WEIGHTS = tuple(
+    f"attn.W_{name}" for name in ("Q", "K", "V", "O", "value_query", "value_key", "score")
+)
 VARIANCE_EPSILON, LAYER_NORM_EPSILON = 1e-8, 1e-5
 
 RelationPositions = Literal["sinusoidal", "interleaved"]
@@ -131,6 +135,10 @@ class RelationClassifier(HookedRootModule):
     normalisation, sinusoidal positions, post-LN blocks and another LayerNorm. The logits are read
     from the mean over the images, through a hidden relu layer (`W_hidden` [d_model, 256]).
 
+    Initial weights are theirs: biases 0; before a relu N(0, 2 / fan in); elsewhere
+    N(0, 2 / (fan in + fan out)), in attention (but for its output) half of this variance, where
+    parameters have the names of `MultiHeadAttention` and `CompositionalAttention`.
+
     Hook points: `hook_encoded`, `hook_normalized`, `hook_embed` (with positions)
     [batch, image, d_model], and `blocks.{i}.*`, where images are the positions.
 
@@ -162,7 +170,30 @@ class RelationClassifier(HookedRootModule):
         self.b_hidden = zeros(D_HIDDEN)
         self.W_U = lecun_normal(D_HIDDEN, config.d_output, fan_in=D_HIDDEN, generator=generator)
         self.b_U = zeros(config.d_output)
+        self._initialize(generator)
         self.setup()
+
+    @torch.no_grad()
+    def _initialize(self, generator: torch.Generator | None) -> None:
+        """Draw the weights of the transformer and of the read-out."""
+        relu: list[Tensor] = [self.W_hidden]
+        for block in self.blocks:
+            parameters = dict(block.named_parameters())
+            relu += [parameters[name] for name in MLP_WEIGHTS if name in parameters]
+            for name in filter(parameters.__contains__, ATTENTION_WEIGHTS):
+                weight = parameters[name]
+                is_output = name == "attn.W_O"
+                # Heads come first: they are outputs of all maps but the last one.
+                fans = weight.numel() / weight.shape[-1], weight.shape[-1]
+                if not is_output:
+                    fan_in = weight.shape[-2] if weight.ndim > 1 else weight.numel()
+                    fans = fan_in, weight.numel() / fan_in
+                weight.normal_(
+                    std=((2 if is_output else 1) / sum(fans)) ** 0.5, generator=generator
+                )
+        for weight in relu:
+            weight.normal_(std=(2 / weight.shape[0]) ** 0.5, generator=generator)
+        self.W_U.normal_(std=(2 / sum(self.W_U.shape)) ** 0.5, generator=generator)
 
     def forward(
         self, images: Float[Tensor, "batch image 1 height width"]

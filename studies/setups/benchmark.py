@@ -29,11 +29,6 @@ TINY = (
     "d_model=16 d_mlp=16 n_layers=2 n_heads=2 scores.n_test=60 training.n_steps=4 "
     "training.batch_size=8 training.warmup_steps=1 training.evaluate_every=2"
 )
-DEPARTURES = {
-    "model.initialisation": "weights are drawn from truncated normals of variance 1 / fan-in",
-}
-"""How the `paper` presets of all benchmarks depart from the paper."""
-
 CAPTION = (
     "Accuracies in percent. R: retrievals, of as many searches as there are heads. Chance: the "
     "best answer to the question without the picture; frequencies: predicting token frequencies. "
@@ -75,14 +70,14 @@ def paper(
     where: Where | None = None,
     departures: Mapping[str, str] | None = None,
 ) -> Preset:
-    """The paper's settings, with further departures beside `DEPARTURES`."""
+    """The paper's settings."""
     common = {"scores.n_test": "10000", "training.warmup_steps": "0", "training.clip": "none"}
     given = dict(change.split("=") for change in changes.split())
     return Preset(
         changes=" ".join(f"{name}={value}" for name, value in (common | given).items()),
         grids=grids,
         where=where,
-        departures=DEPARTURES | dict(departures or {}),
+        departures=departures or {},
     )
 
 

@@ -62,6 +62,7 @@ class PictureSetup(PairingSetup):
             positions="fast_sinusoidal",
             final_norm=False,
             norm_epsilon=NORM_EPSILON,
+            initialization="uniform",
         )
         return mechanisms.PatchTransformer(config, generator=generator)
 

@@ -40,6 +40,7 @@ CONFIGS = {
         positions="fast_sinusoidal",
         final_norm=False,
         norm_epsilon=1e-5,
+        initialization="uniform",
     ),
     "tasks": replace(SMALL, d_output=(4, 2, 3)),
     "hidden layers": replace(SMALL, d_output=(4, 2, 3), embedding="mlp", d_readout=7),
@@ -208,6 +209,27 @@ def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
     check_saved_model_loads(model, inputs_for(model.config), tmp_path)
 
 
+def test_uniform_weights_are_those_of_torchs_linear_layers():
+    """The largest of many entries is close to 1 / sqrt(fan_in), and the variance is a third."""
+    config = replace(
+        CONFIGS["question beside"],
+        d_model=64,
+        d_condition=50,
+        attention=AttentionConfig(n_heads=4, d_head=16),
+    )
+    model = PatchTransformer(config, generator=torch.Generator().manual_seed(0))
+    fans = {"W_E": 12, "W_condition": 50, "W_join": 64, "W_U": 64}
+    fans |= {f"core.attn.W_{letter}": 64 for letter in "QKVO"}
+    fans |= {"core.mlp.W_in": 64, "core.mlp.W_out": 12, "b_join": 64}
+    for name, fan_in in fans.items():
+        weight = model.get_parameter(name).detach()
+        assert 0.9 < weight.abs().max() * fan_in**0.5 <= 1, name
+        if weight.numel() > 500:
+            assert weight.var() * fan_in == pytest.approx(1 / 3, rel=0.15), name
+    assert model.cls.abs().max() > 1
+    assert (model.core.ln1.weight == 1).all()
+
+
 def test_the_seed_determines_the_weights():
     check_seed_determines_weights(
         lambda generator: PatchTransformer(CONFIGS["question"], generator=generator)
@@ -224,6 +246,7 @@ def test_the_seed_determines_the_weights():
         ({"d_condition": 0}, r"d_condition must be None or at least 1, got 0"),
         ({"d_condition": 3, "d_output": (2, 3)}, r"d_condition must be None with several tasks"),
         ({"d_model": 7, "d_condition": 3, "condition": "beside"}, r"d_model must be even .* got 7"),
+        ({"initialization": "uniform"}, r"positions must be sinusoidal or .* got 'learned'"),
         ({"d_readout": 0}, r"d_readout must be at least 1, got 0"),
         ({"norm_epsilon": 0.0}, r"norm_epsilon must be greater than 0, got 0.0"),
         ({"embedding": "conv"}, r"embedding must be one of linear, mlp, got 'conv'"),

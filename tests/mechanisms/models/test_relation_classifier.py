@@ -142,6 +142,48 @@ def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
     check_saved_model_loads(model, (IMAGES,), tmp_path)
 
 
+@pytest.mark.parametrize("n_retrievals", [None, 2])
+def test_initial_weights_are_those_of_the_authors(n_retrievals):
+    """torch's own initialisers, for linear layers of the same sizes."""
+    attention = AttentionConfig(n_heads=4, d_head=32)
+    if n_retrievals:
+        attention = CompositionalAttentionConfig(
+            n_searches=4, n_retrievals=n_retrievals, d_head=32, d_selection=16
+        )
+    config = RelationClassifierConfig(
+        d_output=40, attention=attention, feed_forward=FeedForwardConfig(d_mlp=512)
+    )
+    model = RelationClassifier(config, generator=torch.Generator().manual_seed(0))
+
+    def spread(initialize, fan_in, fan_out, **arguments):
+        weight = torch.empty(fan_out, fan_in)
+        initialize(weight, **arguments)
+        return weight.std().item()
+
+    xavier, kaiming = nn.init.xavier_normal_, nn.init.kaiming_normal_
+    half, relu = {"gain": 0.5**0.5}, {"nonlinearity": "relu"}
+    expected = {
+        "attn.W_Q": (xavier, 128, 128, half),
+        "attn.W_V": (xavier, 128, 32 * (n_retrievals or 4), half),
+        "attn.W_O": (xavier, 128, 128, {}),
+        "mlp.W_in": (kaiming, 128, 512, relu),
+        "mlp.W_out": (kaiming, 512, 128, relu),
+    }
+    if n_retrievals:
+        expected |= {
+            "attn.W_value_query": (xavier, 128, 64, half),
+            "attn.W_value_key": (xavier, 32, 16, half),
+        }
+    pairs = {f"blocks.0.{name}": value for name, value in expected.items()}
+    pairs |= {"W_hidden": (kaiming, 128, 256, relu), "W_U": (xavier, 256, 40, {})}
+    for name, (initialize, fan_in, fan_out, arguments) in pairs.items():
+        weight = model.get_parameter(name)
+        assert weight.numel() == fan_in * fan_out, name
+        theirs = spread(initialize, fan_in, fan_out, **arguments)
+        assert weight.std().item() == pytest.approx(theirs, rel=0.12), name
+    assert not any(p.any() for name, p in model.named_parameters() if ".b_" in name)
+
+
 def test_the_seed_determines_the_weights():
     check_seed_determines_weights(lambda generator: RelationClassifier(SMALL, generator=generator))
 

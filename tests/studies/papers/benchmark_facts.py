@@ -52,10 +52,27 @@ def block_facts(block: Any, *, n_layers: int, shared: bool) -> dict[str, Any]:
         "model.n_layers": n_layers,
         "model.shared_weights": shared,
         "model.post_norm": block.post_norm,
-        "model.initialisation": "lecun normal",
+        "model.initialisation": initialisation_of(attn.W_Q.detach()),
     }
     assert {norm.eps for norm in (block.ln1, block.ln2)} == {1e-5}
     return facts | (compositional_facts(attn, parameters) if is_compositional else {})
+
+
+def initialisation_of(queries: torch.Tensor) -> str:
+    """What the queries' matrix was drawn from, by its spread and its largest entry."""
+    if queries.is_meta:
+        return "lecun normal"
+    n_heads, d_model, d_head = queries.shape
+    spread = (queries.std() * d_model**0.5).item()
+    largest = (queries.abs().max() * d_model**0.5).item()
+    if largest <= 1:
+        assert math.isclose(spread, 3**-0.5, rel_tol=0.1)
+        return "torch's own"
+    if largest <= 2.3:
+        assert math.isclose(spread, 1, rel_tol=0.1)
+        return "lecun normal"
+    assert math.isclose(spread, (d_model / (d_model + n_heads * d_head)) ** 0.5, rel_tol=0.1)
+    return "xavier and kaiming normal"
 
 
 def compositional_facts(attn: Any, parameters: dict[str, Any]) -> dict[str, Any]:
