@@ -3,8 +3,8 @@
 The quasi-attention of "Compositional De-Attention Networks" (Tay et al. 2019) gives each token a
 weight between -1 and 1. It is compared with softmax attention, linear attention and HYLA on lines
 of arithmetic (the paper's mathematical language understanding), and on pairs of sequences where it
-is known which tokens must be added, subtracted or ignored. On the pairs, all its composition
-functions and centrings are compared as well (the paper's Tables 8 and 9).
+is known which tokens must be added, subtracted or ignored. On the pairs, all its centrings and
+composition functions are compared as well (the paper's Tables 8 and 9), and the factors of E and N.
 
     python studies/coda_composition.py                               # arithmetic, 10 to 15 minutes
     python studies/coda_composition.py --study coda_signed_pairs     # 10 to 15 minutes
@@ -16,81 +16,34 @@ functions and centrings are compared as well (the paper's Tables 8 and 9).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import product
 from typing import Any
-
-import numpy as np
-import xarray as xr
 
 import probes
 from studies import engine
-from studies.engine import Claim, Preset, Reading, Row, metric, read
+from studies.claims.coda import (
+    GATES,
+    MATCHES,
+    NEGATIVE,
+    ON_ID,
+    ON_OOD,
+    SIGNS,
+    claims_of_lines,
+    claims_of_pairs,
+)
+from studies.engine import Preset, Row, metric, read
+from studies.measures.coda import composition
 from studies.report import drawings, plots
 from studies.report.panels import values
 from studies.setups.mlu import MluSetup
-from studies.setups.quasi_attention import PLACES, matrices, saturation, signs
+from studies.setups.quasi_attention import matrices, saturation, signs
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
-from tasks import MLUConfig, SignedPairsConfig
-
-# Readings
-
-
-def agreement(variable: str, weights: str, control: str = "observed") -> Reading:
-    """Agreement with the planted signs on `ood`, of the head that agrees best on `id`."""
-    select = {"scale": "relative", "weights": weights, "control": control}
-
-    def values(result: xr.DataTree) -> np.ndarray:
-        scores = result["signs"][variable].sel(select).stack(where=PLACES)
-        best = scores.sel(split="id").fillna(-1).argmax("where")
-        return scores.sel(split="ood").isel(where=best).to_numpy()
-
-    return Reading(f"{variable} of the best head ({weights}, {control})", values)
-
-
-def share(kind: str) -> Reading:
-    """The share of attention weights of a kind, mean over places, layers and heads, on `ood`."""
-    where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
-    return read("signs", "share", mean=PLACES, **where)
-
-
-def shrunk(result: xr.DataTree) -> np.ndarray:
-    """The saturated share of E at the first kept checkpoint minus that at the last, on `id`."""
-    if "saturation_along_training" not in result.children:
-        return np.full(result["scores"].sizes["cell"], np.nan)
-    part = result["saturation_along_training"]["saturated_mean"]
-    part = part.sel(split="id", quantity="affinity").sum("side", skipna=False)
-    return (part.isel(train_step=0) - part.isel(train_step=-1)).to_numpy()
-
-
-ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
-NEGATIVE = share("subtracted") + share("partly_subtracted")
-POSITIVE = share("added") + share("partly_added")
-SATURATED = partial(read, "saturation", "saturated_mean", split="ood")
-CLOSED, OPEN = (SATURATED(quantity="dissimilarity", side=side) for side in ("low", "high"))
-EARLY = Reading("saturated E, first checkpoint - last", shrunk)
-SIGNS, MATCHES = (
-    {
-        "trained": agreement(variable, "trained"),
-        "untrained": agreement(variable, "untrained"),
-        "planted signs shuffled": agreement(variable, "trained", "shuffled"),
-    }
-    for variable in ("balanced_accuracy", "matched")
-)
-"""Agreement with the three planted signs, and on whether a token counts at all, by control."""
+from tasks import MLUConfig, MLULinesConfig, SignedPairsConfig
 
 # Axes
 
-GATES = ("sigmoid", "tanh", "arctan", "algebraic")
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
-SOFTMAX = {"model": "softmax"}
-
-
-def coda(**more: Any) -> dict[str, Any]:
-    """Coordinates of CoDA with the paper's settings, except those given."""
-    return {"model": "coda"} | views.BASIC | more
 
 
 def grid(*models: str, **more: Any) -> dict[str, Any]:
@@ -104,82 +57,18 @@ def centred(*over: str) -> dict[str, Any]:
     return grid(affinity_centring=over, gate_centring=over)
 
 
-MODELS = grid("softmax", "linear", "hyla", "coda", gate_centring=("none", "row"))
-DOUBLED = grid(doubled=(True,))
+OTHERS = ("softmax", "linear", "hyla", "coda")
+BY_MATRIX, BY_ROW = (grid(*OTHERS, gate_centring=("none", over)) for over in ("matrix", "row"))
+"""All models, and CoDA with N centred; heads that align pairs have no mean over the matrix."""
+DOUBLED, SOFTENED = grid(doubled=(True,)), grid(beta=(0.25,))
+SCALES = grid(beta=(0.25, 1.0), scaled=(True, False))
+"""Factors with which the gate is open at first, and E and N not divided by sqrt(d_head)."""
 BY_HEADS, BY_NETWORKS = ({"alignment": (name,)} for name in ("heads", "networks"))
 """Pairs are aligned by attention heads, or by the networks of the paper's base model."""
-
-# Claims
-
-TAY = "Tay et al. 2019, "
-
-
-def learns(
-    statement: str, source: str, of: Any, than: Any, reading: Any = ON_ID, within: float = 0.0
-) -> Claim:
-    """The claim that a model is more accurate than another, or as accurate `within` a margin."""
-    other: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
-    return Claim(statement, source, reading, of, **other, of_learning=True)
-
-
-def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:
-    """The claim that a reading of CoDA's weights exceeds a number, for every centring of N."""
-    of = {name: value for name, value in coda().items() if name != "gate_centring"}
-    return Claim(statement, source, reading, of, than)
-
-
-def claims_of_both(*centrings: str) -> Iterator[Claim]:
-    """Claims of the paper's analysis and of our results page about both tasks."""
-    for over in centrings:
-        e, n = {"affinity_centring": over}, {"gate_centring": over}
-        for what, centring in (("E", e), ("E and N", e | n)):
-            statement = f"Centring {what} ({over}) does not help"
-            yield learns(statement, f"{TAY}Table 8", coda(), coda(**centring))
-        statement = f"A doubled gate is as good as N that is centred ({over})"
-        yield learns(statement, f"{TAY}section 2.3", coda(doubled=True), coda(**n), within=0.01)
-        yield learns(f"N is better centred ({over})", "ours", coda(**n), coda())
-    for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
-        statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
-        yield learns(statement, f"{TAY}Table 9", coda(), coda(affinity=e, gate=n))
-    for section, statement, reading, than in (
-        (5, "The gate closes: N < -3 for a tenth of the pairs", CLOSED, 0.1),
-        (5, "The gate opens: N > 3 for a tenth of the pairs", OPEN, 0.1),
-        (5, "E is saturated early, and less at the end", EARLY, 0.0),
-        (5, "M is more often negative than positive", NEGATIVE - POSITIVE, 0.0),
-        (1, "CoDA subtracts: a twentieth of M is below -0.1", NEGATIVE, 0.05),
-    ):
-        yield weighs(statement, f"{TAY}section {section}", reading, than)
-
-
-def claims_of_lines() -> Iterator[Claim]:
-    """All claims about arithmetic."""
-    yield from claims_of_both("row")
-    statement = "CoDA answers better than softmax attention"
-    yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
-    for model in ("softmax", "linear", "hyla"):
-        statement = f"CoDA answers held-out pairs of numbers better than {model}"
-        yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
-
-
-def claims_of_pairs() -> Iterator[Claim]:
-    """All claims about signed pairs."""
-    yield from claims_of_both("row", "matrix")
-    headed, single = ({"alignment": name} for name in ("heads", "networks"))
-    statement = "In the base model for pairs CoDA answers better than softmax attention"
-    yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)
-    for what, changes, other in (
-        ("heads", headed, headed),
-        ("N centred (row)", single | {"gate_centring": "row"}, single),
-        ("N centred (matrix)", single | {"gate_centring": "matrix"}, single),
-    ):
-        statement = f"With {what} CoDA answers as well as softmax attention"
-        yield learns(statement, "ours", coda(**changes), SOFTMAX | other, ON_OOD, 0.01)
-    for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
-        statement = f"M {what}, more than that of untrained weights"
-        yield weighs(statement, "ours", agree["trained"] - agree["untrained"])
-    statement = "M agrees with the planted signs more than all matches without signs would"
-    yield weighs(statement, "ours", SIGNS["trained"], 2 / 3)
-
+OPEN_NETWORKS = BY_NETWORKS | {"beta": (0.1,)}
+"""Distances grow with the width, so that with a factor of 1 the gate is closed at first."""
+LAYERED = OPEN_NETWORKS | grid("softmax", "coda", projection=("two_layers",))
+"""With the F of Parikh et al. 2016, whose relu forbids a negative E."""
 
 # Tables
 
@@ -253,17 +142,61 @@ TESTED = "scores.n_test=4000"
 SMOKE = (
     "d_model=16 n_heads=2 training.n_steps=4 training.keep_at=2,4 training.evaluate_every=2 "
     "training.batch_size=8 training.warmup_steps=1 n_validation=20 scores.n_test=40 signs.n=20 "
-    "saturation.n=20"
+    "saturation.n=20 composition.n=20"
 )
-PAPER = (
-    f"{TESTED} n_heads=8 training.learning_rate=0.0003,0.001 training.batch_size=256 "
-    "training.warmup_steps=1000 training.evaluate_every=2000 n_validation=2000 seed=0,1,2"
+PAPER = f"{TESTED} seed=0,1,2"
+PAPERS_LINES = MluSetup(
+    # `transformer_tiny` of tensor2tensor, which the paper's section 3.6 follows.
+    model="coda",
+    task=MLULinesConfig(),
+    d_model=128,
+    n_heads=4,
+    d_mlp=512,
+    n_layers=2,
+    activation="relu",
+    one_embedding=True,
+    dropout=0.1,
+    attention_dropout=0.1,
+    mlp_dropout=0.1,
+    label_smoothing=0.1,
+    training=engine.TrainingConfig(
+        n_steps=100_000,
+        batch_size=4096 // 19,  # 4,096 tokens in lines of 19
+        learning_rate=2.0 * (128 * 8000) ** -0.5,
+        schedule="inverse_sqrt",
+        warmup_steps=8000,
+        beta2=0.997,
+        checkpoint="last",
+        evaluate_every=2000,
+        keep_at=(1000, 5000, 10_000, 20_000, 50_000, 100_000),
+    ),
+    n_validation=2000,
 )
-STEPS = ",".join(str(step) for step in range(10_000, 100_001, 10_000))
+PAPERS_PAIRS = SignedPairsSetup(
+    # The width and the training of the base model, sections 3.2 and 3.3.
+    model="coda",
+    task=SignedPairsConfig(n_keys=20, n_a=4, n_b=16),
+    d_model=200,
+    n_heads=8,
+    training=engine.TrainingConfig(
+        n_steps=20_000,
+        batch_size=64,
+        learning_rate=3e-4,
+        final_learning_rate=1.0,
+        evaluate_every=1000,
+        keep_at=(200, 1000, 5000, 20_000),
+    ),
+    n_validation=2000,
+)
 COMMON: dict[str, Any] = {
     "tuned": ("training.learning_rate",),
-    "measures": {"signs": signs, "saturation": saturation, "matrices": matrices},
-    "along_training": ("saturation",),
+    "measures": {
+        "signs": signs,
+        "saturation": saturation,
+        "composition": composition,
+        "matrices": matrices,
+    },
+    "along_training": ("saturation", "composition"),
 }
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
@@ -291,6 +224,7 @@ LAST = {
     "ablation": partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
     "matrices": views.matrices,
 }
+TANH_SIGMOID = {"model": "coda", "affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
 
 
 def drawn(kind: str, **coordinates: Any) -> dict[str, Any]:
@@ -305,22 +239,23 @@ ARITHMETIC = engine.Study(
     name="coda_arithmetic",
     question="Does attention that can subtract answer lines of arithmetic better?",
     setup=LINES,
-    grids=(MODELS | RATES,),
+    grids=(BY_MATRIX | RATES, SOFTENED | RATES),
     presets={
         "laptop": Preset(changes=TESTED),
         "smoke": Preset(changes=f"{SMOKE} d_mlp=16"),
         "ablation": Preset(
-            changes=TESTED, grids=(grid(**FUNCTIONS) | RATES, centred("none", "row") | RATES)
+            changes=TESTED,
+            grids=(
+                grid(**FUNCTIONS) | RATES,
+                centred("none", "matrix") | RATES,
+                DOUBLED | RATES,
+                SCALES | RATES,
+            ),
         ),
         "paper": Preset(
-            changes=f"{PAPER} task.low=-1000 task.high=1000 d_model=128 d_mlp=512 n_layers=4 "
-            f"training.n_steps=100000 training.keep_at={STEPS}",
-            grids=(MODELS, DOUBLED),
-            departures={
-                "n_layers": "not in the text; the code that it names has 2",
-                "n_heads": "not in the text; the code that it names has 4",
-                "training": "all but the steps is ours: the paper names neither rates nor seeds",
-            },
+            changes=PAPER,
+            setup=PAPERS_LINES,
+            grids=(BY_MATRIX, DOUBLED, grid(scaled=(False,))),
         ),
     },
     trained=engine.TrainedIf(reaches=0.5),
@@ -333,6 +268,7 @@ ARITHMETIC = engine.Study(
         ),
         **DRAWN,
         **LAST,
+        "composition": partial(plots.only, view=views.composition, **TANH_SIGMOID),
     },
     **COMMON,
 )
@@ -341,22 +277,26 @@ SIGNED_PAIRS = engine.Study(
     question="Does attention that can subtract subtract what it should?",
     setup=SIGNED,
     grids=(
-        BY_HEADS | MODELS,
+        BY_HEADS | BY_ROW,
         BY_HEADS | DOUBLED,
-        BY_NETWORKS | grid("softmax", "coda", **FUNCTIONS),
-        BY_NETWORKS | centred("none", "row", "matrix"),
-        BY_NETWORKS | DOUBLED,
+        BY_HEADS | SOFTENED,
+        OPEN_NETWORKS | grid("softmax", "coda", **FUNCTIONS),
+        OPEN_NETWORKS | centred("none", "row", "matrix"),
+        OPEN_NETWORKS | DOUBLED,
+        LAYERED,
+        BY_NETWORKS | grid(gate_centring=("none", "matrix")),
     ),
     presets={
         "laptop": Preset(changes=f"{TESTED} seed=0,1"),
         "smoke": Preset(
             changes=SMOKE,
             grids=(
-                BY_HEADS | MODELS,
+                BY_HEADS | BY_ROW,
                 BY_HEADS | DOUBLED,
-                BY_NETWORKS | grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
-                BY_NETWORKS | grid(gate_centring=("none", "row")),
-                BY_NETWORKS | DOUBLED,
+                OPEN_NETWORKS
+                | grid("softmax", "coda", affinity=("tanh", "sigmoid"), gate=GATES[:2]),
+                OPEN_NETWORKS | grid(gate_centring=("none", "row")),
+                OPEN_NETWORKS | DOUBLED,
             ),
         ),
         "ablation": Preset(
@@ -368,9 +308,17 @@ SIGNED_PAIRS = engine.Study(
             ),
         ),
         "paper": Preset(
-            changes=f"{PAPER} task.n_keys=20 task.n_a=4 task.n_b=16 d_model=200 "
-            "training.n_steps=20000 training.keep_at=10000,20000",
-            departures={"task": "ours: the paper has language tasks for its base model for pairs"},
+            changes=PAPER,
+            setup=PAPERS_PAIRS,
+            grids=(
+                BY_HEADS | BY_ROW,
+                BY_HEADS | DOUBLED,
+                BY_NETWORKS | grid("softmax", "coda", **FUNCTIONS),
+                BY_NETWORKS | centred("none", "row", "matrix"),
+                BY_NETWORKS | DOUBLED,
+                BY_NETWORKS | grid("softmax", "coda", projection=("two_layers",)),
+                OPEN_NETWORKS | grid(gate_centring=("none", "matrix")),
+            ),
         ),
     },
     trained=engine.TrainedIf(reaches=0.9),
@@ -389,6 +337,9 @@ SIGNED_PAIRS = engine.Study(
         "signs": partial(plots.points, readings=SIGNS, xlabel="balanced accuracy of signs"),
         "matches": partial(plots.points, readings=MATCHES, xlabel="balanced accuracy of matches"),
         **LAST,
+        "composition": partial(
+            plots.only, view=views.composition, alignment="networks", **TANH_SIGMOID
+        ),
     },
     **COMMON,
 )

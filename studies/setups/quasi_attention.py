@@ -16,7 +16,10 @@ from studies import engine
 from studies.engine.setup import Scores
 from tasks import Batch
 
-COMPOSITION = ("affinity", "gate", "affinity_centring", "gate_centring", "doubled")
+COMPOSITION = (
+    *("alpha", "beta", "affinity", "gate"),
+    *("affinity_centring", "gate_centring", "doubled"),
+)
 """Settings of CoDA's composition of attention weights."""
 
 PAIRS = ("example", "query_pos", "key_pos")
@@ -42,10 +45,15 @@ class QuasiSetup(engine.Setup):
         model: one of `mechanisms.ATTENTION_VARIANTS`, or `coda`.
         d_model: width of the residual streams, or of all layers.
         n_heads: number of heads, each of width d_model / n_heads.
+        alpha: CoDA's factor of the affinity E. The paper advises at most 1, the less the wider
+            the vectors are.
+        beta: its factor of the dissimilarity N; the same.
+        scaled: whether E and N are also divided by sqrt(d_head), as in the paper's transformer.
         affinity: CoDA's composition function of the affinity E.
         gate: its composition function of the dissimilarity N.
-        affinity_centring: dims over which E is centred.
-        gate_centring: dims over which N is centred.
+        affinity_centring: dims over which E is centred. `matrix` is the paper's; a decoder, which
+            must not see later queries, has `row` instead.
+        gate_centring: the same for N.
         doubled: whether the gate is doubled.
 
     Attributes:
@@ -57,6 +65,9 @@ class QuasiSetup(engine.Setup):
 
     d_model: int
     n_heads: int
+    alpha: float = 1.0
+    beta: float = 1.0
+    scaled: bool = True
     affinity: Composition = "tanh"
     gate: Composition = "sigmoid"
     affinity_centring: Centring = "none"
@@ -78,8 +89,8 @@ class QuasiSetup(engine.Setup):
         composition = self.composition
         if composition is not None and composition.centres_matrix and not self.may_centre_matrix:
             raise ValueError(
-                "affinity_centring and gate_centring must be one of none, row, got matrix: with "
-                "heads, centring over all queries would show a decoder later tokens"
+                "affinity_centring and gate_centring must be one of none, row, got matrix: the "
+                "attention between two sequences of different lengths has no mean over queries"
             )
 
     @property
@@ -96,15 +107,20 @@ class QuasiSetup(engine.Setup):
             **{name: getattr(self, name) for name in COMPOSITION}
         )
 
-    def attention(self) -> mechanisms.AttentionConfig | mechanisms.CodaAttentionConfig:
+    def attention(
+        self, dropout: float = 0.0
+    ) -> mechanisms.AttentionConfig | mechanisms.CodaAttentionConfig:
         """The config of multi-head attention or of CoDA with heads."""
         sizes: Any = {"n_heads": self.n_heads, "d_head": self.d_model // self.n_heads}
+        sizes["dropout"] = dropout
         if self.composition is None:
             return mechanisms.AttentionConfig.named(self.model, **sizes)
-        return mechanisms.CodaAttentionConfig(composition=self.composition, **sizes)
+        return mechanisms.CodaAttentionConfig(
+            composition=self.composition, scaled=self.scaled, **sizes
+        )
 
     def inapplicable(self) -> frozenset[str]:
-        return frozenset() if self.model == "coda" else frozenset(COMPOSITION)
+        return frozenset() if self.model == "coda" else frozenset({*COMPOSITION, "scaled"})
 
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
         right = self.sampler().score(output, batch)["correct"]
@@ -147,7 +163,7 @@ def saturation(trained: engine.Trained, n: int = 500) -> xr.Dataset | None:
 
 
 def matrices(trained: engine.Trained, n: int = 3) -> xr.Dataset | None:
-    """CoDA's E, its gate and M in single examples of `ood`: the paper's Figure 2.
+    """CoDA's E, its gate and M in single examples of the setup's last split, `ood` if it has one.
 
     `affinity_matrix`, `gate_matrix`, `pattern` [example, layer, head, query_pos, key_pos], NaN
     at padding; `query`, `key`: the tokens as words; `sign`: the planted signs, if there are any.
@@ -158,7 +174,7 @@ def matrices(trained: engine.Trained, n: int = 3) -> xr.Dataset | None:
     """
     if (setup := trained.setup).composition is None:
         return None
-    batch = trained.batch("ood", n)
+    batch = trained.batch(list(setup.splits)[-1], n)
     places = {"shown": setup.places(batch)[setup.shown]}
     hooks = ["affinity", "gate", "pattern"]
     data = probes.capture_places(trained.model, [batch], places, hooks)["shown"]

@@ -11,6 +11,7 @@ from torch import Tensor
 import mechanisms
 import probes
 import tasks
+from mechanisms.models.decomposable_attention import Projection
 from studies import engine
 from studies.engine.setup import References
 from studies.setups.quasi_attention import QuasiSetup
@@ -26,6 +27,8 @@ class SignedPairsSetup(QuasiSetup):
         alignment: `heads`, where A attends to B and B to A with multi-head attention; or
             `networks`, the paper's base model for pairs, which aligns both with one matrix or with
             its softmax over rows and over columns.
+        projection: F of `networks`: `linear`, with which CoDA can subtract, or `two_layers`, see
+            `mechanisms.DecomposableAttentionConfig`.
 
     Raises:
         ValueError: with `networks`, a model other than softmax attention or CoDA.
@@ -33,6 +36,7 @@ class SignedPairsSetup(QuasiSetup):
 
     task: SignedPairsConfig
     alignment: Literal["heads", "networks"] = "heads"
+    projection: Projection = "linear"
 
     task_type: ClassVar = tasks.SignedPairs
     shown: ClassVar = "a"
@@ -49,8 +53,8 @@ class SignedPairsSetup(QuasiSetup):
         return self.alignment == "networks"
 
     def inapplicable(self) -> frozenset[str]:
-        heads = {"n_heads"} if self.alignment == "networks" else set()
-        return super().inapplicable() | heads
+        of_other = {"n_heads", "scaled"} if self.alignment == "networks" else {"projection"}
+        return super().inapplicable() | of_other
 
     def build(self, generator: torch.Generator) -> mechanisms.DecomposableAttention:
         headed = self.alignment == "heads"
@@ -59,6 +63,7 @@ class SignedPairsSetup(QuasiSetup):
             d_output=2,
             d_model=self.d_model,
             composition=None if headed else self.composition,
+            projection=self.projection,
             attention=self.attention() if headed else None,
             padding=0,
         )

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
 from studies.engine import Reading
 from studies.engine.readings import conditions_of
-from studies.report.names import name_of
+from studies.measures.coda import QUANTITIES
+from studies.report.names import name_of, setting_name
 from studies.report.panels import grid, shown_conditions, values_of
 from studies.report.plots import by_settings
 
 BASIC = {"affinity": "tanh", "gate": "sigmoid"}
 BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False}
 """The paper's settings of CoDA."""
+
+FACTORS = ("alpha", "beta", "scaled", "projection")
+"""Further settings of CoDA."""
 
 MAPS = (("affinity", "gate"), ("affinity_centring", "gate_centring"))
 """Rows and columns of the ablation's heat maps."""
@@ -24,29 +29,36 @@ MAPS = (("affinity", "gate"), ("affinity_centring", "gate_centring"))
 def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | None:
     """Heat maps of a reading by composition functions and by centrings, the others as in `BASIC`.
 
-    One row for each alignment with more than one pair of functions; None if there is none.
+    One row for each combination of all other settings, such as the alignment, with more than one
+    pair of functions; None if there is none.
     """
+    models = [c for c in conditions_of(result) if c.values["model"] == "coda"]
+    names = [name for name in models[0].values if name not in BASIC] if models else []
     maps: dict[str, list[xr.DataArray]] = {}
-    for alignment in dict.fromkeys(c.values.get("alignment") for c in conditions_of(result)):
+    for model in models:
+        others = {name: model.values[name] for name in names}
+        if any(model.values.get(name, value) != value for name, value in BASIC.items()):
+            continue
         for y, x in MAPS:
-            fixed = {name: value for name, value in BASIC.items() if name not in (y, x)}
-            fixed |= {"model": "coda", "alignment": alignment}
-            cells = [c.cells for c in conditions_of(result) if c.matches(fixed)]
+            fixed = {name: value for name, value in BASIC.items() if name not in (y, x)} | others
+            cells = [c.cells for c in models if fixed.items() <= c.values.items()]
             table = by_settings(values_of({title: reading}), y, x)(result)["value"]
             table = table.isel(cell=np.concatenate(cells), reading=0).mean("cell")
             table = table.dropna(y, how="all").dropna(x, how="all")
-            maps.setdefault(alignment or "heads", []).append(table)
+            alignment = str(others.get("alignment") or "heads")
+            more = [setting_name(name, others[name]) for name in FACTORS if name in others]
+            maps.setdefault(", ".join(filter(None, [alignment, *more])), []).append(table)
     maps = {name: tables for name, tables in maps.items() if tables[0].size > 1}
     if not maps:
         return None
     means = np.concatenate([t.to_numpy().ravel() for tables in maps.values() for t in tables])
     limits = float(np.nanmin(means)), float(np.nanmax(means))
     figure, axes = grid(len(maps), len(MAPS), width=4, height=3, share=False)
-    for row, (alignment, tables) in zip(axes, maps.items(), strict=True):
+    for row, (label, tables) in zip(axes, maps.items(), strict=True):
         for axis, table in zip(row, tables, strict=True):
             probes.draw_numbers(axis, table, limits=limits, style="{:.3f}")
             axis.set(ylabel=name_of(table.dims[0]), xlabel=name_of(table.dims[1]))
-            axis.set_title(f"{alignment}: {title}", fontsize=8)
+            axis.set_title(f"{label}: {title}", fontsize=8)
     return figure
 
 
@@ -72,3 +84,46 @@ def matrices(result: xr.DataTree) -> Figure | None:
     where = f"layer {head['layer'].item()}, head {head['head'].item()}"
     percent = 100 * accuracy[cell].item()
     return probes.draw_matrices(shown, title=f"{label}; {percent:.1f}% right on id; {where}")
+
+
+def composition(result: xr.DataTree) -> Figure | None:
+    """Matrices and distributions of tanh(E), the gate and M, early and late: the paper's Figure 2.
+
+    Of the model with the highest accuracy on `id`, at its first and its last kept checkpoint.
+    """
+    name = "composition_along_training"
+    if name not in result.children:
+        return None
+    data = result[name].to_dataset()
+    measured = data["distribution"].notnull().all(("train_step", "quantity", "bin"))
+    accuracy = result["scores"]["accuracy"].sel(split="id", group="all")
+    accuracy = accuracy.where(measured & (data["chosen"] == 1))
+    if not accuracy.notnull().any():
+        return None
+    cell = int(accuracy.argmax("cell"))
+    data = data.isel(cell=cell)
+    steps = data["train_step"].to_numpy()[[0, -1]]
+    figure, axes = grid(4, len(QUANTITIES), width=3.6, height=2.4, share=False)
+    for row, step in zip((0, 2), steps, strict=True):
+        for column, (quantity, title) in enumerate(QUANTITIES.items()):
+            one = data.sel(train_step=step, quantity=quantity)
+            _draw_words(axes[row, column], one)
+            axes[row, column].set_title(f"{title} after {step} steps", fontsize=8)
+            axis = axes[row + 1, column]
+            probes.draw_distribution(axis, one[["distribution"]], xlabel=title)
+            axis.tick_params(labelsize=6)
+        figure.colorbar(axes[row, -1].images[0], ax=axes[row, -1], fraction=0.05)
+    label = next(c.label for c in shown_conditions(result) if cell in c.cells)
+    figure.suptitle(f"{label}; {100 * accuracy[cell].item():.1f}% right on id", fontsize=9)
+    return figure
+
+
+def _draw_words(axis: Axes, data: xr.Dataset) -> None:
+    """Draw a matrix in [-1, 1], red above 0 and blue below, with the words of queries and keys."""
+    matrix = data.set_coords(["query", "key"])["matrix"]
+    matrix = matrix.dropna("query_pos", how="all").dropna("key_pos", how="all")
+    values = matrix.transpose("query_pos", "key_pos").to_numpy()
+    axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+    for words, side in ((matrix["query"], axis.yaxis), (matrix["key"], axis.xaxis)):
+        side.set_ticks(range(words.size), words.to_numpy().tolist(), fontsize=5)
+    axis.xaxis.set_tick_params(rotation=90)

@@ -28,11 +28,14 @@ from studies.coda_composition import (
 from studies.engine import Preset, Resources, Trained, read_result, run
 from studies.engine.examples import Examples
 from studies.engine.readings import conditions_of
+from studies.measures.coda import composition
 from studies.report.panels import shown_conditions
 from studies.setups.quasi_attention import matrices as matrices_of
 from studies.setups.quasi_attention import saturation as saturation_of
 from studies.setups.quasi_attention import signs as signs_of
-from studies.views.coda import matrices
+from studies.views.coda import ablation, matrices
+from studies.views.coda import composition as composition_view
+from tests.studies.engine.synthetic import result_of
 
 STUDIES = {"mlu": ARITHMETIC, "signed_pairs": SIGNED_PAIRS}
 PRESETS = ("laptop", "smoke", "ablation", "paper")
@@ -127,16 +130,17 @@ def test_the_ablation_shows_accuracies_on_ood(results):
 
 
 def test_each_preset_trains_what_it_should():
-    # Attention; CoDA plain, centred by row, and where it is asked for with a doubled gate.
+    # Attention; CoDA plain, with N centred, and where it is asked for with a doubled gate, factors,
+    # F of two layers.
     numbers = {
-        ("mlu", "laptop"): (3 + 2) * 2,
-        ("mlu", "smoke"): (3 + 2) * 2,
-        ("mlu", "ablation"): (16 + 3) * 2,
-        ("mlu", "paper"): (3 + 3) * 2 * 3,
-        ("signed_pairs", "laptop"): (3 + 3 + (1 + 16 + 8 + 1)) * 2,
+        ("mlu", "laptop"): (3 + 3) * 2,
+        ("mlu", "smoke"): (3 + 3) * 2,
+        ("mlu", "ablation"): (16 + 3 + 1 + 3) * 2,
+        ("mlu", "paper"): (3 + 4) * 3,
+        ("signed_pairs", "laptop"): (3 + 4 + (1 + 16 + 8 + 1 + 2 + 2)) * 2,
         ("signed_pairs", "smoke"): 3 + 3 + (1 + 4 + 1 + 1),
         ("signed_pairs", "ablation"): 16 + 3 + 1,
-        ("signed_pairs", "paper"): (3 + 3 + (1 + 16 + 8 + 1)) * 2 * 3,
+        ("signed_pairs", "paper"): (3 + 3 + (1 + 16 + 8 + 1 + 2 + 2)) * 3,
     }
     assert {key: len(STUDIES[key[0]].plan(key[1]).cells) for key in numbers} == numbers
 
@@ -182,7 +186,7 @@ def test_claims_are_about_what_their_statements_say(task):
 @pytest.mark.parametrize(
     ("task", "preset", "alignment", "centrings"),
     [
-        ("mlu", "ablation", None, ("none", "row")),
+        ("mlu", "ablation", None, ("none", "matrix")),
         ("signed_pairs", "ablation", "heads", ("none", "row")),
         ("signed_pairs", "laptop", "networks", ("none", "row", "matrix")),
     ],
@@ -192,6 +196,9 @@ def test_the_ablation_has_all_compositions(task, preset, alignment, centrings):
         (one.affinity, one.gate, one.affinity_centring, one.gate_centring)
         for one in cells(task, preset, model="coda")
         if getattr(one, "alignment", None) == alignment
+        and not one.doubled
+        and one.scaled
+        and one.beta == (0.1 if alignment == "networks" else 1.0)
     }
     functions = ("tanh", "sigmoid", "arctan", "algebraic")
     expected = {(*pair, "none", "none") for pair in product(functions, functions)}
@@ -199,23 +206,46 @@ def test_the_ablation_has_all_compositions(task, preset, alignment, centrings):
     assert found == expected
 
 
-def test_the_paper_preset_has_the_papers_numbers_and_steps():
-    plan = ARITHMETIC.plan("paper")
-    one = plan.setup
-    assert (one.task.low, one.task.high, one.training.n_steps) == (-1000, 1000, 100_000)
-    assert (one.d_model, one.d_mlp, one.n_layers, one.n_heads) == (128, 512, 4, 8)
-    assert (one.training.batch_size, one.training.warmup_steps, one.n_validation) == (
-        256,
-        1000,
-        2000,
-    )
-    assert {cell.training.learning_rate for cell in plan.cells} == {3e-4, 1e-3}
-    assert {cell.seed for cell in plan.cells} == {0, 1, 2}
-    pairs = SIGNED_PAIRS.plan("paper").setup
-    assert (pairs.task.n_keys, pairs.task.n_a, pairs.task.n_b, pairs.d_model) == (20, 4, 16, 200)
-    assert pairs.training.n_steps == 20_000
-    for study in STUDIES.values():
-        assert study.plan("paper").measures["scores"].n_test == 4000
+def test_the_paper_preset_has_as_many_tokens_in_a_batch_as_tensor2tensor():
+    """The number of lines is 4,096 divided by the greatest length (padding counts)."""
+    setup = ARITHMETIC.plan("paper").setup
+    batch = setup.sampler().batch("train", 0, setup.training.batch_size)
+    width = batch.inputs[0].shape[1]
+    assert 4096 - width < batch.inputs[0].numel() <= 4096
+    assert list(setup.splits) == list(setup.sampler().splits[1:]) == ["id"]
+
+
+def test_the_rate_of_the_paper_preset_is_tensor2tensors():
+    """2 d_model^-.5 min(step warmup^-1.5, step^-.5)."""
+    training = ARITHMETIC.plan("paper").setup.training
+    for step in (1, 4000, 8000, 50_000):
+        expected = 2 * 128**-0.5 * min(step * 8000**-1.5, step**-0.5)
+        assert training.learning_rate_at(step - 1) == pytest.approx(expected)
+
+
+def test_a_decoder_is_centred_by_row_where_its_encoder_is_by_matrix():
+    setup = replace(MLU, affinity_centring="matrix", gate_centring="matrix", beta=0.5, scaled=False)
+    config = setup.build(torch.Generator().manual_seed(0)).config
+    assert config.attention.composition.affinity_centring == "matrix"
+    for attention in (config.within_target, config.between):
+        composition = attention.composition
+        assert (composition.affinity_centring, composition.gate_centring) == ("row", "row")
+        assert (composition.beta, attention.scaled) == (0.5, False)
+
+
+def test_dropout_and_smoothing_are_where_the_settings_say():
+    rates = {"dropout": 0.1, "attention_dropout": 0.2, "mlp_dropout": 0.3}
+    setup = replace(MLU, **rates, label_smoothing=0.4, one_embedding=True)
+    model = setup.build(torch.Generator().manual_seed(0)).eval()
+    config = model.config
+    assert (config.dropout, config.feed_forward.dropout) == (0.1, 0.3)
+    assert {config.attention.dropout, config.between.dropout} == {0.2}
+    batch = setup.sampler().batch("train", 0, 5)
+    logits = model(*batch.inputs).log_softmax(-1)
+    n = logits.shape[-1]
+    expected = torch.full_like(logits, 0.4 / (n - 1)).scatter(-1, batch.targets[..., None], 0.6)
+    loss = -(expected * logits).sum(-1)[batch.mask].mean()
+    torch.testing.assert_close(setup.loss(model, batch, 0), loss)
 
 
 def test_the_laptop_presets_are_as_they_were():
@@ -248,7 +278,8 @@ def test_models_of_every_preset_learn_from_a_batch(task, preset):
 @pytest.mark.parametrize(
     ("task", "setting", "message"),
     [
-        ("mlu", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
+        ("mlu", "label_smoothing=1", r"label_smoothing must be in \[0, 1\), got 1"),
+        ("mlu", "beta=0", "beta must be above 0 and finite, got 0"),
         ("signed_pairs", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
         ("mlu", "model=softmax,hyper", "model must be one of .*coda, got 'hyper'"),
         ("mlu", "gate=relu", "gate must be one of tanh, .*got 'relu'"),
@@ -481,3 +512,82 @@ def test_matrices_leave_padding_out(results):
     assert "".join(keys) in {"".join(row) for row in data["key"].isel(cell=0).to_numpy()}
     shown = [np.asarray(axis.get_images()[0].get_array()) for axis in (affinity, gate, pattern)]
     np.testing.assert_allclose(shown[2], np.tanh(shown[0]) * shown[1], atol=1e-6)
+
+
+# Distributions and matrices along training
+
+
+@pytest.mark.parametrize("setup", [MLU, SINGLE], ids=["lines", "networks"])
+def test_the_composition_of_weights_is_that_of_single_pairs(setup):
+    model = scaled(setup, 3.0)
+    found = looked_at(composition, setup, model, n=12)
+    fresh = Examples(setup, "cpu").fresh("a test")
+    batch = Trained(setup, model, 0, "cpu", fresh).batch("id", 12)
+    cache, values = model.run_with_cache(*batch.inputs)[1], {"affinity": [], "gate": []}
+    starts = {"encoder": "encoder_blocks.{}.attn.", "decoder": "decoder_blocks.{}.attn."}
+    starts |= {"cross": "decoder_blocks.{}.cross_attn.", "a": ""}
+    for name, place in setup.places(batch).items():
+        for layer in range(2 if setup is MLU else 1):
+            start = starts[name].format(layer)
+            affinity = torch.tanh(cache[f"{start}hook_affinity"])
+            gate = cache[f"{start}hook_gate"]
+            for head in range(affinity.shape[1]):
+                values["affinity"] += affinity[:, head][place.valid].tolist()
+                values["gate"] += gate[:, head][place.valid].tolist()
+    values["weight"] = [x * y for x, y in zip(values["affinity"], values["gate"], strict=True)]
+    for quantity, numbers in values.items():
+        one, numbers = found.sel(quantity=quantity), np.array(numbers)
+        assert one["negative"] == pytest.approx((numbers < 0).mean(), abs=1e-6)
+        assert one["positive"] == pytest.approx((numbers > 0).mean(), abs=1e-6)
+        assert one["near_zero"] == pytest.approx((abs(numbers) < 0.1).mean(), abs=1e-6)
+        assert one["distribution"].sum() == pytest.approx(1)
+        below = one["distribution"].where(one["bin"] < 0).sum()
+        assert below == pytest.approx((numbers < 0).mean(), abs=1e-6)
+    expected = np.corrcoef(values["affinity"], values["weight"])[0, 1]
+    assert found["correlation"] == pytest.approx(expected, abs=1e-5)
+    shown = found["matrix"].sel(quantity="weight")
+    hook = "decoder_blocks.1.cross_attn.hook_pattern" if setup is MLU else "hook_pattern"
+    n_queries, n_keys = ((found[name] != "").sum().item() for name in ("query", "key"))
+    weights = cache[hook][0, 0, :n_queries, :n_keys].detach()
+    np.testing.assert_allclose(shown[:n_queries, :n_keys], weights, atol=1e-6)
+    assert shown.count() == n_queries * n_keys
+    softmax = cells("mlu", model="softmax")[0]
+    assert looked_at(composition, softmax, None) is None
+
+
+def test_the_matrices_are_drawn_early_and_late(results):
+    result = results["signed_pairs"].copy(deep=True)
+    data = result["composition_along_training"].to_dataset()
+    accuracy = result["scores"]["accuracy"].sel(split="id", group="all")
+    measured = data["distribution"].notnull().any(["train_step", "quantity", "bin"])
+    best = int(accuracy.where(measured).argmax("cell"))
+    axes = composition_view(result).axes
+    data = data.isel(cell=best)
+    for row, step in ((0, 2), (2, 4)):
+        for column, quantity in enumerate(("affinity", "gate", "weight")):
+            image = axes[3 * row + column].get_images()[0]
+            expected = data["matrix"].sel(train_step=step, quantity=quantity)
+            expected = expected.dropna("query_pos", how="all").dropna("key_pos", how="all")
+            np.testing.assert_allclose(image.get_array(), expected)
+            assert image.get_clim() == (-1, 1)
+
+
+def test_the_ablation_keeps_other_settings_apart():
+    """One row of maps for each factor, of which only one has several functions."""
+    functions = {"affinity": "tanh", "affinity_centring": "none", "gate_centring": "none"}
+    functions |= {"model": "coda", "doubled": 0, "seed": 0, "id": 0.0}
+    result = result_of(
+        [
+            functions | {"gate": gate, "beta": beta, "ood": ood}
+            for gate, beta, ood in (
+                ("sigmoid", 0.1, 0.2),
+                ("tanh", 0.1, 0.4),
+                ("sigmoid", 1.0, 0.9),
+            )
+        ]
+    )
+    figure = ablation(result, reading=ON_OOD, title="right")
+    functions, centrings = figure.axes
+    assert functions.get_title() == "heads, beta=0.1: right"
+    assert [text.get_text() for text in functions.texts] == ["0.200", "0.400"]
+    assert [text.get_text() for text in centrings.texts] == ["0.200"]

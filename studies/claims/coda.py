@@ -1,0 +1,153 @@
+"""Readings and claims of the quasi-attention study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from studies.engine import Claim, Reading, metric, read
+from studies.setups.quasi_attention import PLACES
+from studies.views import coda as views
+
+# Readings
+
+
+def agreement(variable: str, weights: str, control: str = "observed") -> Reading:
+    """Agreement with the planted signs on `ood`, of the head that agrees best on `id`."""
+    select = {"scale": "relative", "weights": weights, "control": control}
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        scores = result["signs"][variable].sel(select).stack(where=PLACES)
+        best = scores.sel(split="id").fillna(-1).argmax("where")
+        return scores.sel(split="ood").isel(where=best).to_numpy()
+
+    return Reading(f"{variable} of the best head ({weights}, {control})", values)
+
+
+def share(kind: str) -> Reading:
+    """The share of attention weights of a kind, mean over places, layers and heads, on `ood`."""
+    where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
+    return read("signs", "share", mean=PLACES, **where)
+
+
+def shrunk(result: xr.DataTree) -> np.ndarray:
+    """The saturated share of E at the first kept checkpoint minus that at the last, on `id`."""
+    if "saturation_along_training" not in result.children:
+        return np.full(result["scores"].sizes["cell"], np.nan)
+    part = result["saturation_along_training"]["saturated_mean"]
+    part = part.sel(split="id", quantity="affinity").sum("side", skipna=False)
+    return (part.isel(train_step=0) - part.isel(train_step=-1)).to_numpy()
+
+
+ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
+NEGATIVE = share("subtracted") + share("partly_subtracted")
+SATURATED = partial(read, "saturation", "saturated_mean", split="id")
+CLOSED, OPEN = (SATURATED(quantity="dissimilarity", side=side) for side in ("low", "high"))
+EARLY = Reading("saturated E, first checkpoint - last", shrunk)
+MINUS, PLUS, NEAR_ZERO = (
+    partial(read, "composition", name) for name in ("negative", "positive", "near_zero")
+)
+MINUS_E, PLUS_E = MINUS(quantity="affinity"), PLUS(quantity="affinity")
+RARER = MINUS_E.apply(np.minimum, PLUS_E)
+FOLLOWS = read("composition", "correlation")
+SMALL_E, SMALL_M = NEAR_ZERO(quantity="affinity"), NEAR_ZERO(quantity="weight")
+SIGNS, MATCHES = (
+    {
+        "trained": agreement(variable, "trained"),
+        "untrained": agreement(variable, "untrained"),
+        "planted signs shuffled": agreement(variable, "trained", "shuffled"),
+    }
+    for variable in ("balanced_accuracy", "matched")
+)
+"""Agreement with the three planted signs, and on whether a token counts at all, by control."""
+
+GATES = ("sigmoid", "tanh", "arctan", "algebraic")
+SOFTMAX = {"model": "softmax"}
+
+
+def coda(**more: Any) -> dict[str, Any]:
+    """Coordinates of CoDA with the paper's settings, except those given."""
+    return {"model": "coda"} | views.BASIC | more
+
+
+# Claims
+
+TAY = "Tay et al. 2019, "
+
+
+def learns(
+    statement: str, source: str, of: Any, than: Any, reading: Any = ON_ID, within: float = 0.0
+) -> Claim:
+    """The claim that a model is more accurate than another, or as accurate `within` a margin."""
+    other: Any = {"equals": than, "margin": within} if within else {"exceeds": than}
+    return Claim(statement, source, reading, of, **other, of_learning=True)
+
+
+def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:
+    """The claim that a reading of CoDA's weights exceeds a number, for every centring of N."""
+    of = {name: value for name, value in coda().items() if name != "gate_centring"}
+    return Claim(statement, source, reading, of, than)
+
+
+def claims_of_both(*centrings: str) -> Iterator[Claim]:
+    """Claims of the paper's analysis and of our results page about both tasks."""
+    for over in centrings:
+        e, n = {"affinity_centring": over}, {"gate_centring": over}
+        for what, centring in (("E", e), ("E and N", e | n)):
+            statement = f"Centring {what} ({over}) does not help"
+            source = f"{TAY}Table 8" if over == "matrix" else "ours"
+            yield learns(statement, source, coda(), coda(**centring))
+        statement = f"A doubled gate is as good as N that is centred ({over})"
+        source = f"{TAY}section 2.3" if over == "matrix" else "ours"
+        yield learns(statement, source, coda(doubled=True), coda(**n), within=0.01)
+        yield learns(f"N is better centred ({over})", "ours", coda(**n), coda())
+    for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
+        statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
+        yield learns(statement, f"{TAY}Table 9", coda(), coda(affinity=e, gate=n))
+    for section, statement, reading, than in (
+        (5, "The gate closes: N < -3 for a tenth of the pairs", CLOSED, 0.1),
+        (5, "The gate opens: N > 3 for a tenth of the pairs", OPEN, 0.1),
+        (5, "E is saturated early, and less at the end", EARLY, 0.0),
+        (5, "tanh(E) has both signs: the rarer for a tenth of the pairs", RARER, 0.1),
+        (5, "tanh(E) concentrates around 0: within 0.1 for a tenth", SMALL_E, 0.1),
+        (5, "tanh(E) is more often negative than positive", MINUS_E - PLUS_E, 0.0),
+        (5, "M follows tanh(E): their correlation is above 0.5", FOLLOWS, 0.5),
+        (5, "M is near 0 more often than tanh(E)", SMALL_M - SMALL_E, 0.0),
+        (1, "CoDA subtracts: a twentieth of M is below -0.1", NEGATIVE, 0.05),
+    ):
+        yield weighs(statement, f"{TAY}section {section}", reading, than)
+
+
+def claims_of_lines() -> Iterator[Claim]:
+    """All claims about arithmetic."""
+    yield from claims_of_both("matrix")
+    statement = "CoDA answers better than softmax attention"
+    yield learns(statement, f"{TAY}Table 6", {"model": "coda"}, SOFTMAX)
+    for model in ("softmax", "linear", "hyla"):
+        statement = f"CoDA answers held-out pairs of numbers better than {model}"
+        yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
+
+
+def claims_of_pairs() -> Iterator[Claim]:
+    """All claims about signed pairs."""
+    yield from claims_of_both("row", "matrix")
+    headed, single = ({"alignment": name} for name in ("heads", "networks"))
+    statement = "In the base model for pairs CoDA answers better than softmax attention"
+    yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)
+    for what, changes, other in (
+        ("heads", headed, headed),
+        ("N centred (row)", single | {"gate_centring": "row"}, single),
+        ("N centred (matrix)", single | {"gate_centring": "matrix"}, single),
+    ):
+        statement = f"With {what} CoDA answers as well as softmax attention"
+        yield learns(statement, "ours", coda(**changes), SOFTMAX | other, ON_OOD, 0.01)
+    for what, agree in (("has the planted signs", SIGNS), ("says which tokens count", MATCHES)):
+        statement = f"M {what}, more than that of untrained weights"
+        yield weighs(statement, "ours", agree["trained"] - agree["untrained"])
+    statement = "M agrees with the planted signs more than all matches without signs would"
+    yield weighs(statement, "ours", SIGNS["trained"], 2 / 3)
