@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from studies.engine.papers import read_paper
 from studies.modular_routing import STUDY
 from studies.views.modular_routing import specialization
 from tests.studies.claims.modular_results import all_models, cell, made_up
@@ -77,6 +78,13 @@ def test_specialization_stands_against_collapse_and_what_is_attainable():
 
 
 # Figures of the paper
+
+
+def test_every_figure_of_the_paper_is_drawn_or_has_a_reason():
+    paper = read_paper("ostapenko_2022")
+    views = [view for study, *views in paper.figures.values() for view in views]
+    assert set(views) <= set(STUDY.views)
+    assert len(paper.figures) + len(paper.undrawn) == 17
 
 
 def lines_of(figure):
