@@ -167,7 +167,7 @@ def gain(reading: Reading) -> Reading:
                 other
                 for other in conditions
                 if other.values["model"] == "multi_head"
-                and other.matches(condition.values | MULTI_HEAD)
+                and other.matches(dict(condition.values) | MULTI_HEAD)
             ]
             if condition.values["model"] == "multi_head" or not others:
                 continue

@@ -78,7 +78,8 @@ def problems(result: xr.DataTree) -> Figure:
     figure, axes = panels.grid(len(rules), 9, width=0.8, height=1.0, share=False)
     for rule, row in zip(rules, axes, strict=True):
         task = tasks.ESBN(_config(tasks.ESBNConfig, result, rule=rule, n_withheld=0))
-        batch = task.batch("id", 0, 1)
+        # The first of a larger batch has a random answer.
+        batch = task.batch("id", 0, 24)[:1]
         answer = int(batch.targets[0, 0])
         for number, axis in enumerate(row):
             if number >= task.n_images:
