@@ -231,7 +231,9 @@ ESBN = benchmark(
     {
         "laptop": Preset(changes="scores.n_test=2000"),
         "smoke": smoke("n_validation=20", grids(2, of_task=[withheld(RULES[:1], 0, 98)])),
-        **{f"paper-{rule.replace('_', '-')}": esbn_paper(rule) for rule in RULES},
+        # Of the first rule; those of the others have its name.
+        "paper": esbn_paper(RULES[0]),
+        **{f"paper-{rule.replace('_', '-')}": esbn_paper(rule) for rule in RULES[1:]},
     },
     columns=ALL_OF_BOTH,
     claimed={"ood": "Figures 6 and 17"},
