@@ -256,6 +256,11 @@ ARITHMETIC = engine.Study(
             changes=PAPER,
             setup=PAPERS_LINES,
             grids=(BY_MATRIX, DOUBLED, grid(scaled=(False,))),
+            departures={
+                "model.initialisation": "ours: normal (LeCun) instead of uniform with fan average",
+                "model.attention_biases": "the projections of all our attentions have biases",
+                "training.epsilon": "the engine's Adam has 1e-8",
+            },
         ),
     },
     trained=engine.TrainedIf(reaches=0.5),

@@ -11,7 +11,8 @@
   `["Figure 4", "raven_latent_code", "scaling"]`;
 - `undrawn`: rows of a figure and the reason why no view draws it;
 - `reported`: rows of the name of an experiment, metric, split (with a group: `ood/depth 7`), value,
-  source, and where they are reported the spread over seeds and the number of seeds;
+  source, and where they are reported the spread over seeds and the number of seeds; those of
+  absent experiments are kept for the record, with the paper's names of metrics and splits;
 - `settings`: blocks of `experiments` (one or several names, in which `*` matches any text), the
   `source`, and values by the name of the setting. A list means that all of its values are run,
   "0.1 to 0.9" a range, and "not given" takes back what an earlier block says. Of several blocks
@@ -102,7 +103,7 @@ class Paper:
         citation: authors, year and title.
         experiments: the experiments that a preset repeats.
         absent: the reason for each experiment without a preset, by name.
-        reported: the reported numbers of `experiments`.
+        reported: the reported numbers of `experiments`, and of `absent` ones, without settings.
         figures: the study and the names of its views that draw a figure, by the figure.
         undrawn: the reason why no view draws a figure, by the figure.
     """
@@ -130,16 +131,17 @@ def read_paper(name: str) -> Paper:
         for name, choices in _expand(names)
     ]
     blocks = [_read_block(block) for block in table["settings"]]
+    absent = {name: why for names, why in table["absent"] for name, _ in _expand(names)}
     _check_names(
         [name for name, *_ in rows],
         [pattern for patterns, _ in blocks for pattern in patterns],
-        [name for name, *_ in table["reported"]],
+        [name for name, *_ in table["reported"] if name not in absent],
     )
     experiments = tuple(Experiment(*row, _settings_of(row[0], blocks)) for row in rows)
     return Paper(
         citation=table["citation"],
         experiments=experiments,
-        absent={name: why for names, why in table["absent"] for name, _ in _expand(names)},
+        absent=absent,
         reported=tuple(_numbers(table["reported"], experiments)),
         figures={figure: tuple(study_and_views) for figure, *study_and_views in table["figures"]},
         undrawn=dict(table["undrawn"]),
@@ -247,7 +249,7 @@ def _numbers(rows: Sequence[Any], experiments: Sequence[Experiment]) -> Iterator
     conditions = {experiment.name: experiment.condition for experiment in experiments}
     for name, metric, place, value, source, *spread_and_seeds in rows:
         split, _, group = place.partition("/")
-        condition = conditions[name]
+        condition = conditions.get(name, "")
         yield Reported(
             name, metric, split, group or "all", value, condition, source, *spread_and_seeds
         )

@@ -12,11 +12,14 @@ from studies.engine.study import Plan
 from studies.setups.equations import EquationsSetup
 from studies.setups.expressions import ExpressionSetup
 from studies.setups.latent_code import FuzzySetup, RavenSetup
+from studies.setups.mlu import MluSetup
 from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, TrianglesSetup
 from studies.setups.retrieval import RetrievalSetup
 from studies.setups.scan import ScanSetup
+from studies.setups.signed_pairs import SignedPairsSetup
 from studies.setups.text import LanguageSetup, TextPairingSetup
 from tests.studies.papers import benchmark_facts
+from tests.studies.papers.coda_facts import mlu_facts, pairs_facts
 from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
 from tests.studies.papers.language_facts import language_facts
@@ -51,6 +54,8 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     ScanSetup: benchmark_facts.scan_facts,
     TextPairingSetup: benchmark_facts.text_facts,
     EquationsSetup: equation_facts,
+    MluSetup: mlu_facts,
+    SignedPairsSetup: pairs_facts,
 }
 """The facts about task and model, by the class of the setup."""
 
