@@ -16,13 +16,11 @@ from mechanisms.attention.geometric import GeometricAttention, GeometricAttentio
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.attention.relative import RelativeAttention, RelativeAttentionConfig
-from mechanisms.differentiation import is_in_transform
-from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.feed_forward import FeedForwardConfig
-from mechanisms.layers.halting import Halting, HaltingConfig, Ponder
+from mechanisms.layers.halting import Halting, HaltingConfig, run_steps
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.sequences import enclose
 from mechanisms.validation import check_choice, check_dropout, check_sizes
@@ -380,35 +378,18 @@ class NeuralDataRouter(SteppedModel):
         if self.config.sinusoidal:
             h = h + interleaved_sinusoids(0, h.shape[1], self.config.d_model).to(h)
         h = self.hook_embed(dropout(h, self.config.embedding_dropout, self.training))
-        h, cost = self._run_steps(h, mask[:, None, None, :], n_steps)
+        mask = mask[:, None, None, :]
+        h, cost = run_steps(
+            h,
+            self.blocks[:n_steps],
+            lambda h, points: self.core(h, mask=mask, hooks=points),
+            halt=self.core.halt,
+        )
         if self.config.readout == "first":
             column = h[:, 0]
         else:
             column = h.gather(1, end[:, None, None].expand(-1, 1, h.shape[2]))[:, 0]
         return linear(column, self.W_U.T, self.b_U)[:, None], cost
-
-    def _run_steps(
-        self,
-        h: Float[Tensor, "batch pos d_model"],
-        mask: Bool[Tensor, "batch 1 1 pos"],
-        n_steps: int,
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch pos"]]:
-        halt = self.core.halt
-        if halt is None:
-            for points in self.blocks[:n_steps]:
-                h = self.core(h, mask=mask, hooks=points)
-            return h, h.new_full(h.shape[:2], n_steps)
-        ponder = Ponder(h, halt.config)
-        for points in self.blocks[:n_steps]:
-            points = cast(RouterBlock, points)
-            assert points.halt is not None
-            ponder.running = points.halt.hook_running(ponder.running)
-            if not (self.training or observed(points) or is_in_transform() or ponder.running.any()):
-                break
-            updated = self.core(h, mask=mask, hooks=points)
-            h = torch.lerp(h, updated.to(h.dtype), ponder.running[..., None])
-            ponder.add(h, halt(h, hooks=points.halt))
-        return ponder.result(h), ponder.cost()
 
 
 def _embedding(config: NeuralDataRouterConfig, generator: torch.Generator | None) -> nn.Parameter:
