@@ -64,7 +64,7 @@ class Halting(nn.Module):
         super().__init__()
         self.config = config
         self.w = lecun_normal(1, d_model, fan_in=d_model, generator=generator)
-        self.b = nn.Parameter(torch.full((1,), config.initial_bias))
+        self.b = nn.Parameter(torch.full((1,), float(config.initial_bias)))
         self.hook_running, self.hook_probability = HookPoint(), HookPoint()
 
     def forward(
@@ -94,7 +94,7 @@ class Ponder:
         self.running = x.new_ones(x.shape[:2])
         self.steps = x.new_zeros(x.shape[:2])
         self._spent = x.new_zeros(x.shape[:2])
-        self._remainder = x.new_zeros(x.shape[:2])
+        self._remainder = x.new_full(x.shape[:2], float(self.halts_at_last))
         self._sum = torch.zeros_like(x)
 
     def add(
@@ -107,7 +107,9 @@ class Ponder:
         weight = torch.where(halts, remainder, probability)
         self._sum = self._sum + weight[..., None] * x
         self._spent = self._spent + weight
-        self._remainder = self._remainder + torch.where(halts, remainder, 0.0)
+        # The step may be the last one, at which a column halts whatever its probability.
+        may_halt = self.running > 0 if self.halts_at_last else halts
+        self._remainder = torch.where(may_halt, remainder, self._remainder)
         self.steps = self.steps + self.running
         self.running = self.running * ~halts
 
@@ -117,8 +119,7 @@ class Ponder:
 
     def cost(self) -> Float[Tensor, "batch pos"]:
         """The ponder cost: steps plus remainder, which is differentiable (Graves 2016, eq. 13)."""
-        cost = self.steps + self._remainder
-        return cost + (1 - self._spent) if self.halts_at_last else cost
+        return self.steps + self._remainder
 
 
 def run_steps(

@@ -428,8 +428,9 @@ def test_weights_of_named_variants_start_as_in_the_authors_code(variant):
         assert (models[0].core.attn.content_bias == 0).all()
 
 
-def test_columns_halt_when_their_probabilities_sum_to_one():
-    model = router(halting=HaltingConfig(initial_bias=-0.5), n_steps=6).eval()
+@pytest.mark.parametrize("initial_bias", [-0.5, -2.0])
+def test_columns_halt_when_their_probabilities_sum_to_one_or_at_the_last_step(initial_bias):
+    model = router(halting=HaltingConfig(initial_bias=initial_bias), n_steps=6).eval()
     logits, cache = model.run_with_cache(TOKENS)
     running = torch.stack([cache[f"blocks.{t}.halt.hook_running"] for t in range(6)])
     p = torch.stack([cache[f"blocks.{t}.halt.hook_probability"] for t in range(6)])
@@ -452,7 +453,7 @@ def test_columns_halt_when_their_probabilities_sum_to_one():
     expected = result[[0, 1, 2], [5, 3, 2]] @ model.W_U + model.b_U
     assert torch.allclose(logits[:, 0], expected, atol=1e-6)
     assert torch.allclose(model.forward_with_cost(TOKENS)[1], cost, atol=1e-6)
-    assert 1 < running.sum(0).mean() < 6
+    assert (1 < running.sum(0).mean() < 6) == (initial_bias == -0.5)
 
 
 def test_hooks_can_halt_columns():
