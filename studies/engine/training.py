@@ -65,6 +65,7 @@ class TrainingConfig:
             (weights, per-head biases, bias tables; not norms and one-dimensional biases), or `all`.
         warmup_steps: steps of linear warm-up.
         beta2: decay of AdamW's second moment.
+        epsilon: what AdamW adds to the root of the second moment.
         clip: largest norm of the gradient; None for no clipping.
         n_parts: number of equal parts of a batch that are computed one after another, which takes
             less memory; it divides the batch size. The loss is the mean of their losses.
@@ -94,6 +95,7 @@ class TrainingConfig:
     schedule: Schedule = "cosine"
     decayed: Decayed = "matrices"
     beta2: float = 0.999
+    epsilon: float = 1e-8
     clip: float | None = None
     n_parts: int = 1
     stop_at: float | None = None
@@ -130,6 +132,7 @@ class TrainingConfig:
             ("warmup_steps", 0 <= self.warmup_steps < math.inf, "at least 0"),
             ("final_learning_rate", 0 <= self.final_learning_rate <= 1, "in [0, 1]"),
             ("beta2", 0 < self.beta2 < 1, "in (0, 1)"),
+            ("epsilon", 0 < self.epsilon < math.inf, "greater than 0"),
             ("clip", self.clip is None or self.clip > 0, "None or greater than 0"),
             *((name, *check) for name, check in literals.items()),
         ):
@@ -327,6 +330,7 @@ def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         ],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
+        eps=config.epsilon,
         fused=parameters[0].device.type in ("cpu", "cuda"),
     )
 

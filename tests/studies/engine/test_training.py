@@ -79,7 +79,7 @@ def same(first, second):
 
 
 def test_training_agrees_with_a_plain_pytorch_loop(tmp_path):
-    config = replace(CONFIG, n_steps=12, evaluate_every=12, beta2=0.9, clip=0.4)
+    config = replace(CONFIG, n_steps=12, evaluate_every=12, beta2=0.9, epsilon=0.1, clip=0.4)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -90,7 +90,7 @@ def test_training_agrees_with_a_plain_pytorch_loop(tmp_path):
     decayed = [p for n, p in copy.named_parameters() if n.endswith("weight")]
     biases = [p for n, p in copy.named_parameters() if n.endswith("bias")]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": biases}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.9))
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.9), eps=0.1)
     optimizer.param_groups[1]["weight_decay"] = 0.0
     norms = []
     for step in range(12):
@@ -511,6 +511,7 @@ def test_training_in_bfloat16_keeps_float32_weights(tmp_path):
         ({"keep_at": (0, 5)}, r"keep_at must be at least 1, got \(0, 5\)"),
         ({"batch_size": 32, "n_parts": 5}, "n_parts must be a divisor of batch_size = 32, got 5"),
         ({"clip": 0.0}, "clip must be None or greater than 0, got 0.0"),
+        ({"epsilon": 0.0}, "epsilon must be greater than 0, got 0.0"),
         ({"beta2": 1.0}, r"beta2 must be in \(0, 1\), got 1.0"),
         ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
     ],
