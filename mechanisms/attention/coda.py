@@ -40,7 +40,7 @@ class CodaAttentionConfig:
         composition: how affinity and dissimilarity are composed into the pattern.
         scaled: whether both are divided by sqrt(d_head).
         shared: whether both use the same queries and keys.
-        dropout: as in `AttentionConfig`.
+        dropout, dropout_shared, bias: as in `AttentionConfig`.
         rotary: whether queries and keys of the affinity are rotated as in `AttentionConfig`.
 
     Raises:
@@ -54,7 +54,9 @@ class CodaAttentionConfig:
     scaled: bool = True
     shared: bool = True
     dropout: float = 0.0
+    dropout_shared: bool = True
     rotary: bool = False
+    bias: bool = True
 
     def __post_init__(self):
         check_sizes(self, "n_heads", "d_head", optional=("d_value",))
@@ -122,18 +124,21 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         def weight(width: int) -> nn.Parameter:
             return lecun_normal(n_heads, d_model, width, fan_in=d_model, generator=generator)
 
+        def bias(*shape: int) -> nn.Parameter | None:
+            return zeros(*shape) if config.bias else None
+
         self.W_Q, self.W_K, self.W_V = weight(d_head), weight(d_head), weight(d_value)
         self.W_O = lecun_normal(
             n_heads, d_value, d_model, fan_in=n_heads * d_value, generator=generator
         )
-        self.b_Q, self.b_K = zeros(n_heads, d_head), zeros(n_heads, d_head)
-        self.b_V, self.b_O = zeros(n_heads, d_value), zeros(d_model)
+        self.b_Q, self.b_K = bias(n_heads, d_head), bias(n_heads, d_head)
+        self.b_V, self.b_O = bias(n_heads, d_value), bias(d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         if config.rotary:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         if not config.shared:
             self.W_Q_distance, self.W_K_distance = weight(d_head), weight(d_head)
-            self.b_Q_distance, self.b_K_distance = zeros(n_heads, d_head), zeros(n_heads, d_head)
+            self.b_Q_distance, self.b_K_distance = bias(n_heads, d_head), bias(n_heads, d_head)
             self.hook_q_distance, self.hook_k_distance = HookPoint(), HookPoint()
         self.hook_attn_scores = HookPoint()
         self.hook_affinity, self.hook_dissimilarity = HookPoint(), HookPoint()
@@ -148,14 +153,17 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         query_weights, query_biases = [self.W_Q], [self.b_Q]
         key_weights, key_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
         if not config.shared:
-            query_weights, query_biases = (
-                [self.W_Q, self.W_Q_distance],
-                [self.b_Q, self.b_Q_distance],
-            )
+            query_weights.append(self.W_Q_distance)
+            query_biases.append(self.b_Q_distance)
             key_weights.append(self.W_K_distance)
             key_biases.append(self.b_K_distance)
         projected = project_queries_and_keys(
-            x_query, x_key, query_weights, key_weights, query_biases, key_biases
+            x_query,
+            x_key,
+            query_weights,
+            key_weights,
+            [b for b in query_biases if b is not None] or None,
+            [b for b in key_biases if b is not None] or None,
         )
         queries, keys = projected[: len(query_weights)], projected[len(query_weights) :]
         q, k, v = points.hook_q(queries[0]), points.hook_k(keys[0]), points.hook_v(keys[1])
@@ -177,7 +185,8 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         )
         kept = None
         if self.training and config.dropout:
-            kept = torch.rand((n_query, n_key), device=v.device) >= config.dropout
+            leading = (1, 1) if config.dropout_shared else q.shape[:2]
+            kept = torch.rand((*leading, n_query, n_key), device=v.device) >= config.dropout
             kept = kept / (1 - config.dropout)
 
         def compose(affinity: Tensor, dissimilarity: Tensor, chunk: Chunk) -> Tensor:
@@ -190,7 +199,9 @@ class CodaAttention(Attention[CodaAttentionConfig]):
             dissimilarity = points.hook_dissimilarity(dissimilarity)
             gate = points.hook_gate(composition.gated(dissimilarity))
             pattern = composition.composed(affinity, gate, chunk_mask)
-            return points.hook_pattern(pattern if kept is None else pattern * kept)
+            if kept is not None:
+                pattern = pattern * kept[broadcast_chunk(kept, chunk)]
+            return points.hook_pattern(pattern)
 
         if observed(
             points.hook_attn_scores,

@@ -53,7 +53,7 @@ class CompositionalAttentionConfig:
         own_value, nonlinear: as in `AttentionConfig`.
         biases: which projections have one: `all`; `selection`, only value queries and keys; or
             `none`.
-        dropout: as in `AttentionConfig`, of the searches' patterns.
+        dropout, dropout_shared: as in `AttentionConfig`, of the searches' patterns.
 
     Raises:
         ValueError: a setting is outside its range.
@@ -72,6 +72,7 @@ class CompositionalAttentionConfig:
     nonlinear: bool = False
     biases: Biases = "all"
     dropout: float = 0.0
+    dropout_shared: bool = True
 
     def __post_init__(self):
         check_sizes(
@@ -222,7 +223,7 @@ class CompositionalAttention(MappedAttention[CompositionalAttentionConfig]):
             scores = scores.masked_fill(~mask, -math.inf)
         pattern = normalize_scores(points.hook_attn_scores(scores), "softmax", mask)
         if self.training:
-            pattern = drop_pairs(pattern, self.config.dropout)
+            pattern = drop_pairs(pattern, self.config.dropout, shared=self.config.dropout_shared)
         pattern = points.hook_search(points.hook_pattern(pattern))
 
         z = points.hook_z(self._select_retrievals(pattern.transpose(1, 2), v, value_query, points))

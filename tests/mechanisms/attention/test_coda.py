@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mechanisms.attention import quasi
 from mechanisms.attention.coda import CodaAttention, CodaAttentionConfig
 from mechanisms.attention.quasi import QuasiAttentionConfig
 from mechanisms.layers.feed_forward import FeedForwardConfig
@@ -21,6 +22,8 @@ CONTRACT_EXAMPLES = {
     "rotary": CodaAttentionConfig(
         n_heads=4, d_head=4, composition=QuasiAttentionConfig(gate_centring="row"), rotary=True
     ),
+    "no bias": CodaAttentionConfig(n_heads=4, d_head=4, bias=False, shared=False),
+    "own dropout": CodaAttentionConfig(n_heads=4, d_head=4, dropout=0.5, dropout_shared=False),
 }
 FUNCTIONS = {
     "tanh": math.tanh,
@@ -336,8 +339,42 @@ def test_hook_points_show_the_factors_of_the_pattern():
     assert (kept["hook_dissimilarity"] <= 0).all()
 
 
-def test_dropout_is_applied_in_training_only():
-    attention, x = build(dropout=0.5), tokens()
+@pytest.mark.parametrize("shared", [True, False])
+def test_without_biases_it_is_as_with_biases_of_0(shared):
+    without, x = build(bias=False, shared=shared), tokens()
+    assert not any(name.startswith("b_") for name in without.state_dict())
+    with_biases = build(shared=shared)
+    missing, unexpected = with_biases.load_state_dict(without.state_dict(), strict=False)
+    assert len(missing) == (4 if shared else 6)
+    assert not unexpected
+    with torch.no_grad():
+        for name in missing:
+            with_biases.get_parameter(name).zero_()
+    torch.testing.assert_close(without(x, x), with_biases(x, x))
+    # Two sequences.
+    torch.testing.assert_close(without(x[:, :2], x), with_biases(x[:, :2], x))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_dropout_drops_the_same_pairs_of_all_examples_and_heads_or_other_ones(shared, monkeypatch):
+    # Several chunks of examples and heads, as for large inputs.
+    monkeypatch.setattr(quasi, "_CPU_PAIRS", 36 * 2)
+    attention, x = build(dropout=0.5, dropout_shared=shared), tokens(n=6)
+    torch.manual_seed(0)
+    without_hooks = attention(x, x)
+    patterns = []
+    attention.hook_pattern.add_hook(lambda value, hook: patterns.append(value))
+    torch.manual_seed(0)
+    with_hooks = attention(x, x)
+    dropped = (patterns[0] == 0).flatten(0, 1).flatten(1)
+    assert len({tuple(row.tolist()) for row in dropped}) == (1 if shared else 2 * 3)
+    # Without hooks, in chunks, the same pairs are dropped.
+    torch.testing.assert_close(without_hooks, with_hooks)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_dropout_is_applied_in_training_only(shared):
+    attention, x = build(dropout=0.5, dropout_shared=shared), tokens()
     assert not torch.equal(attention(x, x), attention(x, x))
     # The backward pass uses the dropout mask of the forward pass.
     torch.manual_seed(0)

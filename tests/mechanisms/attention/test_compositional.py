@@ -349,11 +349,21 @@ def test_a_query_with_all_keys_masked_retrieves_zeros():
 
 
 def test_dropout_and_gumbel_noise_are_applied_in_training_only():
-    for changes in ({"dropout": 0.5}, {"selection": "gumbel"}):
+    shared = {"dropout": 0.5}
+    for changes in (shared, shared | {"dropout_shared": False}, {"selection": "gumbel"}):
         attention, x = build(**changes), tokens()
         assert not torch.equal(attention(x, x), attention(x, x))
         attention.eval()
         assert torch.equal(attention(x, x), attention(x, x))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_dropout_drops_the_same_pairs_of_all_examples_and_searches_or_other_ones(shared):
+    attention, x = build(dropout=0.5, dropout_shared=shared), tokens()
+    pattern = record(attention, x, x, names=["pattern"])["pattern"]
+    dropped = (pattern == 0).flatten(0, 1).flatten(1)
+    n_masks = len({tuple(row.tolist()) for row in dropped})
+    assert n_masks == (1 if shared else pattern.shape[0] * pattern.shape[1])
 
 
 def test_hard_selection_has_the_gradient_of_the_softmax():

@@ -19,6 +19,7 @@ CONTRACT_EXAMPLES = {
     "rotary": AttentionConfig(n_heads=4, d_head=4, rotary=True),
     "normalized": AttentionConfig(n_heads=4, d_head=4, normalize_qk=True, bias=False),
     "own value": AttentionConfig(n_heads=4, d_head=4, d_value=3, own_value=True, nonlinear=True),
+    "own dropout": AttentionConfig(n_heads=4, d_head=4, dropout=0.5, dropout_shared=False),
 }
 OWN_VALUE = {
     "own value": {"own_value": True, "d_value": 3},
@@ -345,9 +346,34 @@ def test_dropout_drops_the_same_pairs_for_all_examples_and_heads():
     assert torch.allclose(kept, 2 * activations["hook_pattern"][~dropped])
 
 
+def test_dropout_can_drop_other_pairs_in_each_example_and_head():
+    attention, x_query, x_key = small("softmax", dropout=0.5, dropout_shared=False)
+    activations = record(attention)
+    torch.manual_seed(0)
+    attention.train()(x_query, x_key)
+    pattern = activations["hook_pattern"]
+    dropped = (pattern == 0).flatten(0, 1).flatten(1)
+    assert len({tuple(row.tolist()) for row in dropped}) == pattern.shape[0] * pattern.shape[1]
+    attention.eval()(x_query, x_key)
+    kept = pattern != 0
+    assert torch.allclose(pattern[kept], 2 * activations["hook_pattern"][kept])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_each_pair_is_dropped_with_the_same_probability(shared):
+    pattern = torch.ones(6, 5, 100, 100)
+    dropped = (multi_head.drop_pairs(pattern, 0.3, shared=shared) == 0).double()
+    means = dropped.mean((2, 3))
+    # Five standard errors of the share of 10,000 pairs.
+    assert ((means - 0.3).abs() < 5 * (0.21 / 1e4) ** 0.5).all()
+    flat = dropped.flatten(0, 1).flatten(1)
+    correlations = torch.corrcoef(flat)[0, 1:]
+    assert (correlations > 0.99).all() if shared else (correlations.abs() < 0.05).all()
+
+
 def test_dropout_keeps_the_mean_in_double_precision():
     pattern = torch.ones(2, 3, 400, 500, dtype=torch.float64)
-    dropped = multi_head.drop_pairs(pattern, 0.1)
+    dropped = multi_head.drop_pairs(pattern, 0.1, shared=True)
     assert dropped.dtype == torch.float64
     assert set(dropped.unique().tolist()) == {0, 1 / 0.9}
     # Five standard errors of the share of 200,000 pairs.
