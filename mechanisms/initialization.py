@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +46,42 @@ def redraw_uniformly(module: nn.Module, *, generator: torch.Generator | None = N
         for name, weight in parameters.items():
             if not name.startswith("W_"):
                 continue
-            inputs = weight.shape[:-1] if name == "W_O" else weight.shape[-2:][:1]
-            bound = math.prod(inputs) ** -0.5
+            bound = _fan_in(name, weight) ** -0.5
             weight.uniform_(-bound, bound, generator=generator)
             if (bias := parameters.get(f"b_{name[2:]}")) is not None:
                 bias.uniform_(-bound, bound, generator=generator)
+
+
+@torch.no_grad()
+def redraw_xavier(
+    module: nn.Module,
+    gains: Mapping[str, float] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Draw weights `W_X` of a module anew, uniformly with Xavier's variance (Glorot, Bengio 2010).
+
+    Each is uniform in gain * sqrt(6 / (fan_in + fan_out)) around 0. The fan-in is that of
+    `redraw_uniformly`, and all other dimensions are outputs: the heads are one linear map.
+
+    Args:
+        module: the module.
+        gains: the gain of each weight by its name, for example `{"W_in": 2**0.5}`; others stay as
+            they are. None for all weights, with gain 1.
+        generator: random generator; None for torch's global generator.
+    """
+    for path, weight in module.named_parameters():
+        name = path.rpartition(".")[2]
+        if not (name.startswith("W_") if gains is None else name in gains):
+            continue
+        fan_in = _fan_in(name, weight)
+        bound = (6 / (fan_in + weight.numel() // fan_in)) ** 0.5
+        bound *= 1.0 if gains is None else gains[name]
+        weight.uniform_(-bound, bound, generator=generator)
+
+
+def _fan_in(name: str, weight: Tensor) -> int:
+    return math.prod(weight.shape[:-1] if name == "W_O" else weight.shape[-2:][:1])
 
 
 def zeros(*shape: int) -> nn.Parameter:

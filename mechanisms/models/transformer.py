@@ -20,12 +20,14 @@ from mechanisms.attention.positions import (
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
+from mechanisms.models.initial_weights import redraw_as_fairseq
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
 Positions = Literal["relative", "sinusoidal", "relative_and_sinusoidal", "none"]
 Norm = Literal["layer_norm", "rms_norm"]
+TransformerInitialization = Literal["lecun_normal", "mittal_2021"]
 
 LAYER_NORM_EPSILON = 1e-6
 
@@ -81,6 +83,8 @@ class TransformerConfig:
         dropout: dropout probability of the embedding, positions included, and of what attention
             and feed-forward layer add to the stream.
         norm_epsilon: epsilon of all norms.
+        initialization: `lecun_normal`, with zero biases; or `mittal_2021`, that of their language
+            models (`redraw_as_fairseq`), which needs `tied`.
 
     Raises:
         ValueError: a setting is not allowed, or is required by `positions` and missing.
@@ -105,6 +109,7 @@ class TransformerConfig:
     scaled: bool = False
     dropout: float = 0.0
     norm_epsilon: float = LAYER_NORM_EPSILON
+    initialization: TransformerInitialization = "lecun_normal"
 
     def __post_init__(self):
         check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
@@ -113,6 +118,7 @@ class TransformerConfig:
         check_choice(self, "inputs", Inputs)
         check_choice(self, "positions", Positions)
         check_choice(self, "norm", Norm)
+        check_choice(self, "initialization", TransformerInitialization)
         if self.has_relative_bias:
             if self.max_distance is None or self.max_distance < 2:
                 raise ValueError(
@@ -130,6 +136,8 @@ class TransformerConfig:
             raise ValueError(
                 f"d_output must be d_input = {self.d_input} with tied=True, got {self.d_output}"
             )
+        if self.initialization == "mittal_2021" and not self.tied:
+            raise ValueError("tied must be True with initialization='mittal_2021', got False")
         if self.n_readout is not None and self.n_readout < 1:
             raise ValueError(f"n_readout must be None or at least 1, got {self.n_readout}")
 
@@ -310,6 +318,8 @@ class Transformer(SteppedModel):
         )
         self.ln_final = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.unembed = None if config.tied else Unembed(config, generator=generator)
+        if config.initialization == "mittal_2021":
+            redraw_as_fairseq(self, embedding_std=config.d_model**-0.5, generator=generator)
         self.setup()
 
     def _stacks(self) -> Sequence[nn.ModuleList]:

@@ -8,6 +8,7 @@ import torch
 from mechanisms import (
     AttentionConfig,
     CodaAttentionConfig,
+    CompositionalAttentionConfig,
     FeedForwardConfig,
     MixtureOfExpertsConfig,
     QuasiAttentionConfig,
@@ -16,6 +17,7 @@ from mechanisms import (
     sinusoidal_embedding,
 )
 from tests.mechanisms.checks import check_seed_determines_weights
+from tests.mechanisms.initial_weights import fairseq, is_drawn_as
 from tests.mechanisms.torch_layers import encoder_layer, shake
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -374,6 +376,32 @@ def test_weights_start_as_in_the_authors_code():
             assert (weight == 1).all(), name
 
 
+@pytest.mark.parametrize("scorer", ["none", "dot", "mlp"])
+def test_weights_of_a_language_model_start_as_in_the_authors_code(scorer):
+    """Mittal et al. 2021, section 4.7."""
+    attention = AttentionConfig(n_heads=4, d_head=24)
+    if scorer != "none":
+        attention = CompositionalAttentionConfig(
+            n_searches=4, n_retrievals=2, d_head=16, d_selection=32, scorer=scorer
+        )
+    config = replace(
+        SMALL,
+        attention=attention,
+        feed_forward=FeedForwardConfig(d_mlp=200, activation="relu"),
+        inputs="tokens",
+        d_input=300,
+        d_output=300,
+        d_model=64,
+        positions="sinusoidal",
+        max_distance=None,
+        tied=True,
+        initialization="mittal_2021",
+    )
+    assert is_drawn_as(fairseq, build(config))
+    assert not is_drawn_as(fairseq, build(replace(config, initialization="lecun_normal")))
+    check_seed_determines_weights(lambda generator: Transformer(config, generator=generator))
+
+
 @pytest.mark.parametrize(
     ("n_parameters", "settings"),
     [
@@ -442,6 +470,8 @@ def test_a_compiled_model_computes_the_same(name):
         ({"tied": True, "inputs": "tokens"}, "d_output must be d_input = 5 with tied=True, got 3"),
         ({"inputs": "pixels"}, "inputs must be one of vectors, tokens"),
         ({"max_distance": None}, "max_distance must be at least 2 .* got None"),
+        ({"initialization": "normal"}, "initialization must be one of lecun_normal, mittal_2021"),
+        ({"initialization": "mittal_2021"}, "tied must be True with initialization='mittal_2021'"),
         ({"n_readout": 0}, "n_readout must be None or at least 1, got 0"),
     ],
 )
