@@ -126,21 +126,27 @@ def command_line() -> str:
 
 
 def git_commits(folders: Mapping[str, Path]) -> dict[str, str]:
-    """The git commit that each folder is at, by name.
+    """The git commit of each folder when this process first asked for it, by name.
 
     A commit ends in `+changes` if files differ from it, and is `unknown` outside of git. Folders
     at the same commit are listed once, under the first name.
     """
     commits: dict[str, str] = {}
     for name, folder in folders.items():
-        git = functools.partial(
-            subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
-        )
-        try:
-            commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
-            commit += "+changes" if git(["git", "status", "--porcelain"]).stdout else ""
-        except (OSError, subprocess.SubprocessError):
-            commit = "unknown"
+        commit = _commit_of(folder)
         if commit not in commits.values() or commit == "unknown":
             commits[name] = commit
     return commits
+
+
+# Code is loaded once: what is changed or committed later is not what this process runs.
+@functools.cache
+def _commit_of(folder: Path) -> str:
+    git = functools.partial(
+        subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    try:
+        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+        return commit + ("+changes" if git(["git", "status", "--porcelain"]).stdout else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

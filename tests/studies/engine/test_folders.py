@@ -1,8 +1,10 @@
 import json
+import subprocess
 from dataclasses import dataclass
 
 import pytest
 
+from studies.engine import folders
 from studies.engine.folders import (
     RunError,
     config_hash,
@@ -81,3 +83,18 @@ def test_damaged_json_is_an_error_and_a_missing_file_is_empty(tmp_path):
 def test_versions_and_commits(tmp_path):
     assert library_versions()["torch"].startswith("2.")
     assert git_commits({"study": tmp_path}) == {"study": "unknown"}
+
+
+def test_the_commit_is_that_at_which_the_process_began(tmp_path):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "--message", "first")
+    before = git_commits({"study": tmp_path})
+    assert len(before["study"]) == 40
+    (tmp_path / "file").write_text("changed")
+    assert git_commits({"study": tmp_path}) == before
+    folders._commit_of.cache_clear()
+    assert git_commits({"study": tmp_path}) == {"study": f"{before['study']}+changes"}
