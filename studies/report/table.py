@@ -179,11 +179,10 @@ class Table:
         table.add_column("")
         for heading in (*headings, *extra_columns):
             table.add_column(heading, justify="right")
+        section = None
         for name, row in self._named_rows():
             if isinstance(row, Section):
-                table.add_section()
-                if row.title:
-                    table.add_row(row.title)
+                section = row
                 continue
             cells = _cells(summary, name, row)
             for column in extra_columns:
@@ -191,8 +190,15 @@ class Table:
                 if column in row.beside:
                     mean = summary["mean"].sel(reading=f"{name} | {column}").mean().item()
                 cells.append(row.shown(mean) if np.isfinite(mean) else "")
-            if any(cells):
-                table.add_row(row.label, *cells)
+            if not any(cells):
+                continue
+            # A section without any row is not shown.
+            if section is not None:
+                table.add_section()
+                if section.title:
+                    table.add_row(section.title)
+                section = None
+            table.add_row(row.label, *cells)
 
     def _fill_rows(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
         table.padding = (0, 1, 0, 0)

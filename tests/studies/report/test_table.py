@@ -132,6 +132,14 @@ def test_rows_with_the_same_label_must_be_in_different_sections():
     assert ["held", "out"] in printed(two_models([0.5], [0.75]), *rows)
 
 
+def test_sections_without_rows_are_not_shown():
+    nothing = Row("nothing", metric("accuracy", "test"))
+    rows = (Section("empty"), nothing, Section("full"), Row("right", OOD), Section("last"), nothing)
+    lines = printed(two_models([0.5], [0.75]), *rows)
+    titles = [line for line in lines if line and line[0] in ("empty", "full", "last")]
+    assert titles == [["full"]]
+
+
 @pytest.mark.parametrize("conditions", ["columns", "rows"])
 def test_rows_without_any_number_are_not_shown(conditions):
     rows = (Row("right", OOD), Row("nothing", metric("accuracy", "test")))
