@@ -138,9 +138,12 @@ def claims_of_ours() -> Iterator[engine.Claim]:
         reading=flow("order", "change") - flow("order", "gate"),
     )
     for kind in ("node", "edge"):
-        for other in (f"{kind} off the path", f"no {kind}"):
+        for other, name in (
+            (f"{kind} off the path", "one off the path"),
+            (f"no {kind}", "elsewhere"),
+        ):
             yield positive(
-                f"A cut {kind} on the path breaks more answers than {other}",
+                f"A cut {kind} on the path breaks more answers than {name}",
                 reading=broken(f"{kind} on the path") - broken(other),
             )
     yield positive(
