@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,9 +16,15 @@ from mechanisms.attention.crossing import require_crossing
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
-from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
+from mechanisms.layers.halting import Halting, HaltingConfig, run_steps
+from mechanisms.layers.step_signals import StepSignal, StepSignals
+from mechanisms.models.decoder_block import DecoderBlock
+from mechanisms.models.initial_weights import redraw_as_scan, redraw_as_tensor2tensor
+from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
-from mechanisms.validation import check_dropout, check_positive, check_sizes
+from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
+
+EncoderDecoderInitialization = Literal["lecun_normal", "xavier_uniform", "mittal_2021"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,12 @@ class EncoderDecoderConfig:
             sequences are not comparable.
         decoder_attention: config of the self-attention of the decoder; None for `attention`.
         shared: whether all encoder blocks have the same weights, and all decoder blocks.
+        positions_each_step: whether the sinusoidal positions are added before each step instead of
+            to the embeddings; needs `shared`, as do the next two.
+        step_signal: what is added before each step to tell it from the others, see `StepSignals`;
+            with `learned` there are `n_layers` steps at most.
+        halting: config of adaptive computation time in encoder and decoder, at most `n_layers`
+            steps for each column; None for `n_layers` steps of all columns.
         marks: whether the source gets a begin and an end, which are learned (`W_E` has two more
             rows); its padding is then at its end.
         tied: whether the read-out is the transposed embedding of the target, with a bias.
@@ -50,6 +62,10 @@ class EncoderDecoderConfig:
         post_norm: whether the LayerNorms come after the sums (see `Block`); none then follows the
             last block.
         norm_epsilon: epsilon of all LayerNorms.
+        initialization: `lecun_normal`, with zero biases; `xavier_uniform`, with zero biases, as in
+            tensor2tensor (its `uniform_unit_scaling` with gain 1); or `mittal_2021`, that of their
+            encoder-decoders for SCAN (`redraw_as_scan`). In the latter two embeddings are normal
+            without truncation.
         dropout: dropout probability of the embeddings and of what each part of a block adds to the
             stream.
 
@@ -69,11 +85,15 @@ class EncoderDecoderConfig:
     cross_attention: AttentionProtocol | None = None
     decoder_attention: AttentionProtocol | None = None
     shared: bool = True
+    positions_each_step: bool = False
+    step_signal: StepSignal = "none"
+    halting: HaltingConfig | None = None
     marks: bool = False
     tied: bool = False
     one_embedding: bool = False
     post_norm: bool = False
     norm_epsilon: float = LAYER_NORM_EPSILON
+    initialization: EncoderDecoderInitialization = "lecun_normal"
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -100,8 +120,15 @@ class EncoderDecoderConfig:
                 f"marks and tied must be False with one_embedding=True, got {self.marks} and "
                 f"{self.tied}"
             )
+        check_choice(self, "step_signal", StepSignal)
+        has_steps = self.positions_each_step or self.step_signal != "none" or self.halting
+        if has_steps and not self.shared:
+            raise ValueError(
+                "shared must be True with positions_each_step, step_signal or halting, got False"
+            )
         require_crossing("cross_attention", self.between)
         check_positive(self, "norm_epsilon")
+        check_choice(self, "initialization", EncoderDecoderInitialization)
         check_dropout(self)
 
     @property
@@ -120,74 +147,20 @@ class EncoderDecoderConfig:
         return self.within_target if self.cross_attention is None else self.cross_attention
 
 
-class DecoderBlock(nn.Module):
-    """A decoder block: x + f(LN(x)) for self-attention, cross-attention, feed-forward.
-
-    With `post_norm` LN(x + f(x)).
-
-    Hook points [batch, target_pos, d_model], named as in TransformerLens: `hook_resid_pre`,
-    `hook_attn_out`, `hook_resid_mid`, `hook_cross_attn_out`, `hook_resid_mid_cross`,
-    `hook_mlp_out`, `hook_resid_post`; and those of `attn`, `cross_attn` and `mlp`.
-    """
-
-    def __init__(self, config: EncoderDecoderConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
-        self.dropout, self.post_norm = config.dropout, config.post_norm
-        self.ln1 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-        self.attn = config.within_target.build(config.d_model, generator=generator)
-        self.ln_cross = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-        self.cross_attn = config.between.build(config.d_model, generator=generator)
-        self.ln2 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-        self.mlp = config.feed_forward.build(config.d_model, generator=generator)
-        self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
-        self.hook_resid_mid, self.hook_cross_attn_out = HookPoint(), HookPoint()
-        self.hook_resid_mid_cross, self.hook_mlp_out = HookPoint(), HookPoint()
-        self.hook_resid_post = HookPoint()
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch target_pos d_model"],
-        encoded: Float[Tensor, "batch source_pos d_model"],
-        *,
-        mask: Bool[Tensor, "batch 1 target_pos target_pos"],
-        source_mask: Bool[Tensor, "batch 1 1 source_pos"],
-        hooks: DecoderBlock | None = None,
-    ) -> Float[Tensor, "batch target_pos d_model"]:
-        """The residual stream after this block; `hooks` as in `Block`."""
-        points = self if hooks is None else hooks
-        x = points.hook_resid_pre(x)
-        normed = self._before(self.ln1, x)
-        attended = self.attn(normed, normed, mask=mask, hooks=points.attn)
-        x = points.hook_resid_mid(self._after(self.ln1, x, points.hook_attn_out(attended)))
-        normed = self._before(self.ln_cross, x)
-        retrieved = self.cross_attn(normed, encoded, mask=source_mask, hooks=points.cross_attn)
-        x = self._after(self.ln_cross, x, points.hook_cross_attn_out(retrieved))
-        x = points.hook_resid_mid_cross(x)
-        mlp_out = points.hook_mlp_out(self.mlp(self._before(self.ln2, x), hooks=points.mlp))
-        return points.hook_resid_post(self._after(self.ln2, x, mlp_out))
-
-    def _before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        """The input of a part of the block."""
-        return x if self.post_norm else norm(x)
-
-    def _after(self, norm: nn.LayerNorm, x: Tensor, part: Tensor) -> Tensor:
-        """The stream after the output of a part is added."""
-        x = x + dropout(part, self.dropout, self.training)
-        return norm(x) if self.post_norm else x
-
-
 class EncoderDecoder(SteppedModel):
     """A transformer that predicts a target sequence from a source sequence.
 
     Vaswani et al. 2017, with weights shared over depth as Mittal et al. 2021 train it on SCAN (with
     `post_norm`; by default the LayerNorm is before each part of a block). Positions are sinusoidal;
-    padding is never attended to.
+    padding is never attended to. With `positions_each_step`, a `step_signal` and `halting` this is
+    a Universal Transformer (Dehghani et al. 2019).
 
     Hook points: of the source, marks included, `hook_embed`, `encoder_blocks.{i}.*` (those of a
     `Block`) and `hook_encoded`, the encoder's output after its LayerNorm; of the target
-    `hook_embed_target` and `decoder_blocks.{i}.*` (those of a `DecoderBlock`). With shared weights
-    the weights live in `encoder_core` and `decoder_core`. Embedded tokens start with the scale of
-    the sinusoids, those of `W_E` and `W_E_target` from N(0, 1).
+    `hook_embed_target` and `decoder_blocks.{i}.*` (those of a `DecoderBlock`); with halting those
+    of `Halting` in `encoder_blocks.{i}.halt` and `decoder_blocks.{i}.halt`. With shared weights the
+    weights live in `encoder_core` and `decoder_core`. Embedded tokens start with the scale of the
+    sinusoids, those of `W_E` and `W_E_target` from N(0, 1).
 
     Args:
         config: the configuration.
@@ -205,12 +178,15 @@ class EncoderDecoder(SteppedModel):
             self.W_E_target = lecun_normal(config.d_output, d_model, fan_in=1, generator=generator)
         self.hook_embed, self.hook_embed_target = HookPoint(), HookPoint()
         self.encoder_core, self.encoder_blocks = stack_blocks(
-            lambda: Block(
-                config,
-                norm_epsilon=config.norm_epsilon,
-                post_norm=config.post_norm,
-                dropout=config.dropout,
-                generator=generator,
+            lambda: self._halting(
+                Block(
+                    config,
+                    norm_epsilon=config.norm_epsilon,
+                    post_norm=config.post_norm,
+                    dropout=config.dropout,
+                    generator=generator,
+                ),
+                generator,
             ),
             config.n_layers,
             shared=shared,
@@ -218,13 +194,30 @@ class EncoderDecoder(SteppedModel):
         self.ln_encoded = self._last_norm()
         self.hook_encoded = HookPoint()
         self.decoder_core, self.decoder_blocks = stack_blocks(
-            lambda: DecoderBlock(config, generator=generator), config.n_layers, shared=shared
+            lambda: self._halting(DecoderBlock(config, generator=generator), generator),
+            config.n_layers,
+            shared=shared,
+        )
+        self.encoder_signals, self.decoder_signals = (
+            StepSignals(
+                config.step_signal,
+                positions=config.positions_each_step,
+                n_steps=config.n_layers,
+                d_model=d_model,
+                generator=generator,
+            )
+            for _ in range(2)
         )
         self.ln_final = self._last_norm()
         self.W_U = None
         if not (config.tied or config.one_embedding):
             self.W_U = lecun_normal(d_model, config.d_output, fan_in=d_model, generator=generator)
         self.b_U = None if config.one_embedding else zeros(config.d_output)
+        embedding_std = fan_in**-0.5
+        if config.initialization == "xavier_uniform":
+            redraw_as_tensor2tensor(self, embedding_std=embedding_std, generator=generator)
+        elif config.initialization == "mittal_2021":
+            redraw_as_scan(self, embedding_std=embedding_std, generator=generator)
         self.setup()
 
     def _last_norm(self) -> nn.Module:
@@ -233,6 +226,16 @@ class EncoderDecoder(SteppedModel):
         if config.post_norm:
             return nn.Identity()
         return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+
+    def _halting(
+        self, block: Block | DecoderBlock, generator: torch.Generator | None
+    ) -> Block | DecoderBlock:
+        """The block, with a halting unit if the config has one."""
+        config = self.config
+        if config.halting is not None:
+            halt = Halting(config.halting, config.d_model, generator=generator)
+            block.add_module("halt", halt)
+        return block
 
     def _stacks(self) -> Sequence[nn.ModuleList]:
         return self.encoder_blocks, self.decoder_blocks
@@ -253,10 +256,29 @@ class EncoderDecoder(SteppedModel):
                 for `n_layers`.
 
         Raises:
-            ValueError: as for `set_steps`.
+            ValueError: as for `set_steps`, or there are not as many learned step signals.
         """
-        n_steps, source = self._prepare_steps(n_steps), self._marked(source)
-        return self._decode(self._encode(source, n_steps), source, target_in, n_steps)
+        return self.forward_with_cost(source, target_in, n_steps=n_steps)[0]
+
+    def forward_with_cost(
+        self,
+        source: Int[Tensor, "batch source_pos"],
+        target_in: Int[Tensor, "batch target_pos"],
+        *,
+        n_steps: int | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch target_pos d_output"],
+        tuple[Float[Tensor, "batch source_pos"], Float[Tensor, "batch target_pos"]],
+    ]:
+        """The logits, and the ponder costs of all columns of the encoder and of the decoder.
+
+        The cost of a column is its number of steps, plus the remainder with halting; padding, and
+        with `marks` the marks, have columns too. Arguments and errors as for `forward`.
+        """
+        n_steps, source = self._prepared(n_steps), self._marked(source)
+        encoded, encoder_cost = self._encode(source, n_steps)
+        logits, decoder_cost = self._decode(encoded, source, target_in, n_steps)
+        return logits, (encoder_cost, decoder_cost)
 
     @torch.no_grad()
     def greedy(
@@ -277,13 +299,13 @@ class EncoderDecoder(SteppedModel):
         """
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}")
-        n_steps, source = self._prepare_steps(n_steps), self._marked(source)
-        encoded = self._encode(source, n_steps)
+        n_steps, source = self._prepared(n_steps), self._marked(source)
+        encoded, _ = self._encode(source, n_steps)
         decoded = source.new_full((len(source), max_length + 1), self.config.padding)
         decoded[:, 0] = self.config.begin
         unfinished = torch.ones(len(source), dtype=torch.bool, device=source.device)
         for length in range(1, max_length + 1):
-            logits = self._decode(encoded, source, decoded[:, :length], n_steps)
+            logits, _ = self._decode(encoded, source, decoded[:, :length], n_steps)
             best = logits[:, -1].argmax(-1)
             decoded[:, length] = torch.where(unfinished, best, self.config.padding)
             unfinished &= best != self.config.end
@@ -291,13 +313,32 @@ class EncoderDecoder(SteppedModel):
                 break
         return decoded[:, 1:]
 
+    def _prepared(self, n_steps: int | None) -> int:
+        limit = self.config.n_layers
+        if self.config.step_signal == "learned" and n_steps is not None and n_steps > limit:
+            raise ValueError(
+                f"n_steps must be at most n_layers = {limit} with step_signal='learned' "
+                f"('sinusoidal' has no limit), got {n_steps}"
+            )
+        return self._prepare_steps(n_steps)
+
     def _encode(
         self, source: Int[Tensor, "batch source_pos"], n_steps: int
-    ) -> Float[Tensor, "batch source_pos d_model"]:
+    ) -> tuple[Float[Tensor, "batch source_pos d_model"], Float[Tensor, "batch source_pos"]]:
         mask = self._is_token(source)[:, None, None]
-        x = self.hook_embed(self._embed(self.W_E, source))
-        x = run_blocks(x, self.encoder_core, self.encoder_blocks, n_steps, mask=mask)
-        return self.hook_encoded(self.ln_encoded(x))
+        core = self.encoder_core
+
+        def update(x: Tensor, points: Any) -> Tensor:
+            return (core or points)(x, mask=mask, hooks=points)
+
+        x, cost = run_steps(
+            self.hook_embed(self._embed(self.W_E, source)),
+            self.encoder_blocks[:n_steps],
+            update,
+            halt=_halt_of(core),
+            signal=self.encoder_signals,
+        )
+        return self.hook_encoded(self.ln_encoded(x)), cost
 
     def _decode(
         self,
@@ -305,19 +346,27 @@ class EncoderDecoder(SteppedModel):
         source: Int[Tensor, "batch source_pos"],
         target_in: Int[Tensor, "batch target_pos"],
         n_steps: int,
-    ) -> Float[Tensor, "batch target_pos d_output"]:
+    ) -> tuple[Float[Tensor, "batch target_pos d_output"], Float[Tensor, "batch target_pos"]]:
         n_positions = target_in.shape[1]
         causal = encoded.new_ones(n_positions, n_positions, dtype=torch.bool).tril()
         mask = self._is_token(target_in)[:, None, None] & causal
         source_mask = self._is_token(source)[:, None, None]
         table = self.W_E if self.W_E_target is None else self.W_E_target
-        x = self.hook_embed_target(self._embed(table, target_in))
-        for step in range(n_steps):
-            points = cast(DecoderBlock, self.decoder_blocks[step])
-            block = points if self.decoder_core is None else self.decoder_core
-            x = block(x, encoded, mask=mask, source_mask=source_mask, hooks=points)
+        core = self.decoder_core
+
+        def update(x: Tensor, points: Any) -> Tensor:
+            block = core or points
+            return block(x, encoded, mask=mask, source_mask=source_mask, hooks=points)
+
+        x, cost = run_steps(
+            self.hook_embed_target(self._embed(table, target_in)),
+            self.decoder_blocks[:n_steps],
+            update,
+            halt=_halt_of(core),
+            signal=self.decoder_signals,
+        )
         weight = table if self.W_U is None else self.W_U.T
-        return linear(self.ln_final(x), weight, self.b_U)
+        return linear(self.ln_final(x), weight, self.b_U), cost
 
     def _marked(self, source: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch marked_pos"]:
         """The source between its marks, if the config has them."""
@@ -338,5 +387,11 @@ class EncoderDecoder(SteppedModel):
         # Padding need not be an id of the table; its embedding is never attended to.
         x = table[tokens.masked_fill(~self._is_token(tokens), 0)]
         x = x * self.config.d_model**0.5 if self.config.one_embedding else x
-        x = x + sinusoidal_embedding(*x.shape[1:]).to(x)
+        if not self.config.positions_each_step:
+            x = x + sinusoidal_embedding(*x.shape[1:]).to(x)
         return dropout(x, self.config.dropout, self.training)
+
+
+def _halt_of(core: nn.Module | None) -> Halting | None:
+    """The halting unit of a block; None if it has none."""
+    return cast("Halting | None", getattr(core, "halt", None))

@@ -14,9 +14,12 @@ def redraw_as_tensor2tensor(
     """Draw all weights anew as tensor2tensor does, with `uniform_unit_scaling` and gain 1.
 
     All matrices have Xavier's uniform rule, and embeddings are normal. Biases, of which the
-    attention of tensor2tensor has none, stay as they are (0).
+    attention of tensor2tensor has none, stay as they are (0, but for that of halting units), as do
+    signals of steps.
     """
     redraw_xavier(model, generator=generator)
+    # The weights of halting units, which are vectors.
+    redraw_xavier(model, {"w": 1.0}, generator=generator)
     _redraw_embeddings(model, embedding_std, generator)
 
 

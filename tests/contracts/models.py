@@ -48,6 +48,18 @@ MODELS = {
         ),
         [tokens(3, 5), tokens(3, 4)],
     ),
+    "EncoderDecoder that halts": (
+        mechanisms.EncoderDecoderConfig(
+            **SIZES | BLOCKS | {"d_output": 6},
+            begin=4,
+            end=5,
+            padding=-1,
+            positions_each_step=True,
+            step_signal="learned",
+            halting=mechanisms.HaltingConfig(rule="tensor2tensor"),
+        ),
+        [tokens(3, 5), tokens(3, 4)],
+    ),
     "NeuralDataRouter": (
         mechanisms.NeuralDataRouterConfig.named("ndr", **SIZES, d_mlp=8, n_heads=2, n_steps=2),
         [tokens(3, 5)],
