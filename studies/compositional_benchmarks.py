@@ -47,9 +47,6 @@ from studies.views import benchmarks as drawn
 
 RULES = tuple(tasks.ESBN_RELATIONS)
 SOURCES = ("digits", *pictures.PAPER_SOURCES)
-INITIALISATION = {
-    "model.initialisation": "truncated normals of variance 1 / fan-in, as in our other models"
-}
 IN_AND_OUT = {split: metric("accuracy", split) for split in ("id", "ood")}
 PUBLISHED = {"the paper's, ood": metric("accuracy_paper", "ood")}
 ALL_OF_BOTH = {split: (split, ALL) for split in ("id", "ood")}
@@ -277,7 +274,6 @@ SCAN = benchmark(
             "training.checkpoint=last",
             grids(1, 2, 4, 8, seeds=5, of_task=[{"task.cutoff": scan.PAPER_CUTOFFS}]),
             where={"task.cutoff": {n: f"task.n_id={k}" for n, k in SCAN_ID.items()}},
-            departures=INITIALISATION,
         ),
     },
     columns=ALL_OF_BOTH,
@@ -358,8 +354,7 @@ TEXT = benchmark(
                     "compositional": "training.learning_rate=4e-3",
                 }
             },
-            departures=INITIALISATION
-            | {"training.precision": "bf16, which needs no scaling of the loss"},
+            departures={"training.precision": "bf16, which needs no scaling of the loss"},
         ),
     },
     columns={"perplexity": ("test", ALL)},

@@ -60,7 +60,7 @@ class ScanSetup(PairingSetup):
         """Without biases, but for value queries and value keys, as in the authors' code."""
         attention = super().attention
         if isinstance(attention, mechanisms.AttentionConfig):
-            return replace(attention, bias=False, dropout=self.dropout)
+            return replace(attention, bias=False, dropout=self.dropout, dropout_shared=False)
         assert isinstance(attention, mechanisms.CompositionalAttentionConfig)
         return replace(attention, biases="selection")
 
@@ -78,6 +78,7 @@ class ScanSetup(PairingSetup):
             tied=True,
             post_norm=True,
             norm_epsilon=NORM_EPSILON,
+            initialization="mittal_2021",
             dropout=self.dropout,
         )
         return mechanisms.EncoderDecoder(config, generator=generator)

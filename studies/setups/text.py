@@ -128,6 +128,7 @@ class TextPairingSetup(TextSetup, PairingSetup):
             scaled=True,
             dropout=self.dropout,
             norm_epsilon=NORM_EPSILON,
+            initialization="mittal_2021",
         )
 
     def inapplicable(self) -> frozenset[str]:

@@ -20,6 +20,7 @@ from tests.mechanisms.checks import (
     check_saved_model_loads,
     check_seed_determines_weights,
 )
+from tests.mechanisms.initial_weights import is_drawn_as, scan, tensor2tensor
 from tests.mechanisms.torch_layers import decoder_layer, encoder_layer, shake
 
 BEGIN, END, PADDING = 5, 6, -1
@@ -126,6 +127,44 @@ def test_the_embedding_that_all_share_starts_with_the_scale_of_the_sinusoids():
     model = EncoderDecoder(replace(SMALL, **sizes), generator=torch.Generator().manual_seed(0))
     assert model.W_E.std().item() == pytest.approx(1 / 8, rel=0.02)
     assert {"W_E_target", "W_U", "b_U"}.isdisjoint(model.state_dict())
+
+
+LARGE = replace(
+    SMALL,
+    d_input=300,
+    d_output=300,
+    d_model=64,
+    attention=AttentionConfig(n_heads=4, d_head=24, bias=False),
+    feed_forward=FeedForwardConfig(d_mlp=200, activation="relu"),
+)
+COMPOSITIONAL = CompositionalAttentionConfig(
+    n_searches=4, n_retrievals=2, d_head=16, d_selection=32, biases="selection"
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        (tensor2tensor, {"one_embedding": True}),
+        (
+            tensor2tensor,
+            {"one_embedding": True, "attention": CodaAttentionConfig(n_heads=4, d_head=24)},
+        ),
+        (scan, {"tied": True}),
+        (scan, {"tied": False}),
+        (scan, {"tied": True, "attention": COMPOSITIONAL}),
+        (scan, {"tied": True, "attention": replace(COMPOSITIONAL, scorer="mlp")}),
+    ],
+)
+def test_initial_weights_are_those_of_the_authors(rule, settings):
+    name = {tensor2tensor: "xavier_uniform", scan: "mittal_2021"}[rule]
+    for initialization in ("lecun_normal", "xavier_uniform", "mittal_2021"):
+        config = replace(LARGE, **settings, initialization=initialization)
+        model = EncoderDecoder(config, generator=torch.Generator().manual_seed(0))
+        assert is_drawn_as(rule, model) == (initialization == name)
+        check_seed_determines_weights(
+            lambda generator, config=config: EncoderDecoder(config, generator=generator)
+        )
 
 
 def test_marks_are_two_more_tokens_around_each_source():
@@ -302,6 +341,7 @@ def test_the_seed_determines_the_weights():
         ({"end": 7}, r"end must be in \[0, d_output = 7\), got 7"),
         ({"padding": BEGIN}, r"padding must not be begin, got 5 for both"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
+        ({"initialization": "xavier"}, r"initialization must be one of lecun_normal, xavier_unif"),
         ({"one_embedding": True}, r"d_output must be the number of source ids .* got 7 and 4"),
         (
             {"one_embedding": True, "d_input": 5, "marks": True},

@@ -16,7 +16,8 @@ from studies.setups.pairing import PairingSetup
 from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, TrianglesSetup
 from studies.setups.scan import ScanSetup
 from studies.setups.text import TextPairingSetup
-from tests.studies.papers.transformer_facts import normalised
+from tests.mechanisms.initial_weights import fairseq, is_drawn_as, scan
+from tests.studies.papers.transformer_facts import drops_shared_pairs, normalised
 
 
 def without_training(setup: PairingSetup) -> Any:
@@ -52,7 +53,6 @@ def block_facts(block: Any, *, n_layers: int, shared: bool) -> dict[str, Any]:
         "model.n_layers": n_layers,
         "model.shared_weights": shared,
         "model.post_norm": block.post_norm,
-        "model.initialisation": initialisation_of(attn.W_Q.detach()),
     }
     assert {norm.eps for norm in (block.ln1, block.ln2)} == {1e-5}
     return facts | (compositional_facts(attn, parameters) if is_compositional else {})
@@ -60,8 +60,6 @@ def block_facts(block: Any, *, n_layers: int, shared: bool) -> dict[str, Any]:
 
 def initialisation_of(queries: torch.Tensor) -> str:
     """What the queries' matrix was drawn from, by its spread and its largest entry."""
-    if queries.is_meta:
-        return "lecun normal"
     n_heads, d_model, d_head = queries.shape
     spread = (queries.std() * d_model**0.5).item()
     largest = (queries.abs().max() * d_model**0.5).item()
@@ -113,6 +111,7 @@ def patch_facts(setup: Any) -> dict[str, Any]:
         facts["model.readout"] = "linear" if model.W_hidden is None else "mlp"
     else:
         facts["model.readout"] = {2: "two logits"}[model.b_U.shape[1]]
+    facts["model.initialisation"] = initialisation_of(model.core.attn.W_Q.detach())
     return facts | block_facts(model.core, n_layers=len(model.blocks), shared=True)
 
 
@@ -157,6 +156,7 @@ def relation_facts(setup: EsbnSetup) -> dict[str, Any]:
         "model.positions": "sinusoidal",
         "model.final_norm": hasattr(model, "ln_final"),
         "model.dropout.embedding": 0.0,
+        "model.initialisation": initialisation_of(model.blocks[0].attn.W_Q.detach()),
     }
     assert model.core is None
     return facts | block_facts(model.blocks[0], n_layers=len(model.blocks), shared=False)
@@ -165,7 +165,7 @@ def relation_facts(setup: EsbnSetup) -> dict[str, Any]:
 @functools.cache
 def encoder_decoder_facts(setup: ScanSetup) -> dict[str, Any]:
     """Facts about an `EncoderDecoder`, whose decoder is like its encoder."""
-    model = setup.build(torch.Generator())
+    model = setup.build(torch.Generator().manual_seed(0))
     sides = [
         block_facts(core, n_layers=len(blocks), shared=True)
         for core, blocks in (
@@ -181,6 +181,8 @@ def encoder_decoder_facts(setup: ScanSetup) -> dict[str, Any]:
         "model.final_norm": any(name.startswith("ln_") for name in names),
         "model.marks": model.W_E.shape[0] == len(tasks.SCAN_WORDS) + 2,
         "model.tied": "W_U" not in names,
+        "model.initialisation": "xavier uniform" if is_drawn_as(scan, model) else "other",
+        "model.dropout.attention_shared": drops_shared_pairs(model.encoder_core.attn.config),
         "model.dropout.embedding": model.config.dropout,
     }
 
@@ -189,8 +191,11 @@ def encoder_decoder_facts(setup: ScanSetup) -> dict[str, Any]:
 def language_model_facts(setup: TextPairingSetup) -> dict[str, Any]:
     """Facts about a language model, without reading the text."""
     sampler = SimpleNamespace(vocabulary_size=setup.task.vocabulary_size)
+    few_words = SimpleNamespace(vocabulary_size=1000)
     with patch.object(TextPairingSetup, "sampler", lambda _: sampler), torch.device("meta"):
         model = setup.build(torch.Generator())
+    with patch.object(TextPairingSetup, "sampler", lambda _: few_words):
+        is_drawn = is_drawn_as(fairseq, setup.build(torch.Generator().manual_seed(0)))
     assert model.core is not None
     assert model.ln_final.eps == 1e-5
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -200,6 +205,7 @@ def language_model_facts(setup: TextPairingSetup) -> dict[str, Any]:
         "model.tied": model.unembed is None,
         "model.final_norm": True,
         "model.dropout.embedding": model.config.dropout,
+        "model.initialisation": "xavier uniform in attention" if is_drawn else "other",
         "model.parameters_in_millions": round(n_parameters / 1e6),
     }
 

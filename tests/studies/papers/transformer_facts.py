@@ -17,6 +17,25 @@ def normalised(setup: Setup) -> Setup:
 
 
 @functools.cache
+def drops_shared_pairs(config: Any) -> bool | str:
+    """Whether an attention with this config drops the same pairs of all examples and heads.
+
+    "no pairs" if it drops none.
+    """
+    attention = config.build(32, generator=torch.Generator().manual_seed(0)).train()
+    patterns = []
+    attention.hook_pattern.add_hook(lambda value, hook: patterns.append(value))
+    x = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(1))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        attention(x, x)
+    dropped = patterns[0] == 0
+    if not dropped.any():
+        return "no pairs"
+    return torch.equal(dropped, dropped[:1, :1].expand_as(dropped))
+
+
+@functools.cache
 def transformer_facts(setup: Setup) -> dict[str, Any]:
     """Facts about a `Transformer`: its config, the parameters that it has, and their number."""
     with torch.device("meta"):
@@ -43,6 +62,7 @@ def transformer_facts(setup: Setup) -> dict[str, Any]:
         "model.norm_epsilon": block.ln1.eps,
         "model.biases": bool(biases),
         "model.dropout.attention": attention.dropout,
+        "model.dropout.attention_shared": drops_shared_pairs(attention),
         "model.dropout.mlp": mlp.dropout,
         "model.dropout.residual": block.dropout,
         # The embedding has none.
