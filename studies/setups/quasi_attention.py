@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -112,12 +112,13 @@ class QuasiSetup(engine.Setup):
     ) -> mechanisms.AttentionConfig | mechanisms.CodaAttentionConfig:
         """The config of multi-head attention or of CoDA with heads."""
         sizes: Any = {"n_heads": self.n_heads, "d_head": self.d_model // self.n_heads}
-        sizes["dropout"] = dropout
         if self.composition is None:
-            return mechanisms.AttentionConfig.named(self.model, **sizes)
-        return mechanisms.CodaAttentionConfig(
-            composition=self.composition, scaled=self.scaled, **sizes
-        )
+            config = mechanisms.AttentionConfig.named(self.model, **sizes)
+        else:
+            config = mechanisms.CodaAttentionConfig(
+                composition=self.composition, scaled=self.scaled, **sizes
+            )
+        return replace(config, dropout=dropout, dropout_shared=False)
 
     def inapplicable(self) -> frozenset[str]:
         return frozenset() if self.model == "coda" else frozenset({*COMPOSITION, "scaled"})
