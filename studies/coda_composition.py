@@ -11,6 +11,7 @@ composition functions are compared as well (the paper's Tables 8 and 9), and the
     python studies/coda_composition.py --preset smoke
     python studies/coda_composition.py --preset ablation             # of functions, arithmetic
     python studies/coda_composition.py task.low=-50 task.high=50 seed=0,1
+    python studies/coda_composition.py model=softmax,universal,adaptive_universal
     python studies/coda_composition.py --preset paper --device cuda
 """
 
@@ -60,6 +61,8 @@ def centred(*over: str) -> dict[str, Any]:
 OTHERS = ("softmax", "linear", "hyla", "coda")
 BY_MATRIX, BY_ROW = (grid(*OTHERS, gate_centring=("none", over)) for over in ("matrix", "row"))
 """All models, and CoDA with N centred; heads that align pairs have no mean over the matrix."""
+UNIVERSAL = grid("universal", "adaptive_universal")
+"""The transformers that the paper's Table 6 quotes, with steps instead of layers."""
 DOUBLED, SOFTENED = grid(doubled=(True,)), grid(beta=(0.25,))
 SCALES = grid(beta=(0.25, 1.0), scaled=(True, False))
 """Factors with which the gate is open at first, and E and N not divided by sqrt(d_head)."""
@@ -155,6 +158,8 @@ PAPERS_LINES = MluSetup(
     n_layers=2,
     activation="relu",
     one_embedding=True,
+    initialization="xavier_uniform",
+    attention_biases=False,
     dropout=0.1,
     attention_dropout=0.1,
     mlp_dropout=0.1,
@@ -166,6 +171,7 @@ PAPERS_LINES = MluSetup(
         schedule="inverse_sqrt",
         warmup_steps=8000,
         beta2=0.997,
+        epsilon=1e-9,
         checkpoint="last",
         evaluate_every=2000,
         keep_at=(1000, 5000, 10_000, 20_000, 50_000, 100_000),
@@ -255,12 +261,7 @@ ARITHMETIC = engine.Study(
         "paper": Preset(
             changes=PAPER,
             setup=PAPERS_LINES,
-            grids=(BY_MATRIX, DOUBLED, grid(scaled=(False,))),
-            departures={
-                "model.initialisation": "ours: normal (LeCun) instead of uniform with fan average",
-                "model.attention_biases": "the projections of all our attentions have biases",
-                "training.epsilon": "the engine's Adam has 1e-8",
-            },
+            grids=(BY_MATRIX, UNIVERSAL, DOUBLED, grid(scaled=(False,))),
         ),
     },
     trained=engine.TrainedIf(reaches=0.5),

@@ -12,6 +12,8 @@ KNOWN = {
     "linear_relu": ("HYLA without RMSHead", "#ee8866"),
     "rms_head_linear": ("HYLA without nonlinearity", "#aa4499"),
     "coda": ("CoDA", "#997700"),
+    "universal": ("universal transformer", "#66aadd"),
+    "adaptive_universal": ("adaptive universal transformer", "#aa3377"),
     "multi_head": ("multi-head", "#4477aa"),
     "multi_head_pairs": ("a head for each pair", "#66aadd"),
     "compositional": ("compositional", "#332288"),

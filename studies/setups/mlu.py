@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,13 @@ from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig, MLULinesConfi
 
 _PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", "<eos>"))
 
+UNIVERSAL, ADAPTIVE = "universal", "adaptive_universal"
+"""Universal transformers (Dehghani et al. 2019) as in tensor2tensor, with softmax attention."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MluSetup(QuasiSetup):
-    """An encoder-decoder with the same attention mechanism throughout.
+    """An encoder-decoder with the same attention mechanism throughout, or a universal transformer.
 
     An answer is right if every character is right; for this, teacher forcing and greedy decoding
     agree.
@@ -30,22 +33,34 @@ class MluSetup(QuasiSetup):
         task: the lines.
         d_mlp: hidden units of the feed-forward layers.
         n_layers: layers of the encoder, and of the decoder.
+        n_steps: steps of a universal transformer, in the encoder and in the decoder.
+        max_steps: the most steps of a column of an adaptive universal transformer.
+        ponder_weight: weight in the loss of its ponder cost, the mean over the characters of the
+            encoder plus that of the decoder. (tensor2tensor counts padding too, of which its
+            batches of lines of similar length have little.)
         activation: activation of the feed-forward layers.
         one_embedding: see `mechanisms.EncoderDecoderConfig`.
+        initialization: see `mechanisms.EncoderDecoderConfig`.
+        attention_biases: whether the projections of all attentions have biases.
         dropout: dropout rate of the embeddings and of what each part of a block adds.
         attention_dropout: that of pairs of characters.
         mlp_dropout: that of hidden units of the feed-forward layers.
         label_smoothing: probability that the loss expects of all wrong characters together.
 
     Raises:
-        ValueError: label_smoothing is outside [0, 1).
+        ValueError: label_smoothing is outside [0, 1), or ponder_weight is negative.
     """
 
     task: MLUConfig | MLULinesConfig
     d_mlp: int
     n_layers: int
+    n_steps: int = 8
+    max_steps: int = 4
+    ponder_weight: float = 0.01
     activation: Literal["gelu", "relu"] = "gelu"
     one_embedding: bool = False
+    initialization: Literal["lecun_normal", "xavier_uniform"] = "lecun_normal"
+    attention_biases: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     mlp_dropout: float = 0.0
@@ -58,6 +73,11 @@ class MluSetup(QuasiSetup):
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        if self.ponder_weight < 0:
+            raise ValueError(f"ponder_weight must be at least 0, got {self.ponder_weight}")
+
+    def models(self) -> tuple[str, ...]:
+        return (*super().models(), UNIVERSAL, ADAPTIVE)
 
     def sampler(self) -> Any:
         is_fixed = isinstance(self.task, MLULinesConfig)
@@ -73,7 +93,11 @@ class MluSetup(QuasiSetup):
         return True
 
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
-        attention = decoder_attention = self.attention(self.attention_dropout)
+        is_universal = self.model in (UNIVERSAL, ADAPTIVE)
+        mechanism = replace(self, model="softmax") if is_universal else self
+        attention = decoder_attention = replace(
+            mechanism.attention(self.attention_dropout), bias=self.attention_biases
+        )
         if isinstance(attention, mechanisms.CodaAttentionConfig):
             decoder_attention = replace(attention, composition=_by_row(attention.composition))
         config = mechanisms.EncoderDecoderConfig(
@@ -87,20 +111,47 @@ class MluSetup(QuasiSetup):
                 d_mlp=self.d_mlp, activation=self.activation, dropout=self.mlp_dropout
             ),
             one_embedding=self.one_embedding,
+            initialization=self.initialization,
             dropout=self.dropout,
             begin=_BEGIN,
             end=_END,
             padding=_PAD,
             shared=False,
         )
+        if is_universal:
+            config = replace(
+                config,
+                n_layers=self.n_steps if self.model == UNIVERSAL else self.max_steps,
+                shared=True,
+                positions_each_step=True,
+                step_signal="learned",
+            )
+        if self.model == ADAPTIVE:
+            config = replace(config, halting=mechanisms.HaltingConfig(rule="tensor2tensor"))
         return mechanisms.EncoderDecoder(config, generator=generator)
 
     def answer(self, model: nn.Module, batch: Batch[Any]) -> Tensor:
         return engine.answer(model, batch).argmax(-1)
 
     def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
-        logits = engine.answer(model, batch).float()
-        return engine.cross_entropy(logits, batch, smoothing=self.label_smoothing)
+        if self.model != ADAPTIVE:
+            logits = engine.answer(model, batch).float()
+            return engine.cross_entropy(logits, batch, smoothing=self.label_smoothing)
+        network = cast(mechanisms.EncoderDecoder, model)
+        logits, (of_encoder, of_decoder) = network.forward_with_cost(*batch.inputs)
+        loss = engine.cross_entropy(logits.float(), batch, smoothing=self.label_smoothing)
+        cost = of_encoder[batch.inputs[0] != _PAD].mean() + of_decoder[batch.mask].mean()
+        return loss + self.ponder_weight * cost
+
+    def inapplicable(self) -> frozenset[str]:
+        of_others = {"n_layers", "n_steps", "max_steps", "ponder_weight"}
+        if self.model == UNIVERSAL:
+            of_others -= {"n_steps"}
+        elif self.model == ADAPTIVE:
+            of_others -= {"max_steps", "ponder_weight"}
+        else:
+            of_others -= {"n_layers"}
+        return super().inapplicable() | of_others
 
     def groups(self, batch: Batch[Any]) -> dict[str, Tensor]:
         """By operator, and by whether both operands are the same variable, which may cancel out."""

@@ -136,7 +136,7 @@ def test_each_preset_trains_what_it_should():
         ("mlu", "laptop"): (3 + 3) * 2,
         ("mlu", "smoke"): (3 + 3) * 2,
         ("mlu", "ablation"): (16 + 3 + 1 + 3) * 2,
-        ("mlu", "paper"): (3 + 4) * 3,
+        ("mlu", "paper"): (3 + 2 + 4) * 3,
         ("signed_pairs", "laptop"): (3 + 4 + (1 + 16 + 8 + 1 + 2 + 2)) * 2,
         ("signed_pairs", "smoke"): 3 + 3 + (1 + 4 + 1 + 1),
         ("signed_pairs", "ablation"): 16 + 3 + 1,
@@ -279,9 +279,10 @@ def test_models_of_every_preset_learn_from_a_batch(task, preset):
     ("task", "setting", "message"),
     [
         ("mlu", "label_smoothing=1", r"label_smoothing must be in \[0, 1\), got 1"),
+        ("mlu", "ponder_weight=-1", "ponder_weight must be at least 0, got -1"),
         ("mlu", "beta=0", "beta must be above 0 and finite, got 0"),
         ("signed_pairs", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
-        ("mlu", "model=softmax,hyper", "model must be one of .*coda, got 'hyper'"),
+        ("mlu", "model=softmax,hyper", "model must be one of .*coda, .*got 'hyper'"),
         ("mlu", "gate=relu", "gate must be one of tanh, .*got 'relu'"),
         ("signed_pairs", "n_heads=3", "n_heads must divide d_model = 64, got 3"),
         ("signed_pairs", "alignment=single", "alignment must be one of heads, networks"),
@@ -355,6 +356,51 @@ def test_an_answer_is_right_if_all_of_it_is():
     right, whole = MLU.scores(output, batch, "id")["accuracy"]
     assert right.tolist() == [1, 0, 0, 1]
     assert whole.tolist() == [1, 1, 1, 1]
+
+
+def test_the_loss_of_an_adaptive_transformer_has_the_mean_ponder_costs_of_its_characters():
+    setup = replace(MLU, model="adaptive_universal", ponder_weight=0.3)
+    model = setup.build(torch.Generator().manual_seed(0)).eval()
+    batch = setup.sampler().batch("train", 0, 5)
+    _, costs = model.forward_with_cost(*batch.inputs)
+    means = []
+    for tokens, cost in zip(batch.inputs, costs, strict=True):
+        there = [
+            cost[i, j].item()
+            for i, row in enumerate(tokens.tolist())
+            for j, token in enumerate(row)
+            if token != 0
+        ]
+        assert len(there) < cost.numel()
+        means.append(sum(there) / len(there))
+    expected = MLU.loss(model, batch, 0) + 0.3 * sum(means)
+    assert setup.loss(model, batch, 0).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert max(means) > 1
+
+
+def test_universal_transformers_are_reached_at_laptop_size():
+    changes = ["model=universal,adaptive_universal", "n_steps=3"]
+    found = STUDIES["mlu"].plan("laptop", changes).cells
+    assert [(one.model, one.training.learning_rate) for one in found] == [
+        (model, rate) for model in ("universal", "adaptive_universal") for rate in (1e-3, 3e-3)
+    ]
+    steps = [len(one.build(torch.Generator().manual_seed(0)).encoder_blocks) for one in found]
+    assert steps == [3, 3, 4, 4]
+    models = {one.model for one in STUDIES["mlu"].plan("laptop").cells}
+    assert models == {"softmax", "linear", "hyla", "coda"}
+
+
+def test_a_claimed_gain_is_measured_against_the_other_model():
+    cells = {"model": ["coda", "softmax"]}
+    scores = xr.Dataset(
+        {"accuracy": (("cell", "split", "group"), [[[0.84]], [[0.76]]])},
+        coords={"model": ("cell", cells["model"]), "split": ["id"], "group": ["all"]},
+    )
+    (claim,) = [one for one in STUDIES["mlu"].claims if "gains 8.2 points" in one.statement]
+    coda, softmax = claim.reading.values(xr.DataTree.from_dict({"scores": scores}))
+    assert coda - softmax == pytest.approx(0.84 - 0.76 - 0.082)
+    assert (claim.equals, claim.margin) == ({"model": "softmax"}, 0.02)
+    assert claim.of.items() >= {"model": "coda", "affinity": "tanh", "gate": "sigmoid"}.items()
 
 
 def test_chance_is_the_most_frequent_answer():

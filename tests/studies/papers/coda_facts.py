@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from studies.setups.mlu import MluSetup
 from studies.setups.quasi_attention import QuasiSetup
 from studies.setups.signed_pairs import SignedPairsSetup
 from tasks import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLULines, MLULinesConfig
-from tests.studies.papers.transformer_facts import normalised
+from tests.mechanisms.initial_weights import is_drawn_as, tensor2tensor
+from tests.studies.papers.transformer_facts import drops_shared_pairs, normalised
 
 
 def mlu_facts(setup: MluSetup) -> dict[str, Any]:
@@ -55,20 +56,20 @@ def line_facts(config: Any) -> dict[str, Any]:
 @functools.cache
 def encoder_decoder_facts(setup: MluSetup) -> dict[str, Any]:
     """Facts about an encoder-decoder: its config, its parameters, its loss and its optimizer."""
-    with torch.device("meta"):
-        model = setup.build(torch.Generator())
+    model = setup.build(torch.Generator().manual_seed(0))
     assert isinstance(model, mechanisms.EncoderDecoder)
     encoder, decoder, config = model.encoder_blocks, model.decoder_blocks, model.config
     assert len(encoder) == len(decoder)
-    block: Any = encoder[0]
+    block: Any = encoder[0] if model.encoder_core is None else model.encoder_core
+    steps = step_facts(model) | {"training.ponder_weight": ponder_weight_of(setup)}
     names = {name for name, _ in model.named_parameters()}
     biases = {name for name in names if name.rpartition(".")[2] in ("b_Q", "b_K", "b_V", "b_O")}
     tables = {name for name in ("W_E", "W_E_target", "W_U") if name in names}
     return (
         quasi_facts(setup, block.attn)
         | optimizer_facts(setup, model)
+        | steps
         | {
-            "model.n_layers": len(encoder),
             "model.d_model": model.W_E.shape[1],
             "model.d_mlp": block.mlp.W_in.shape[1],
             "model.n_heads": block.attn.W_Q.shape[0],
@@ -76,16 +77,78 @@ def encoder_decoder_facts(setup: MluSetup) -> dict[str, Any]:
             "model.activation": block.mlp.config.activation,
             "model.post_norm": block.post_norm,
             "model.norm_epsilon": block.ln1.eps,
-            "model.positions": "sinusoidal",
             "model.dropout.residual": block.dropout,
             "model.dropout.attention": block.attn.config.dropout,
             "model.dropout.mlp": block.mlp.config.dropout,
             "model.label_smoothing": smoothing_of(setup),
-            "model.initialisation": "LeCun's normal",
+            "model.dropout.attention_shared": drops_shared_pairs(block.attn.config),
+            "model.initialisation": (
+                "uniform_unit_scaling" if is_drawn_as(tensor2tensor, model) else "other"
+            ),
             "model.one_embedding": tables == {"W_E"} and config.one_embedding,
             "model.attention_biases": bool(biases),
         }
     )
+
+
+def step_facts(model: mechanisms.EncoderDecoder) -> dict[str, Any]:
+    """Facts about layers, or steps with shared weights; removes all parameters of steps alone."""
+    signals, cores = (model.encoder_signals, model.decoder_signals), (model.encoder_core,)
+    cores += (model.decoder_core,)
+    n_steps, shared = len(model.encoder_blocks), all(cores)
+    facts: dict[str, Any] = {"model.shared_layers": shared, "model.halting": "none"}
+    facts["model.n_steps" if shared else "model.n_layers"] = n_steps
+    facts["model.positions"] = position_facts(model)
+    tables = [signal.table for signal in signals]
+    facts["model.step_signal"] = "none"
+    if all(table is not None and len(table) == n_steps for table in tables):
+        facts["model.step_signal"] = "learned"
+        for signal in signals:
+            signal.table = None
+    if model.config.halting is not None:
+        encoder, decoder = (cast(Any, core).halt for core in cores)
+        assert encoder.config == decoder.config
+        assert torch.equal(encoder.b, decoder.b)
+        facts["model.halting"] = encoder.config.rule
+        facts["model.halting_epsilon"] = encoder.config.epsilon
+        facts["model.halting_bias"] = encoder.b.item()
+        for core in cores:
+            del cast(Any, core).halt
+    return facts
+
+
+@torch.no_grad()
+def position_facts(model: mechanisms.EncoderDecoder) -> str:
+    """Where positions are added, from the difference of two equal tokens."""
+    tokens = torch.full((1, 2), 5)
+    _, cache = model.eval().run_with_cache(tokens, tokens)
+    expected = mechanisms.sinusoidal_embedding(2, model.config.d_model).diff(dim=0)
+    in_embedding, in_step = (
+        torch.allclose(cache[name][0].diff(dim=0), expected, atol=1e-5)
+        for name in ("hook_embed", "encoder_blocks.0.hook_resid_pre")
+    )
+    if in_embedding:
+        return "sinusoidal"
+    return "sinusoidal, before each step" if in_step else "other"
+
+
+def ponder_weight_of(setup: MluSetup) -> float:
+    """By how much the loss grows if all columns of encoder or decoder cost 1 more."""
+    batch = setup.sampler().batch("train", 0, 2)
+    losses = []
+    for extra in (0.0, 1.0):
+        costs = tuple(torch.full(tokens.shape, extra) for tokens in batch.inputs)
+        logits = torch.zeros(*batch.targets.shape, len(MLU_CHARACTERS))
+        losses.append(setup.loss(answering(logits, costs), batch, 0).item())
+    return round((losses[1] - losses[0]) / 2, 4)
+
+
+def answering(logits: torch.Tensor, costs: tuple[torch.Tensor, ...]) -> nn.Module:
+    """A model that always gives these logits and ponder costs."""
+    model: Any = nn.Module()
+    model.forward = lambda *_: logits
+    model.forward_with_cost = lambda *_: (logits, costs)
+    return model
 
 
 def smoothing_of(setup: MluSetup) -> float:
@@ -93,9 +156,8 @@ def smoothing_of(setup: MluSetup) -> float:
     batch = setup.sampler().batch("train", 0, 2)
     n_classes = len(MLU_CHARACTERS)
     logits = torch.zeros(*batch.targets.shape, n_classes, requires_grad=True)
-    model = nn.Module()
-    model.forward = lambda *_: logits  # pyright: ignore[reportAttributeAccessIssue]
-    setup.loss(model, batch, 0).backward()
+    costs = tuple(torch.zeros(tokens.shape) for tokens in batch.inputs)
+    setup.loss(answering(logits, costs), batch, 0).backward()
     assert logits.grad is not None
     # softmax - expected probability, for each of the targets that count.
     at_target = logits.grad.gather(-1, batch.targets[..., None])[..., 0][batch.mask]
