@@ -121,8 +121,15 @@ def library_versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command line of this process, with the script's name in place of its path."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command line of this process, without paths: the script's name, and no `--out`."""
+    arguments = iter(sys.argv[1:])
+    kept = [Path(sys.argv[0]).name]
+    for argument in arguments:
+        if argument == "--out":
+            next(arguments, None)
+        elif not argument.startswith("--out="):
+            kept.append(argument)
+    return " ".join(kept)
 
 
 def git_commits(folders: Mapping[str, Path]) -> dict[str, str]:

@@ -29,6 +29,7 @@ def test_results_follow_the_schema(path):
     result = read_result(path)
     assert result.attrs["study"] in BY_NAME
     assert "+changes" not in result.attrs["git_commits_of_training"]
+    assert "/" not in result.attrs["command"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)

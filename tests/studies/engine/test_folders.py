@@ -98,3 +98,8 @@ def test_the_commit_is_that_at_which_the_process_began(tmp_path):
     assert git_commits({"study": tmp_path}) == before
     folders._commit_of.cache_clear()
     assert git_commits({"study": tmp_path}) == {"study": f"{before['study']}+changes"}
+
+
+def test_the_command_line_has_no_paths(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/a/study.py", "--out", "/b", "seed=1", "--out=/c", "d_mlp=2"])
+    assert folders.command_line() == "study.py seed=1 d_mlp=2"
