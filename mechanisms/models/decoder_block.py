@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,8 +10,37 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformer_lens.hook_points import HookPoint
 
-if TYPE_CHECKING:
-    from mechanisms.models.encoder_decoder import EncoderDecoderConfig
+from mechanisms.models.transformer import BlockConfig
+from mechanisms.protocols import AttentionProtocol
+
+
+class DecoderBlockConfig(BlockConfig, Protocol):
+    """The settings of a `DecoderBlock`, besides those of a `Block`."""
+
+    @property
+    def within_target(self) -> AttentionProtocol:
+        """Config of the attention within the target."""
+        ...
+
+    @property
+    def between(self) -> AttentionProtocol:
+        """Config of the attention from the target to the source."""
+        ...
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Epsilon of all LayerNorms."""
+        ...
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether the LayerNorms come after the sums."""
+        ...
+
+    @property
+    def dropout(self) -> float:
+        """Dropout probability of what each part of the block adds to the stream."""
+        ...
 
 
 class DecoderBlock(nn.Module):
@@ -24,7 +53,7 @@ class DecoderBlock(nn.Module):
     `hook_mlp_out`, `hook_resid_post`; and those of `attn`, `cross_attn` and `mlp`.
     """
 
-    def __init__(self, config: EncoderDecoderConfig, *, generator: torch.Generator | None = None):
+    def __init__(self, config: DecoderBlockConfig, *, generator: torch.Generator | None = None):
         super().__init__()
         self.dropout, self.post_norm = config.dropout, config.post_norm
         self.ln1 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)

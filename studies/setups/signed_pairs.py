@@ -11,7 +11,6 @@ from torch import Tensor
 import mechanisms
 import probes
 import tasks
-from mechanisms.models.decomposable_attention import Projection
 from studies import engine
 from studies.engine.setup import References
 from studies.setups.quasi_attention import QuasiSetup
@@ -36,7 +35,7 @@ class SignedPairsSetup(QuasiSetup):
 
     task: SignedPairsConfig
     alignment: Literal["heads", "networks"] = "heads"
-    projection: Projection = "linear"
+    projection: Literal["linear", "two_layers"] = "linear"
 
     task_type: ClassVar = tasks.SignedPairs
     shown: ClassVar = "a"

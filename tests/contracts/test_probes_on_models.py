@@ -27,7 +27,8 @@ def transformer(**changes):
         | changes
     )
     generator = torch.Generator().manual_seed(0)
-    model = mechanisms.Transformer(config, generator=generator)
+    # Dropout would differ between two runs.
+    model = mechanisms.Transformer(config, generator=generator).eval()
     # Biases start at 0, where the queries of empty tokens are 0.
     for weight in model.parameters():
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
