@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from einops import rearrange
@@ -13,13 +12,13 @@ from torch.nn.functional import conv2d, linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.positions import interleaved_sinusoids, sinusoidal_embedding
+from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.differentiation import widened
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
 from mechanisms.models.transformer import Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
-from mechanisms.validation import check_choice, check_sizes
+from mechanisms.validation import check_sizes
 
 N_FILTERS, KERNEL, N_CONVOLUTIONS, D_HIDDEN = 32, 4, 3, 256
 MLP_WEIGHTS = ("mlp.W_in", "mlp.W_out")
@@ -27,8 +26,6 @@ ATTENTION_WEIGHTS = tuple(
     f"attn.W_{name}" for name in ("Q", "K", "V", "O", "value_query", "value_key", "score")
 )
 VARIANCE_EPSILON, LAYER_NORM_EPSILON = 1e-8, 1e-5
-
-RelationPositions = Literal["sinusoidal", "interleaved"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +36,11 @@ class RelationClassifierConfig:
         d_output: number of classes.
         attention: config of the attention, for example `AttentionConfig`.
         feed_forward: config of the feed-forward layer, for example `FeedForwardConfig`.
-        d_model: width of an encoded image and of the residual stream.
+        d_model: width of an encoded image and of the residual stream; even.
         n_layers: number of blocks, each with its own weights.
         image_size: height and width of the images, in pixels; a multiple of 8.
         windows: numbers of successive images that are normalised together, at least 2, such as
             (3, 6) for a row of three images and the six after it; None for all images together.
-        positions: `sinusoidal`, all sines before all cosines; or `interleaved`, as in Vaswani et
-            al. 2017 and the authors' code.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -58,11 +53,11 @@ class RelationClassifierConfig:
     n_layers: int = 1
     image_size: int = 32
     windows: tuple[int, ...] | None = None
-    positions: RelationPositions = "sinusoidal"
 
     def __post_init__(self):
         check_sizes(self, "d_output", "d_model", "n_layers", "image_size")
-        check_choice(self, "positions", RelationPositions)
+        if self.d_model % 2:
+            raise ValueError(f"d_model must be even, got {self.d_model}")
         if self.image_size % 2**N_CONVOLUTIONS:
             raise ValueError(
                 f"image_size must be a multiple of {2**N_CONVOLUTIONS}, got {self.image_size}"
@@ -217,11 +212,8 @@ class RelationClassifier(HookedRootModule):
         z = self.hook_encoded(rearrange(z, "(batch image) d -> batch image d", batch=batch))
         parts = z.split(n_images if windows is None else list(windows), dim=1)
         x = self.hook_normalized(torch.cat([self.normalization(part) for part in parts], 1))
-        if self.config.positions == "interleaved":
-            positions = interleaved_sinusoids(0, n_images, self.config.d_model)
-        else:
-            positions = sinusoidal_embedding(n_images, self.config.d_model)
-        x = self.hook_embed(x + positions.to(x))
+        positions = interleaved_sinusoids(0, n_images, self.config.d_model).to(x)
+        x = self.hook_embed(x + positions)
         x = run_blocks(x, self.core, self.blocks, self.config.n_layers)
         mean = self.ln_final(x).mean(1, keepdim=True)
         hidden = linear(mean, self.W_hidden.T, self.b_hidden).relu()

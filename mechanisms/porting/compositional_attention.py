@@ -250,7 +250,6 @@ def relation_classifier_from_torch(
         d_output=d_output,
         image_size=2**N_CONVOLUTIONS * math.isqrt(d_flat // N_FILTERS),
         windows=windows,
-        positions="interleaved",
     )
     weights = {f"blocks.0.{name}": weight for name, weight in block.items()}
     for i in range(N_CONVOLUTIONS):

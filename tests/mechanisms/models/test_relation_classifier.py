@@ -10,8 +10,8 @@ from mechanisms import (
     FeedForwardConfig,
     RelationClassifier,
     RelationClassifierConfig,
-    sinusoidal_embedding,
 )
+from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.models.relation_classifier import ContextNormalization, ImageEncoder
 from tests.mechanisms.checks import (
     check_interventions_change_output,
@@ -31,7 +31,6 @@ SMALL = RelationClassifierConfig(
 CONFIGS = {
     "plain": SMALL,
     "windows": replace(SMALL, windows=(2, 3)),
-    "interleaved": replace(SMALL, positions="interleaved"),
     "linear": replace(SMALL, attention=AttentionConfig.named("linear", n_heads=2, d_head=4)),
     "compositional": replace(
         SMALL, attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=3, d_head=4)
@@ -98,7 +97,7 @@ def test_the_model_agrees_with_its_components(name):
         codes = torch.stack([model.encoder(image[None])[0] for image in IMAGES[example]])
         windows = [codes] if name == "plain" else [codes[:2], codes[2:]]
         x = torch.cat([model.normalization(window[None]) for window in windows], 1)
-        x = x + sinusoidal_embedding(5, 8)
+        x = x + interleaved_sinusoids(0, 5, 8)
         for block in model.blocks:
             x = encoder_layer(block)(x)
         assert {norm.eps for norm in (model.ln_final, model.blocks[0].ln1)} == {1e-5}
@@ -193,7 +192,7 @@ def test_the_seed_determines_the_weights():
     [
         ({"image_size": 12}, r"image_size must be a multiple of 8, got 12"),
         ({"d_output": 0}, r"d_output must be at least 1, got 0"),
-        ({"positions": "rotary"}, "positions must be one of sinusoidal, interleaved, got 'rotary'"),
+        ({"d_model": 7}, "d_model must be even, got 7"),
         ({"windows": (2, 0)}, r"windows must be None or numbers of at least 2, got \(2, 0\)"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 
 import mechanisms
 import tasks
+from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.models.patch_transformer import fast_sinusoids
 from studies.setups.pairing import PairingSetup
 from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, TrianglesSetup
@@ -141,9 +142,12 @@ def relation_facts(setup: EsbnSetup) -> dict[str, Any]:
     model = setup.build(torch.Generator().manual_seed(0))
     pair = torch.tensor([[[0.0], [1.0]]]).expand(1, 2, model.config.d_model)
     spread = (model.normalization(pair)[0, 1, 0]).item()
-    images = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert (model.encoder(images) >= 0).all()
     windows = model.config.windows or (setup.sampler().n_images,)
+    images = torch.rand(1, sum(windows), 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    _, cache = model.run_with_cache(images)
+    assert (cache["hook_encoded"] >= 0).all()
+    added = (cache["hook_embed"] - cache["hook_normalized"])[0]
+    waves = interleaved_sinusoids(0, sum(windows), model.config.d_model)
     facts = {
         "model.windows": tuple(windows),
         # The standard deviation of 0 and 1 is 1/2, or sqrt(1/2) if it is unbiased.
@@ -153,7 +157,7 @@ def relation_facts(setup: EsbnSetup) -> dict[str, Any]:
         "model.n_convolutions": len(model.encoder.W_conv),
         "model.n_filters": len(model.encoder.W_conv[0]),
         "model.d_readout": len(model.b_hidden),
-        "model.positions": "sinusoidal",
+        "model.positions": "sinusoidal" if torch.allclose(added, waves, atol=1e-5) else "other",
         "model.final_norm": hasattr(model, "ln_final"),
         "model.dropout.embedding": 0.0,
         "model.initialisation": initialisation_of(model.blocks[0].attn.W_Q.detach()),
