@@ -37,16 +37,14 @@ def uniform(*shape: int, bound: float, generator: torch.Generator | None = None)
 def redraw_uniformly(module: nn.Module, *, generator: torch.Generator | None = None) -> None:
     """Draw the weights `W_X` and biases `b_X` of a module anew, as torch's linear layers do.
 
-    Both are uniform in [-1, 1] / sqrt(fan_in), where fan_in is the number of inputs of `W_X`: its
-    last dimension but one (heads come before it), and all but the last for `W_O`, which adds up
-    the heads.
+    Both are uniform in [-1, 1] / sqrt(fan_in) with the inputs of `W_X`; see `fans`.
     """
     for part in module.modules():
         parameters = dict(part.named_parameters(recurse=False))
         for name, weight in parameters.items():
             if not name.startswith("W_"):
                 continue
-            bound = _fan_in(name, weight) ** -0.5
+            bound = fans(name, weight)[0] ** -0.5
             weight.uniform_(-bound, bound, generator=generator)
             if (bias := parameters.get(f"b_{name[2:]}")) is not None:
                 bias.uniform_(-bound, bound, generator=generator)
@@ -61,8 +59,7 @@ def redraw_xavier(
 ) -> None:
     """Draw weights `W_X` of a module anew, uniformly with Xavier's variance (Glorot, Bengio 2010).
 
-    Each is uniform in gain * sqrt(6 / (fan_in + fan_out)) around 0. The fan-in is that of
-    `redraw_uniformly`, and all other dimensions are outputs: the heads are one linear map.
+    Each is uniform in gain * sqrt(6 / (fan_in + fan_out)) around 0; see `fans`.
 
     Args:
         module: the module.
@@ -74,14 +71,23 @@ def redraw_xavier(
         name = path.rpartition(".")[2]
         if not (name.startswith("W_") if gains is None else name in gains):
             continue
-        fan_in = _fan_in(name, weight)
-        bound = (6 / (fan_in + weight.numel() // fan_in)) ** 0.5
+        bound = (6 / sum(fans(name, weight))) ** 0.5
         bound *= 1.0 if gains is None else gains[name]
         weight.uniform_(-bound, bound, generator=generator)
 
 
-def _fan_in(name: str, weight: Tensor) -> int:
-    return math.prod(weight.shape[:-1] if name == "W_O" else weight.shape[-2:][:1])
+def fans(name: str, weight: Tensor) -> tuple[int, int]:
+    """The numbers of inputs and of outputs of a weight, all heads together.
+
+    Inputs are the last dimension but one (heads come before it), and all but the last for `W_O`,
+    which adds up the heads; all others are outputs.
+
+    Args:
+        name: the name of the weight, without the path to its module.
+        weight: the weight.
+    """
+    fan_in = math.prod(weight.shape[:-1] if name == "W_O" else weight.shape[-2:][:1])
+    return fan_in, weight.numel() // fan_in
 
 
 def zeros(*shape: int) -> nn.Parameter:

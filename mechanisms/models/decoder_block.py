@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.layers.residual import ResidualBlock
 from mechanisms.models.transformer import BlockConfig
 from mechanisms.protocols import AttentionProtocol
 
@@ -43,7 +43,7 @@ class DecoderBlockConfig(BlockConfig, Protocol):
         ...
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(ResidualBlock):
     """A decoder block: x + f(LN(x)) for self-attention, cross-attention, feed-forward.
 
     With `post_norm` LN(x + f(x)).
@@ -54,8 +54,7 @@ class DecoderBlock(nn.Module):
     """
 
     def __init__(self, config: DecoderBlockConfig, *, generator: torch.Generator | None = None):
-        super().__init__()
-        self.dropout, self.post_norm = config.dropout, config.post_norm
+        super().__init__(post_norm=config.post_norm, dropout=config.dropout)
         self.ln1 = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
         self.attn = config.within_target.build(config.d_model, generator=generator)
         self.ln_cross = nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
@@ -88,12 +87,3 @@ class DecoderBlock(nn.Module):
         x = points.hook_resid_mid_cross(x)
         mlp_out = points.hook_mlp_out(self.mlp(self._before(self.ln2, x), hooks=points.mlp))
         return points.hook_resid_post(self._after(self.ln2, x, mlp_out))
-
-    def _before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        """The input of a part of the block."""
-        return x if self.post_norm else norm(x)
-
-    def _after(self, norm: nn.LayerNorm, x: Tensor, part: Tensor) -> Tensor:
-        """The stream after the output of a part is added."""
-        x = x + dropout(part, self.dropout, self.training)
-        return norm(x) if self.post_norm else x

@@ -14,7 +14,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.differentiation import widened
-from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.initialization import fans, lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
 from mechanisms.models.transformer import Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
@@ -176,16 +176,10 @@ class RelationClassifier(HookedRootModule):
             parameters = dict(block.named_parameters())
             relu += [parameters[name] for name in MLP_WEIGHTS if name in parameters]
             for name in filter(parameters.__contains__, ATTENTION_WEIGHTS):
-                weight = parameters[name]
-                is_output = name == "attn.W_O"
-                # Heads come first: they are outputs of all maps but the last one.
-                fans = weight.numel() / weight.shape[-1], weight.shape[-1]
-                if not is_output:
-                    fan_in = weight.shape[-2] if weight.ndim > 1 else weight.numel()
-                    fans = fan_in, weight.numel() / fan_in
-                weight.normal_(
-                    std=((2 if is_output else 1) / sum(fans)) ** 0.5, generator=generator
-                )
+                name_alone = name.rpartition(".")[2]
+                scale = 2 if name_alone == "W_O" else 1
+                std = (scale / sum(fans(name_alone, parameters[name]))) ** 0.5
+                parameters[name].normal_(std=std, generator=generator)
         for weight in relu:
             weight.normal_(std=(2 / weight.shape[0]) ** 0.5, generator=generator)
         self.W_U.normal_(std=(2 / sum(self.W_U.shape)) ** 0.5, generator=generator)

@@ -20,6 +20,7 @@ from mechanisms.attention.positions import (
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
+from mechanisms.layers.residual import ResidualBlock
 from mechanisms.models.initial_weights import redraw_as_fairseq
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
@@ -152,7 +153,7 @@ class TransformerConfig:
         return self.positions in ("sinusoidal", "relative_and_sinusoidal")
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """A transformer block: x + attention(norm(x)), then x + feed_forward(norm(x)) (pre-LN).
 
     With `post_norm` norm(x + attention(x)), then norm(x + feed_forward(x)) (Vaswani et al. 2017).
@@ -183,9 +184,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
-        self.dropout = dropout
-        self.post_norm = post_norm
+        super().__init__(post_norm=post_norm, dropout=dropout)
         make_norm = nn.LayerNorm if norm == "layer_norm" else nn.RMSNorm
         self.ln1 = make_norm(config.d_model, eps=norm_epsilon)
         self.attn = config.attention.build(config.d_model, generator=generator)
@@ -211,7 +210,7 @@ class Block(nn.Module):
         """
         points = self if hooks is None else hooks
         x = points.hook_resid_pre(x)
-        queries = keys = x if self.post_norm else self.ln1(x)
+        queries = keys = self._before(self.ln1, x)
         if n_queries is not None:
             x, queries = x[:, -n_queries:], keys[:, -n_queries:]
             mask = None if mask is None else mask[..., -n_queries:, :]
@@ -219,11 +218,9 @@ class Block(nn.Module):
         if self.relative_bias is not None:
             bias = self.relative_bias(queries.shape[1], keys.shape[1])
         attended = self.attn(queries, keys, bias=bias, mask=mask, hooks=points.attn)
-        x = x + dropout(points.hook_attn_out(attended), self.dropout, self.training)
-        x = points.hook_resid_mid(self.ln1(x) if self.post_norm else x)
-        mlp_out = self.mlp(x if self.post_norm else self.ln2(x), hooks=points.mlp)
-        x = x + dropout(points.hook_mlp_out(mlp_out), self.dropout, self.training)
-        return points.hook_resid_post(self.ln2(x) if self.post_norm else x)
+        x = points.hook_resid_mid(self._after(self.ln1, x, points.hook_attn_out(attended)))
+        mlp_out = points.hook_mlp_out(self.mlp(self._before(self.ln2, x), hooks=points.mlp))
+        return points.hook_resid_post(self._after(self.ln2, x, mlp_out))
 
 
 def run_blocks(
