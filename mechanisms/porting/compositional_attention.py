@@ -76,9 +76,8 @@ from mechanisms.porting.compositional_layers import (
     read_attention,
     read_block,
     read_maps,
-    read_norm,
 )
-from mechanisms.porting.weights import PublishedWeights
+from mechanisms.porting.weights import PublishedWeights, read_norm
 
 
 def compositional_attention_from_torch(

@@ -10,7 +10,7 @@ import torch
 from mechanisms.attention.compositional import CompositionalAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.layers.feed_forward import FeedForwardConfig
-from mechanisms.porting.weights import PublishedWeights, Weights
+from mechanisms.porting.weights import PublishedWeights, Weights, read_norm
 
 Heads = CompositionalAttentionConfig | AttentionConfig
 
@@ -178,9 +178,3 @@ def read_maps(source: PublishedWeights, maps: Mapping[str, tuple[str, int, int]]
         if f"{theirs}.bias" in source:
             weights[f"b_{ours}"] = source.take(f"{theirs}.bias", d_out)
     return weights
-
-
-def read_norm(source: PublishedWeights, theirs: str, ours: str, d_model: int) -> Weights:
-    """The scale and the shift of a LayerNorm."""
-    parts = ("weight", "bias")
-    return {f"{ours}.{part}": source.take(f"{theirs}.{part}", d_model) for part in parts}

@@ -57,7 +57,7 @@ from mechanisms.models.neural_data_router import (
     Readout,
     RouterBlock,
 )
-from mechanisms.porting.weights import PublishedWeights, Weights
+from mechanisms.porting.weights import PublishedWeights, Weights, read_norm
 
 Heads = GeometricAttentionConfig | RelativeAttentionConfig | AttentionConfig
 
@@ -279,11 +279,9 @@ def _block(
         gate = replace(gate, update="layer_norm" if has_norm else "tanh")
         norms = {"ln_merge": "nmerge"} | ({"ln_out": "no"} if has_norm else {})
         source.skip("n1.weight", "n1.bias")
-    for ours, theirs in norms.items():
-        parts[ours] = {
-            name: source.take(f"{theirs}.{name}", d_model) for name in ("weight", "bias")
-        }
     weights = {f"{part}.{name}": w for part, some in parts.items() for name, w in some.items()}
+    for ours, theirs in norms.items():
+        weights |= read_norm(source, theirs, ours, d_model)
     feed_forward = FeedForwardConfig(d_mlp=d_mlp, activation="relu")
     settings = {"d_model": d_model, "attention": attention, "feed_forward": feed_forward}
     return settings | {"gate": gate}, weights

@@ -85,3 +85,9 @@ class PublishedWeights:
         if full not in self.unused:
             raise ValueError(f"{self.kind} must have {full} {expected}, got none")
         return self.unused[full]
+
+
+def read_norm(source: PublishedWeights, theirs: str, ours: str, d_model: int) -> Weights:
+    """The scale and the shift of a LayerNorm."""
+    parts = ("weight", "bias")
+    return {f"{ours}.{part}": source.take(f"{theirs}.{part}", d_model) for part in parts}

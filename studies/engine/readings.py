@@ -88,10 +88,11 @@ class Reading:
             cells, setup = result["scores"].coords, json.loads(result.attrs["config"])["setup"]
             selected = np.isin(cells["model"], models)
             for name, value in settings.items():
-                actual = cells[name].to_numpy() if name in cells else setup[name]
-                # As in `_with_none`.
-                is_inapplicable = (actual == "") | (actual != actual)
-                selected = selected & ((actual == value) | is_inapplicable)
+                if name in cells:
+                    actual = _with_none(cells[name].to_numpy())
+                    selected &= [given is None or given == value for given in actual]
+                else:
+                    selected &= setup[name] == value
             return np.where(selected, self.values(result), np.nan)
 
         return Reading(f"{self.label} of {', '.join(models)}", values)

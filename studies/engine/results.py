@@ -20,14 +20,17 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 import xarray as xr
 
 from studies.engine.folders import write_atomically
+
+Config = TypeVar("Config")
 
 SCHEMA_VERSION = 2
 
@@ -229,3 +232,19 @@ def code_in(path: Path) -> dict[str, Any] | None:
 def config_of(result: xr.DataTree) -> dict[str, Any]:
     """All settings of the study that made a result, as JSON values."""
     return json.loads(result.attrs["config"])
+
+
+def task_config_of(result: xr.DataTree, kind: type[Config], **changes: Any) -> Config:
+    """The config of the task that a study trained on, with changes.
+
+    Args:
+        result: the result.
+        kind: the dataclass of the config. Settings that an older result lacks have their defaults.
+        changes: settings with other values.
+
+    Example:
+        `task_config_of(result, tasks.ESBNConfig, n_withheld=0)`
+    """
+    stored = config_of(result)["setup"]["task"]
+    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return kind(**{name: stored[name] for name in names & set(stored)} | changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 import probes
 import tasks
-from studies.engine.results import config_of
+from studies.engine.results import task_config_of
 from studies.report import panels
 
 N_SAMPLES = 3
@@ -49,7 +48,7 @@ def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
 
 def pictures(result: xr.DataTree) -> Figure:
     """Pictures of Sort-of-CLEVR's test set, with a question of each type and its answer."""
-    task = tasks.SortOfClevr(_config(tasks.SortOfClevrConfig, result, n_train=1, n_valid=1))
+    task = tasks.SortOfClevr(task_config_of(result, tasks.SortOfClevrConfig, n_train=1, n_valid=1))
     batch = task.batch("test", 0, task.size("test"))
     images = batch.latents["image"].unique()[:N_SAMPLES].tolist()
     figure, axes = panels.grid(1, len(images), width=2.6, height=3.6, share=False)
@@ -77,7 +76,7 @@ def problems(result: xr.DataTree) -> Figure:
     rules = tuple(tasks.ESBN_RELATIONS)
     figure, axes = panels.grid(len(rules), 9, width=0.8, height=1.0, share=False)
     for rule, row in zip(rules, axes, strict=True):
-        task = tasks.ESBN(_config(tasks.ESBNConfig, result, rule=rule, n_withheld=0))
+        task = tasks.ESBN(task_config_of(result, tasks.ESBNConfig, rule=rule, n_withheld=0))
         # The first of a larger batch has a random answer.
         batch = task.batch("id", 0, 24)[:1]
         answer = int(batch.targets[0, 0])
@@ -107,10 +106,3 @@ def _show(axis: Axes, image: ArrayLike) -> None:
     pixels = np.asarray(image)
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
-
-
-def _config(kind: type, result: xr.DataTree, **changes: Any) -> Any:
-    """The config of the result's task with changes; settings that it lacks have their defaults."""
-    stored = config_of(result)["setup"]["task"]
-    names = {field.name for field in fields(kind)}
-    return kind(**{k: v for k, v in stored.items() if k in names} | changes)

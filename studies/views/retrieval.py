@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import probes
 import tasks
 from studies.engine import Reading, metric
 from studies.engine.readings import Condition, conditions_of
-from studies.engine.results import config_of
+from studies.engine.results import config_of, task_config_of
 from studies.report.names import colours_of, name_of
 from studies.report.panels import SMALL, finished, grid
 
@@ -42,13 +41,7 @@ def example(result: xr.DataTree) -> Figure | None:
     A panel per search, with the objects in the order of their search feature; below each its
     retrieval features. Of the nearest object the preferred one is retrieved.
     """
-    values = config_of(result)["setup"]["task"]
-    names = [field.name for field in fields(tasks.ContextualRetrievalConfig)]
-    config = tasks.ContextualRetrievalConfig(
-        # Older results do not have all of them.
-        **{name: values[name] for name in names if name in values}
-    )
-    task = tasks.ContextualRetrieval(config)
+    task = tasks.ContextualRetrieval(task_config_of(result, tasks.ContextualRetrievalConfig))
     batch, searches = task.batch("id", 0, 1), task.config.n_searches
     features = batch.inputs[0].numpy()
     preferred, winner, retrieved = (

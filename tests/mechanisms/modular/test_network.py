@@ -186,23 +186,26 @@ def test_variables_are_encoded_by_a_perceptron_or_a_linear_map():
     assert torch.allclose(cache["hook_embed"], x @ linear.W_E + linear.b_E, atol=1e-6)
 
 
+def run_and_keep(model, x, **settings):
+    """The answer, and what the first layer computes on the way, with gradients after backward."""
+    kept = {}
+
+    def hook(values, hook):
+        if values.requires_grad:
+            values.retain_grad()
+        kept[hook.name.removeprefix("layers.0.hook_")] = values
+
+    names = [f"layers.0.hook_{name}" for name in ("module_scores", "module_choice", "module_out")]
+    hooks = [(name, hook) for name in names]
+    return model.run_with_hooks(x, fwd_hooks=hooks, **settings), kept
+
+
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
 def test_pairs_are_sampled_by_the_gumbel_softmax_over_all_scores(temperature):
     """The choice and its gradient, compared with a sample over R of one input, written out."""
     model, x = network(n_layers=1).train(), inputs(1)
-    kept = {}
-
-    def keep(name):
-        def hook(values, hook):
-            if values.requires_grad:
-                values.retain_grad()
-            kept[name] = values
-
-        return f"layers.0.hook_{name}", hook
-
     torch.manual_seed(0)
-    hooks = [keep(name) for name in ("module_scores", "module_choice", "module_out")]
-    answer = model.run_with_hooks(x, fwd_hooks=hooks, temperature=temperature)
+    answer, kept = run_and_keep(model, x, temperature=temperature)
     answer.sum().backward()
     torch.manual_seed(0)
     noise = -torch.empty(1, 15).exponential_().log()
@@ -310,21 +313,9 @@ def test_gradients_reach_all_parameters_along_all_paths(router):
 
 def test_the_straight_through_gradient_is_that_of_the_soft_choice():
     model, x = network(n_layers=1, router=ROUTERS["concatenation"]).train(), inputs(1)
-    kept = {}
-
-    def keep(name):
-        def hook(values, hook):
-            if values.requires_grad:
-                values.retain_grad()
-            kept[name] = values
-
-        return f"layers.0.hook_{name}", hook
-
     torch.manual_seed(0)
-    names = ("module_scores", "module_choice", "module_out")
-    model.run_with_hooks(
-        x, fwd_hooks=[keep(name) for name in names], temperature=0.5
-    ).sum().backward()
+    answer, kept = run_and_keep(model, x, temperature=0.5)
+    answer.sum().backward()
     torch.manual_seed(0)
     noise = -torch.empty(1, 3).exponential_().log()
     logits = kept["module_scores"].detach()[:, 0].log_softmax(-1).requires_grad_()
