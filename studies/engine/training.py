@@ -76,7 +76,8 @@ class TrainingConfig:
         checkpoint: the weights that are measured, and by which tuned settings are chosen: `best`,
             with the best selecting metric, or those of the `last` step.
         precision: `float32`, `tf32` (CUDA matrix products), or `bf16` (autocast).
-        compile: train through `torch.compile`; hooks and evaluation use the eager model.
+        compile: train through `torch.compile`; hooks, evaluation and what a loss calls besides
+            `forward` use the eager model.
 
     Raises:
         ValueError: a value is out of its range.
@@ -228,7 +229,7 @@ def train(
     log = checkpoints.load(model, optimizer)
     if config.ends_with(log, select, sign):
         return log
-    trained_handle = processes.prepare(_compiled(model, config, device))
+    loss_of = processes.prepare(_Loss(_compiled(model, config, device), objective))
     last = log[-1] if log else {"step": 0, "seconds": 0.0}
     start, clock = int(last["step"]), time.monotonic() - last["seconds"]
     total_loss = torch.zeros((), device=device)
@@ -237,7 +238,7 @@ def train(
         for step in bar:
             model.train()
             batch = processes.share(sample(step, config.batch_size))
-            total_loss += _update(trained_handle, optimizer, objective, batch, config, seed, step)
+            total_loss += _update(loss_of, optimizer, batch, config, seed, step)
             n_done = step + 1
             evaluates = n_done % config.evaluate_every == 0 or n_done == config.n_steps
             if evaluates or n_done in config.keep_at or n_done % CHECK_EVERY == 0:
@@ -265,6 +266,17 @@ def train(
     return log
 
 
+class _Loss(nn.Module):
+    """The objective as a module, so that it may call any method of a model in several processes."""
+
+    def __init__(self, model: nn.Module, objective: Objective):
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Batch[Any], step: int) -> Tensor:
+        return self.objective(self.model, batch, step)
+
+
 def _compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
     """The model to train through, compiled if asked for; also applies settings of the process."""
     if device.type == "cpu":
@@ -288,9 +300,8 @@ def _progress_bar(steps: range, description: str, position: int, *, shown: bool)
 
 
 def _update(
-    model: nn.Module,
+    loss_of: nn.Module,
     optimizer: torch.optim.Optimizer,
-    objective: Objective,
     batch: Batch[Any],
     config: TrainingConfig,
     seed: int,
@@ -306,11 +317,11 @@ def _update(
     losses = []
     for part in _parts(batch, config.n_parts):
         with torch.autocast(device, torch.bfloat16, enabled=is_half):
-            loss = objective(model, part, step) * (len(part.mask) / len(batch.mask))
+            loss = loss_of(part, step) * (len(part.mask) / len(batch.mask))
         loss.backward()
         losses.append(loss.detach())
     if config.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        nn.utils.clip_grad_norm_(loss_of.parameters(), config.clip)
     optimizer.step()
     return torch.stack(losses).sum()
 

@@ -482,9 +482,14 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tm
 def test_two_processes_train_the_same_model_as_one_and_one_of_them_writes(tmp_path):
     pytest.importorskip("accelerate")
     script = tmp_path / "script.py"
-    script.write_text("from tests.studies.engine.toy import TOY\n"
-                      "from studies.engine import main\n"
-                      "main(TOY)\n")  # fmt: skip
+    # A loss may use more of a model than its `forward`.
+    script.write_text("from dataclasses import replace\n"
+                      "from tests.studies.engine.toy import TOY\n"
+                      "from studies.engine import cross_entropy, main\n"
+                      "class Setup(type(TOY.setup)):\n"
+                      "    def loss(self, model, batch, step):\n"
+                      "        return cross_entropy(model[:](batch.inputs), batch)\n"
+                      "main(replace(TOY, setup=Setup(**vars(TOY.setup))))\n")  # fmt: skip
     changes = ["model=linear", "seed=0", "training.n_steps=10", "training.evaluate_every=10"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script)]
