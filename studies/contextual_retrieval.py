@@ -26,7 +26,7 @@ from studies.views import retrieval
 
 ALL, ID, OOD = (metric("error", split) for split in ("all", "id", "ood"))
 SHARE = {s: metric("error", s) / metric("error_constant", s) for s in ("all", "id", "ood")}
-PAPER = {s: metric("error_paper", s) for s in ("all", "id", "ood")}
+PAPER = {s: metric("error_paper", s) for s in ("all", "ood")}
 of_pairing = partial(read, "pairing", search="pooled")
 familiar = partial(of_pairing, "agreement", fitted="id", control="observed")
 AGREE = of_pairing("agreement", fitted="all", group="all", control="observed")
@@ -114,7 +114,6 @@ TABLE = engine.Table(
         engine.Section("familiar"),
         Row("familiar", ID, engine.short),
         Row("share", SHARE["id"], spread=False),
-        Row("paper", PAPER["id"], engine.short, spread=False),
         engine.Section("held out"),
         Row("held out", OOD, engine.short),
         Row("share", SHARE["ood"], spread=False),
@@ -199,6 +198,7 @@ PRESETS = {
 }
 
 ZERO = {"always answering 0": values("scores", "error_constant", group="all")}
+FITTED = {"all": "all", "id": "familiar", "ood": "held out"}
 MAP = {"y": "preference_0", "x": "preference_1", "rows": "split"}
 VIEWS = {
     "example": retrieval.example,
@@ -212,15 +212,20 @@ VIEWS = {
     "switching": retrieval.switching,
     "specialization": retrieval.specialization,
     "pairing": retrieval.pairing,
+    # Trained on all combinations, there is one group and one fit.
     "agreement": partial(
-        plots.lines,
-        data=values("pairing", "agreement", search="pooled"),
-        along="group",
-        rows="fitted",
-        lines="control",
-        references={"chance": values("pairing", "chance", search="pooled")},
-        ylabel="choices that agree, fitted",
-        ylim=(0.0, 1.03),
+        plots.only,
+        trained_on="familiar",
+        view=partial(
+            plots.lines,
+            data=values("pairing", "agreement", search="pooled"),
+            along="group",
+            columns={f"fitted on: {name}": {"fitted": split} for split, name in FITTED.items()},
+            lines="control",
+            references={"chance": values("pairing", "chance", search="pooled")},
+            ylabel="choices that agree",
+            ylim=(0.0, 1.03),
+        ),
     ),
     "forcing": partial(
         plots.lines,

@@ -210,7 +210,15 @@ class Cell:
 
 
 def run_training(setup: Setup, folder: Path, identity: str, device: str, position: int = 0) -> None:
-    """Train the model of a setup, on `train`, with checkpoints chosen by `setup.selection`."""
+    """Train the model of a setup, on `train`, with checkpoints chosen by `setup.selection`.
+
+    Raises:
+        RunError: the setup refuses to build its model with these settings.
+    """
+    try:
+        model = setup.build(torch.Generator().manual_seed(setup.seed)).to(device)
+    except ValueError as error:
+        raise RunError(f"the model cannot be built: {error}") from error
     examples = Examples(setup, device)
     validation = {split: examples.validation(split) for split in setup.splits}
 
@@ -221,7 +229,7 @@ def run_training(setup: Setup, folder: Path, identity: str, device: str, positio
         return metrics
 
     train(
-        setup.build(torch.Generator().manual_seed(setup.seed)).to(device),
+        model,
         config=setup.training,
         sample=examples.train,
         evaluate=evaluate,

@@ -106,9 +106,12 @@ def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) 
     if shares:
         total = matrix.sum(x)
         matrix = matrix / total.where(total > 0, 1)
-    axis.set_xlabel(name_of(x), fontsize=SMALL)
     if matrix.isnull().all():
+        # The label of the row stays.
+        axis.spines[:].set_visible(False)
+        axis.set(xticks=[], yticks=[])
         return
+    axis.set_xlabel(name_of(x), fontsize=SMALL)
     names = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
     probes.draw_numbers(
         axis,

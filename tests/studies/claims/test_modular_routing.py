@@ -31,8 +31,8 @@ def test_sources_are_the_paper_or_ours():
 
 
 END_TO_END = {
-    "the structural oracle reaches": 1,
-    "no other router reaches": 3,
+    "The structural oracle reaches": 1,
+    "No other router reaches": 3,
     "Cross-attention specializes most": 1,
     "Cross-attention has the lowest": 1,
     "The OOD loss of the monolithic network exceeds that of: structural": 1,
@@ -65,9 +65,9 @@ def test_claims_about_other_runs_are_not_judged():
 @pytest.mark.parametrize(
     ("model", "change", "beginning"),
     [
-        ("structural_oracle", {"ood": 0.2}, "the structural oracle reaches"),
-        ("structural_oracle", {"specialization": 0.8}, "the structural oracle reaches"),
-        ("encoder", {"ood": 0.001, "specialization": 0.99}, "no other router reaches"),
+        ("structural_oracle", {"ood": 0.2}, "The structural oracle reaches"),
+        ("structural_oracle", {"specialization": 0.8}, "The structural oracle reaches"),
+        ("encoder", {"ood": 0.001, "specialization": 0.99}, "No other router reaches"),
         ("concatenation", {"specialization": 0.8}, "Cross-attention specializes most"),
         ("encoder", {"ood": 0.1}, "Cross-attention has the lowest"),
         (
@@ -96,10 +96,10 @@ def test_claims_about_true_modules_are_about_true_modules():
     rows = all_models(pool="operations")
     tight = cell("encoder", pool="operations", selection_bottleneck=1)
     tight |= {"specialization": 0.9, "ood": 0.05}
-    assert verdicts(rows, "With true modules: the structural oracle") == ["holds"]
-    assert verdicts(rows, "With true modules: no other") == ["holds"] * 3
-    assert verdicts([*rows, tight], "With true modules: no other") == ["holds"] * 4
-    assert verdicts(rows, "no other router") == ["not run"]
+    assert verdicts(rows, "With true modules the structural oracle") == ["holds"]
+    assert verdicts(rows, "With true modules no other") == ["holds"] * 3
+    assert verdicts([*rows, tight], "With true modules no other") == ["holds"] * 4
+    assert verdicts(rows, "No other router") == ["not run"]
     second = "With true modules: the encoder with selection bottleneck"
     for what in (f"{second} specializes most", f"{second} has the lowest"):
         assert verdicts(rows, what) == ["not run"]
@@ -236,7 +236,7 @@ def test_functional_bottlenecks_are_compared_by_collapse():
 
 def test_networks_of_one_layer_are_left_to_claims_about_them():
     rows = [cell(name, n_layers=1, id=0.2) for name in MODULAR]
-    assert verdicts(rows, "no other router") == ["not run"]
+    assert verdicts(rows, "No other router") == ["not run"]
     assert verdicts(rows, "The best path of each sample has a low OOD") == ["not run"]
     assert verdicts(rows, "With one layer cross-attention") == ["holds"]
     rows[-1]["id"] = 0.1

@@ -441,6 +441,16 @@ def test_training_begins_with_the_untrained_model_of_the_seed(tmp_path):
     assert not trained.untrained.training
 
 
+def test_a_model_that_refuses_its_settings_ends_the_run_with_its_reason(tmp_path):
+    class Picky(type(TOY.setup)):
+        def build(self, generator):
+            raise ValueError("width must be even, got 3")
+
+    study = replace(TOY, setup=Picky(**vars(TOY.setup)))
+    with pytest.raises(RunError, match="the model cannot be built: width must be even, got 3"):
+        run(study, changes=["seed=0"], resources=Resources(root=tmp_path, workers=1))
+
+
 def test_dropout_depends_on_the_seed(tmp_path):
     """Seeds with the same initial weights and examples differ only by dropout."""
 
