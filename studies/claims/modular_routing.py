@@ -87,7 +87,7 @@ def claims_about_methods() -> Iterator[Claim]:
             exceeds=1.0,
         )
     second = {
-        "With true modules: the encoder with selection bottleneck": (
+        "With true modules the encoder with selection bottleneck": (
             ENCODER,
             {"selection_bottleneck": True} | TRUE_MODULES,
             (CROSS + CONCATENATION + ENCODER, TRUE_MODULES),

@@ -100,7 +100,7 @@ def test_claims_about_true_modules_are_about_true_modules():
     assert verdicts(rows, "With true modules no other") == ["holds"] * 3
     assert verdicts([*rows, tight], "With true modules no other") == ["holds"] * 4
     assert verdicts(rows, "No other router") == ["not run"]
-    second = "With true modules: the encoder with selection bottleneck"
+    second = "With true modules the encoder with selection bottleneck"
     for what in (f"{second} specializes most", f"{second} has the lowest"):
         assert verdicts(rows, what) == ["not run"]
         assert verdicts([*rows, tight], what) == ["holds"]
