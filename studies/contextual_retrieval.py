@@ -5,7 +5,7 @@ compositional attention, trained on all combinations of preferences or on some o
 on those that were held out; which retrieval each search chooses; and how much of the error a
 forced pairing removes.
 
-    python studies/contextual_retrieval.py                      # 10 to 15 minutes
+    python studies/contextual_retrieval.py                      # about 40 minutes
     python studies/contextual_retrieval.py --preset smoke
     python studies/contextual_retrieval.py d_model=32,128 seed=0
     python studies/contextual_retrieval.py --preset specialization
@@ -107,7 +107,6 @@ TABLE = engine.Table(
     conditions="rows",
     rows=(
         Row("param.", read("costs", "parameters"), engine.count, spread=False),
-        Row("kFLOP", read("costs", "operations") / 1000, engine.count, spread=False),
         Row("all", ALL, engine.short),
         Row("share", SHARE["all"], spread=False),
         Row("paper", PAPER["all"], engine.short, spread=False),

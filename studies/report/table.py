@@ -202,7 +202,7 @@ class Table:
 
     def _fill_rows(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
         table.padding = (0, 1, 0, 0)
-        table.add_column("", min_width=13)
+        table.add_column("", min_width=14)
         columns = [headings]
         for name, (row, _) in self.readings().items():
             cells = _cells(summary, name, row, separator="\n")

@@ -42,6 +42,11 @@ def test_the_table_of_a_result_is_on_its_page(path):
     console.print(table)
     # In wider tables columns would be cut off.
     assert Measurement.get(console, console.options, table).minimum <= FILE_WIDTH
+    words = stream.getvalue().split()
+    for column in table.columns:
+        heading = str(column.header).split()
+        assert all(words.count(word) >= heading.count(word) for word in heading), heading
+    assert "…" not in stream.getvalue()
     rows = [line.rstrip() for line in stream.getvalue().splitlines() if any(map(str.isdigit, line))]
     assert rows
     text = path.parent.with_suffix(".md").read_text()
