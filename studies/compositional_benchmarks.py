@@ -12,7 +12,7 @@ model has S heads, or S searches and R retrievals.
     python studies/compositional_benchmarks.py --study text task.path=book.txt
     python studies/compositional_benchmarks.py --study sort_of_clevr --preset paper --device cuda
 
-At laptop size (5 to 8 minutes on 2 cores for each task) models are smaller and trained for fewer
+At laptop size (4 to 8 minutes on 2 cores for each task) models are smaller and trained for fewer
 steps; `images` has triangles and scikit-learn's digits, and `text` the pages of Python's `help()`.
 """
 
