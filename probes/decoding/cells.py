@@ -1,6 +1,8 @@
 """Datasets as tables of samples, and the grid of cells that get a probe each."""
 
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,10 +12,16 @@ import xarray as xr
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from probes.decoding.axes import principal_axes
+
 ALL = "all"
 
 Split = tuple[xr.Dataset, Mapping[str, xr.Dataset]]
 """The dataset to fit on, and the datasets to score on by name."""
+
+
+Cell = Sequence[int | None]
+"""An index for each cell dim; None for all its values joined."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,8 @@ class Table:
     """A dataset as a table of samples.
 
     Attributes:
-        code: features of each cell [sample, *cells, feature].
+        name: what errors call the dataset.
+        code: [*samples, *cells, *features], not in memory if the dataset is not.
         label: label of each sample [sample].
         types: type of each sample in the control task [sample].
         example: index of each sample's example [sample].
@@ -29,18 +38,44 @@ class Table:
         cells: coordinate values of each cell dim, as strings.
     """
 
-    code: Float[np.ndarray, "sample ..."]
+    name: str
+    code: xr.DataArray
     label: Shaped[np.ndarray, " sample"]
     types: Shaped[np.ndarray, " sample"] | None
     example: Int[np.ndarray, " sample"]
     n_examples: int
     cells: dict[str, list[str]]
 
-    def features(self, cell: Sequence[int | None]) -> Float[Tensor, "sample feature"]:
-        """Take the code of a cell; None means all values of that dim together."""
-        index = tuple(slice(None) if number is None else number for number in cell)
-        code = self.code[(slice(None), *index)]
-        return torch.from_numpy(code.reshape(len(code), -1).astype(np.float64))
+    def n_features(self, cell: Cell) -> int:
+        """The number of features of a cell."""
+        per_cell = self.code.size // len(self.label) // math.prod(map(len, self.cells.values()))
+        counts = zip(cell, self.cells.values(), strict=True)
+        return per_cell * math.prod(len(values) for number, values in counts if number is None)
+
+    def blocks(self, cell: Cell) -> Iterator[Float[Tensor, "sample feature"]]:
+        """Read the features of a cell, one value of its joined dims after another.
+
+        Raises:
+            ValueError: a value is not finite.
+        """
+        numbers = (
+            range(len(values)) if number is None else (number,)
+            for number, values in zip(cell, self.cells.values(), strict=True)
+        )
+        for index in product(*numbers):
+            position = dict(zip(self.cells, index, strict=True))
+            values = self.code[position].to_numpy().reshape(len(self.label), -1)
+            if bad := int((~np.isfinite(values)).any(axis=1).sum()):
+                where = ", ".join(f"{d} {self.cells[d][i]}" for d, i in position.items()) or "all"
+                raise ValueError(
+                    f"{self.code.name!r} must be finite, got {bad} of {len(values)} samples with "
+                    f"NaN or infinite values in {self.name} ({where})"
+                )
+            yield torch.from_numpy(values.astype(np.float64))
+
+    def features(self, cell: Cell) -> Float[Tensor, "sample feature"]:
+        """Read all features of a cell."""
+        return torch.cat(list(self.blocks(cell)), dim=1)
 
 
 @dataclass(frozen=True)
@@ -58,14 +93,21 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
     """Read a dataset as a table of samples.
 
     Raises:
+        TypeError: the data are not a dataset.
         KeyError: the dataset lacks a variable.
-        ValueError: dims do not match, there are no samples, or code or label are not finite.
+        ValueError: dims do not match, there are no samples, or labels are not finite.
     """
+    if not isinstance(data, xr.Dataset):
+        raise TypeError(
+            f"{name} must be an xarray.Dataset that holds {layout.code!r} and {layout.label!r}, "
+            f"got {type(data).__module__}.{type(data).__name__}"
+        )
     code, label, types = layout.code, layout.label, layout.types
     samples, cells = layout.samples, layout.cells
     for variable in (code, label, *([types] if types else [])):
         if variable not in data:
-            raise KeyError(f"{name} must hold {variable!r}, got {sorted(map(str, data))}")
+            held = textwrap.shorten(", ".join(sorted(map(str, data))), 500, placeholder=" ...")
+            raise KeyError(f"{name} must hold {variable!r}, got {held or 'no variables'}")
     array = data[code]
     leading = (*samples, *cells)
     missing = [dim for dim in leading if dim not in array.dims]
@@ -74,19 +116,11 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
             f"samples and cells must be distinct dims of {code!r} in {name}, {array.dims}, got "
             f"{tuple(samples)} and {tuple(cells)}"
         )
-    features = [dim for dim in array.dims if dim not in leading]
-    ordered = array.transpose(*leading, *features)
+    ordered = array.transpose(*leading, ...)
     sizes = [array.sizes[dim] for dim in samples]
-    cell_sizes = [array.sizes[dim] for dim in cells]
-    values = ordered.to_numpy().reshape(int(np.prod(sizes)), *cell_sizes, -1)
-    if values.size == 0:
+    n_samples = math.prod(sizes)
+    if array.size == 0:
         raise ValueError(f"{code!r} must not be empty, got sizes {dict(array.sizes)} in {name}")
-    bad = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
-    if bad:
-        raise ValueError(
-            f"{code!r} must be finite, got {bad} of {len(values)} samples with NaN or infinite "
-            f"values in {name}"
-        )
 
     def per_sample(variable: str) -> np.ndarray:
         column = data[variable]
@@ -103,10 +137,11 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
         return flat
 
     return Table(
-        code=values,
+        name=name,
+        code=ordered,
         label=per_sample(label),
         types=per_sample(types) if types else None,
-        example=np.repeat(np.arange(sizes[0]), len(values) // sizes[0]),
+        example=np.repeat(np.arange(sizes[0]), n_samples // sizes[0]),
         n_examples=sizes[0],
         cells={
             dim: [str(value) for value in array[dim].to_numpy()]  # the index when it has no coord
@@ -126,6 +161,11 @@ class Tables:
     def all_tables(self) -> list[Table]:
         """The table to fit on, then the tables to score on."""
         return [self.fit, *self.tests.values()]
+
+    def principal_axes(self, cell: Cell) -> list[Float[Tensor, "sample axis"]]:
+        """The features of a cell in all tables, see `principal_axes`."""
+        blocks = zip(*(table.blocks(cell) for table in self.all_tables), strict=True)
+        return principal_axes(blocks, self.fit.n_features(cell))
 
 
 def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dict[str, Tables]:
@@ -153,28 +193,35 @@ def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dic
                 f"splits {list(probe.tests)}, got {list(test_tables)}"
             )
         for name, test in {"fit": table, **test_tables}.items():
-            if test.cells != probe.fit.cells or test.code.shape[1:] != table.code.shape[1:]:
+            shapes = [one.code.shape[len(layout.samples) :] for one in (table, test)]
+            if test.cells != probe.fit.cells or shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"{prefix}{name!r} must have the layout of fit: cells {probe.fit.cells} and "
-                    f"shape {table.code.shape[1:]} after the samples, got {test.cells} and "
-                    f"{test.code.shape[1:]}"
+                    f"{prefix}{name!r} must have the layout of fit: cells "
+                    f"{_short(probe.fit.cells)} and shape {shapes[0]} after the samples, got "
+                    f"{_short(test.cells)} and {shapes[1]}"
                 )
     return sources
 
 
-def grid_of(table: Table) -> list[tuple[tuple[int | None, ...], tuple[int, ...]]]:
+def _short(cells: Mapping[str, Sequence[str]]) -> str:
+    return textwrap.shorten(str(dict(cells)), 500, placeholder=" ...")
+
+
+def grid_of(
+    table: Table, *, joined: bool = True
+) -> list[tuple[tuple[int | None, ...], tuple[int, ...]]]:
     """List the cells (an index per dim, None for "all") with their index in the results.
 
-    In the results "all" is the last coordinate of each cell dim.
+    In the results "all" is the last coordinate of each cell dim, if values are `joined`.
     """
     sizes = [len(values) for values in table.cells.values()]
-    indices = product(*(range(size + 1) for size in sizes))
+    indices = product(*(range(size + joined) for size in sizes))
     return [
         (tuple(None if i == size else i for i, size in zip(index, sizes, strict=True)), index)
         for index in indices
     ]
 
 
-def cell_coordinates(table: Table) -> dict[str, list[str]]:
-    """List the coordinate values of each cell dim in the results, "all" last."""
-    return {dim: [*values, ALL] for dim, values in table.cells.items()}
+def cell_coordinates(table: Table, *, joined: bool = True) -> dict[str, list[str]]:
+    """List the coordinate values of each cell dim in the results, "all" last if `joined`."""
+    return {dim: [*values, *[ALL] * joined] for dim, values in table.cells.items()}

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.decoding.cells import Layout, Split, Table, Tables, grid_of, read_sources
-from probes.decoding.fitting import check_arguments, fold_of_samples, one_thread, standardise
+from probes.decoding.cells import Cell, Layout, Split, Table, Tables, read_sources
+from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
 from probes.decoding.logistic import fit_logistic_cv
 from probes.decoding.report import Report, decoding_attrs, with_difference
 from probes.statistics.intervals import Interval, bootstrap
@@ -27,6 +27,7 @@ def decode(
     label: str = "rule",
     samples: Sequence[str] = ("example",),
     cells: Sequence[str] = ("layer",),
+    joined: bool = True,
     types: str | None = None,
     untrained: Split | None = None,
     penalties: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0),
@@ -38,7 +39,8 @@ def decode(
     """Decode a label linearly from a code: fit probes on one dataset, score them on others.
 
     One multinomial logistic regression with L2 penalty per cell, on features standardised on the
-    `fit` dataset, which also chooses C by cross-validation (lowest held-out cross-entropy). Folds
+    `fit` dataset, which also chooses C by cross-validation (lowest held-out cross-entropy). Codes
+    may be wider than there are samples; those that are not in memory are read cell by cell. Folds
     and bootstrap resamples group samples by example (the first of `samples`), so that samples of
     one example are never in two folds, nor treated as independent in the intervals.
 
@@ -63,8 +65,9 @@ def decode(
         code: name of the variable that holds the code.
         label: name of the variable to decode.
         samples: dims that together index a sample, the example first.
-        cells: dims with a separate probe per coordinate. Each gets the additional coordinate
-            "all", where all its values are features. The remaining dims are features.
+        cells: dims with a separate probe per coordinate. The remaining dims are features.
+        joined: whether each cell dim gets the additional coordinate "all", where all its values
+            are features.
         types: name of the variable [samples...] that holds the types of the control task.
         untrained: (fit, tests) of the same layout and splits with codes of an untrained model.
         penalties: values of C to choose from (scikit-learn's objective, 0.5 |w|^2 + C sum loss).
@@ -88,7 +91,8 @@ def decode(
 
     Raises:
         KeyError: a dataset lacks a variable.
-        TypeError: labels are floats (see `decode_continuous`).
+        TypeError: `fit` or a test is not a dataset, or labels are floats (see
+            `decode_continuous`).
         ValueError: dims or layouts do not match, values are not finite, `fit` has fewer than two
             classes, `positive` is not a class, or a number is out of range.
 
@@ -104,41 +108,42 @@ def decode(
     if positive is not None and positive not in classes:
         raise ValueError(f"positive must be one of the classes {classes}, got {positive!r}")
     f1_of = None if positive is None else int(np.flatnonzero(classes == positive)[0])
-    report = Report(sources, METRICS if f1_of is None else (*METRICS, "f1"))
+    report = Report(sources, METRICS if f1_of is None else (*METRICS, "f1"), joined=joined)
     confusion = np.zeros((len(tests), *report.sizes, n_classes, n_classes), dtype=np.int64)
     grid = torch.tensor(sorted(penalties), dtype=torch.float64)
+    truths: dict[str, dict[str, list[Tensor]]] = {}
+    for source, tables in sources.items():
+        labels = [_class_indices(table, classes) for table in tables.all_tables]
+        truths[source] = {source: labels}
+        if source == "probe":
+            truths[source]["shuffled"] = _control_labels(tables, labels, seed)
+    fold = {source: fold_of_samples(tables.fit, folds, seed) for source, tables in sources.items()}
 
-    with one_thread():
-        for source, tables in sources.items():
-            labels = [_class_indices(table, classes) for table in tables.all_tables]
-            tasks = {source: labels}
+    def decode_cell(source: str, cell: Cell, index: tuple[int, ...]) -> tuple[int, ...] | None:
+        tables, tasks = sources[source], truths[source]
+        fit_features, *test_features = tables.principal_axes(cell)
+        fit_labels = torch.stack([truth[0] for truth in tasks.values()])
+        model, chosen, _ = fit_logistic_cv(
+            fit_features, fit_labels, fold[source], grid, classes=n_classes
+        )
+        for task, penalty in zip(tasks, chosen.tolist(), strict=True):
+            report.set_penalty(task, index, penalty)
+        for number, (split, table) in enumerate(tables.tests.items()):
+            predicted = model.predict(test_features[number])
+            confusions = [
+                _example_confusions(table, truth[number + 1], predictions, n_classes)
+                for truth, predictions in zip(tasks.values(), predicted, strict=True)
+            ]
+            counts = torch.stack(confusions, dim=1)
+            report.set_scores([*tasks], split, index, _scores(counts, f1_of, resamples, seed))
             if source == "probe":
-                tasks["shuffled"] = _control_labels(tables, labels, seed)
-            fold = fold_of_samples(tables.fit, folds, seed)
-            for cell, index in grid_of(tables.fit):
-                fit_features, *test_features = standardise(
-                    *(table.features(cell) for table in tables.all_tables)
-                )
-                fit_labels = torch.stack([truth[0] for truth in tasks.values()])
-                model, chosen, _ = fit_logistic_cv(
-                    fit_features, fit_labels, fold, grid, classes=n_classes
-                )
-                if not model.converged.all():
-                    message = f"a probe did not converge in the cell {index} of {tuple(cells)}"
-                    warnings.warn(message, RuntimeWarning, stacklevel=2)
-                for task, penalty in zip(tasks, chosen.tolist(), strict=True):
-                    report.set_penalty(task, index, penalty)
-                for number, (split, table) in enumerate(tables.tests.items()):
-                    predicted = model.predict(test_features[number])
-                    confusions = [
-                        _example_confusions(table, truth[number + 1], predictions, n_classes)
-                        for truth, predictions in zip(tasks.values(), predicted, strict=True)
-                    ]
-                    counts = torch.stack(confusions, dim=1)
-                    scores = _scores(counts, f1_of, resamples, seed)
-                    report.set_scores([*tasks], split, index, scores)
-                    if source == "probe":
-                        confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
+                confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
+        return None if model.converged.all() else index
+
+    results = over_cells(decode_cell, sources, joined=joined, what=f"decode {label}")
+    if failed := [index for index in results if index is not None]:
+        message = f"probes did not converge in the cells {failed[:5]} of {tuple(cells)}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     long_name = f"score of decoding {label} from {code}"
     result = report.dataset(long_name)

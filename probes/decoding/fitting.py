@@ -1,27 +1,19 @@
-"""Steps that linear and logistic decoders share: arguments, standardisation and folds."""
+"""Steps that linear and logistic decoders share: arguments, folds and the loop over cells."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
+from tqdm import tqdm
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.decoding.cells import Table
+from probes.decoding.cells import Cell, Table, Tables, grid_of
 
-
-def standardise(
-    fit: Float[Tensor, "sample feature"], *others: Float[Tensor, "other feature"]
-) -> list[Tensor]:
-    """Scale features to zero mean and unit variance in `fit`, and the others by the same map.
-
-    Features that are constant in `fit` (up to rounding) become zero everywhere.
-    """
-    mean, deviation = fit.mean(dim=0), fit.std(dim=0, correction=0)
-    constant = deviation <= 1e-9 * (fit.abs().amax(dim=0) + 1e-30)
-    scale = torch.where(constant, 1.0, deviation)
-    return [torch.where(constant, 0.0, (features - mean) / scale) for features in (fit, *others)]
+Result = TypeVar("Result")
 
 
 def fold_of_samples(table: Table, folds: int, seed: int) -> Int[Tensor, " sample"]:
@@ -44,6 +36,34 @@ def check_arguments(penalties: Sequence[float], resamples: int) -> None:
         raise ValueError(f"penalties must be one or more positive numbers, got {penalties}")
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
+
+
+def over_cells(
+    function: Callable[[str, Cell, tuple[int, ...]], Result],
+    sources: Mapping[str, Tables],
+    *,
+    joined: bool,
+    what: str,
+) -> list[Result]:
+    """Call a function for each cell of each source, with a progress bar on a terminal.
+
+    There are as many threads as torch uses, each with one core, which is faster than several cores
+    for matrices as small as these.
+
+    Args:
+        function: called with the source, the cell and its index in the results.
+        sources: see `read_sources`.
+        joined: see `grid_of`.
+        what: the text of the progress bar.
+    """
+    jobs = [
+        (source, *where)
+        for source, tables in sources.items()
+        for where in grid_of(tables.fit, joined=joined)
+    ]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, one_thread():
+        results = pool.map(lambda job: function(*job), jobs)
+        return list(tqdm(results, desc=what, total=len(jobs), disable=None, leave=False))
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import xarray as xr
 from jaxtyping import Float
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.decoding.cells import Layout, Split, Table, grid_of, read_sources
-from probes.decoding.fitting import check_arguments, fold_of_samples, one_thread, standardise
+from probes.decoding.cells import Cell, Layout, Split, Table, read_sources
+from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
 from probes.decoding.report import Report, decoding_attrs, with_difference
 from probes.statistics.intervals import Interval, bootstrap
 
@@ -23,6 +23,7 @@ def decode_continuous(
     label: str = "value",
     samples: Sequence[str] = ("example",),
     cells: Sequence[str] = ("layer",),
+    joined: bool = True,
     untrained: Split | None = None,
     penalties: Sequence[float] = (1e-2, 1e-1, 1.0, 10.0, 1e2, 1e3, 1e4),
     folds: int = 5,
@@ -41,8 +42,8 @@ def decode_continuous(
         code: name of the variable that holds the code.
         label: name of the variable to decode.
         samples: dims that together index a sample, the example first.
-        cells: dims with a separate probe per coordinate; each gets the additional coordinate
-            "all".
+        cells, joined: dims with a separate probe per coordinate, and whether each gets the
+            additional coordinate "all"; see `decode`.
         untrained: (fit, tests) of the same layout with codes of an untrained model.
         penalties: strengths alpha of the L2 penalty to choose from (scikit-learn's objective, sum
             of squared errors + alpha |w|^2).
@@ -57,7 +58,7 @@ def decode_continuous(
 
     Raises:
         KeyError: a dataset lacks a variable.
-        TypeError: labels are not numbers.
+        TypeError: `fit` or a test is not a dataset, or labels are not numbers.
         ValueError: dims or layouts do not match, values are not finite, a label is constant within
             a split, or a number is out of range.
 
@@ -66,33 +67,39 @@ def decode_continuous(
     """
     check_arguments(penalties, resamples)
     sources = read_sources((fit, tests), untrained, Layout(code, label, None, samples, cells))
-    report = Report(sources, ("r2",))
-    with one_thread():
-        for source, tables in sources.items():
-            labels = [_numbers(table, label) for table in tables.all_tables]
-            tasks = {source: labels}
-            if source == "probe":
-                generator = derive_generator(seed, "control task")
-                tasks["shuffled"] = [
-                    y[torch.randperm(len(y), generator=generator).numpy()] for y in labels
-                ]
-            fold = fold_of_samples(tables.fit, folds, seed).numpy()
-            for cell, index in grid_of(tables.fit):
-                features = standardise(*(table.features(cell) for table in tables.all_tables))
-                fit_features, *test_features = (array.numpy() for array in features)
-                alphas = [
-                    _choose_alpha(fit_features, y[0], fold, sorted(penalties))
-                    for y in tasks.values()
-                ]
-                for task, alpha in zip(tasks, alphas, strict=True):
-                    report.set_penalty(task, index, alpha)
-                for number, (split, table) in enumerate(tables.tests.items()):
-                    x = test_features[number]
-                    sums = [
-                        _sums(table, y[number + 1], _predict(fit_features, y[0], x, [alpha])[0])
-                        for y, alpha in zip(tasks.values(), alphas, strict=True)
-                    ]
-                    report.set_scores([*tasks], split, index, _scores(sums, resamples, seed))
+    report = Report(sources, ("r2",), joined=joined)
+    truths: dict[str, dict[str, list[np.ndarray]]] = {}
+    for source, tables in sources.items():
+        labels = [_numbers(table, label) for table in tables.all_tables]
+        truths[source] = {source: labels}
+        if source == "probe":
+            generator = derive_generator(seed, "control task")
+            truths[source]["shuffled"] = [
+                y[torch.randperm(len(y), generator=generator).numpy()] for y in labels
+            ]
+    fold = {
+        source: fold_of_samples(tables.fit, folds, seed).numpy()
+        for source, tables in sources.items()
+    }
+
+    def decode_cell(source: str, cell: Cell, index: tuple[int, ...]) -> None:
+        tables, tasks = sources[source], truths[source]
+        fit_features, *test_features = (array.numpy() for array in tables.principal_axes(cell))
+        alphas = [
+            _choose_alpha(fit_features, y[0], fold[source], sorted(penalties))
+            for y in tasks.values()
+        ]
+        for task, alpha in zip(tasks, alphas, strict=True):
+            report.set_penalty(task, index, alpha)
+        for number, (split, table) in enumerate(tables.tests.items()):
+            x = test_features[number]
+            sums = [
+                _sums(table, y[number + 1], _predict(fit_features, y[0], x, [alpha])[0])
+                for y, alpha in zip(tasks.values(), alphas, strict=True)
+            ]
+            report.set_scores([*tasks], split, index, _scores(sums, resamples, seed))
+
+    over_cells(decode_cell, sources, joined=joined, what=f"decode {label}")
     long_name = f"R^2 of decoding {label} from {code}"
     result = report.dataset(long_name)
     result["alpha"] = (

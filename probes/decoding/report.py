@@ -16,12 +16,14 @@ Metrics = Float[np.ndarray, "draw task metric"]
 class Report:
     """Collects scores and their intervals cell by cell."""
 
-    def __init__(self, sources: Mapping[str, Tables], metrics: Sequence[str]) -> None:
+    def __init__(
+        self, sources: Mapping[str, Tables], metrics: Sequence[str], *, joined: bool
+    ) -> None:
         trained = sources["probe"]
         self.controls = ["probe", "shuffled", *(name for name in sources if name != "probe")]
         self.splits = list(trained.tests)
         self.metrics = list(metrics)
-        self.cells = cell_coordinates(trained.fit)
+        self.cells = cell_coordinates(trained.fit, joined=joined)
         self.sizes = tuple(len(values) for values in self.cells.values())
         self.penalty = np.zeros((len(self.controls), *self.sizes))
         shape = (len(self.splits), *self.sizes)

@@ -205,6 +205,31 @@ def test_cells_and_their_unions():
     assert result["confusion"].dims == ("split", "layer", "key", "true", "predicted")
 
 
+def test_joined_cells_are_optional():
+    fit, tests = planted(0), {"t": planted(1)}
+    alone = decode(fit, tests, joined=False)
+    assert list(alone["layer"].values) == ["0", "1"]
+    xr.testing.assert_identical(alone, decode(fit, tests).sel(layer=["0", "1"]))
+
+
+def test_wide_codes_are_read_cell_by_cell(tmp_path):
+    def wide(seed):
+        data = planted(seed, 60, layers=3)
+        rng = np.random.default_rng(seed + 50)
+        noise = xr.DataArray(rng.standard_normal((60, 3, 400)), dims=("example", "layer", "head"))
+        return data[["rule"]].assign(code=xr.concat([data["code"], noise], "head"))
+
+    fit, test = wide(0), wide(1)
+    for name, data in (("fit", fit), ("test", test)):
+        data.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+    on_disk = [
+        xr.open_dataset(tmp_path / f"{name}.nc", engine="h5netcdf") for name in ("fit", "test")
+    ]
+    result = decode(on_disk[0], {"t": on_disk[1]})
+    assert not any(data["code"]._in_memory for data in on_disk)
+    xr.testing.assert_identical(result, decode(fit, {"t": test}))
+
+
 def test_control_types_can_be_memorised_and_lower_the_selectivity():
     # The code holds the type in one-hot form: any labelling of types is decodable from it.
     def data(seed):
@@ -271,12 +296,20 @@ def test_invalid_input_is_refused():
     broken = fit.copy(deep=True)
     broken["code"][3, 0, 0] = np.nan
     broken["code"][4, 1, 1] = np.inf
-    with pytest.raises(ValueError, match="2 of 40 samples with NaN"):
+    with pytest.raises(ValueError, match=r"1 of 40 samples with NaN .* in fit \(layer 0\)"):
         decode(broken, {"t": test})
     with pytest.raises(ValueError, match=r"tests\['t'\]"):
         decode(fit, {"t": broken})
     with pytest.raises(KeyError, match="must hold 'latent'"):
         decode(fit, {"t": test}, code="latent")
+    many = fit.assign({f"variable {i}": 0 for i in range(1000)})
+    with pytest.raises(KeyError) as caught:
+        decode(many, {"t": test}, code="latent")
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(TypeError, match=r"fit must be an xarray.Dataset .*, got numpy.ndarray$"):
+        decode(fit["code"].to_numpy(), {"t": test})
+    with pytest.raises(TypeError, match=r"tests\['t'\] must .*, got xarray.core.dataarray.DataArr"):
+        decode(fit, {"t": test["code"]})
     with pytest.raises(ValueError, match="must be distinct dims"):
         decode(fit, {"t": test}, cells=("step",))
     with pytest.raises(ValueError, match="at least one dataset"):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
+from probes.decoding.axes import principal_axes
 from probes.decoding.logistic import fit_logistic, fit_logistic_cv
 
 PENALTIES = torch.tensor([1e-3, 1e-2, 1e-1, 1.0, 10.0], dtype=torch.float64)
@@ -89,6 +90,71 @@ def test_cross_validation_chooses_what_scikit_learn_chooses():
         for penalty in PENALTIES.tolist()
     ]
     np.testing.assert_allclose(losses[0], expected, atol=5e-4)
+
+
+WIDTHS = [
+    # samples, features, classes
+    (400, 20, 3),
+    (400, 20, 30),
+    (240, 120, 4),
+    (240, 120, 30),
+    (200, 200, 3),
+    (200, 200, 12),
+    (200, 800, 5),
+    (200, 800, 30),
+    (120, 1920, 3),
+    (120, 1920, 10),
+]
+
+
+@pytest.mark.parametrize("is_noise", [False, True], ids=["labels", "shuffled"])
+@pytest.mark.parametrize(("samples", "features", "classes"), WIDTHS)
+def test_held_out_cross_entropy_is_scikit_learns_at_any_width(samples, features, classes, is_noise):
+    """The ratio of features to samples is 0.05, 0.5, 1, 4 and 16."""
+    mixing, strength = features**-0.5, 3 * features**-0.5
+    sizes = {"samples": samples, "features": features, "classes": classes}
+    x, y = problem(classes, strength=strength, mixing=mixing, **sizes)
+    if is_noise:
+        y = np.random.default_rng(0).permutation(y)
+    fold = np.random.default_rng(1).permutation(samples) % 3
+    (axes,) = principal_axes([[torch.from_numpy(x)]], features)
+    labels, penalties = torch.from_numpy(y)[None], torch.tensor([1e-3, 1e-1, 10.0]).double()
+    choice = fit_logistic_cv(axes, labels, torch.from_numpy(fold), penalties, classes=classes)
+    assert choice.fit.converged.all()
+    # Any rotation of the features gives the same predictions; this one is numpy's.
+    left, scale, _ = np.linalg.svd(x, full_matrices=False)
+    rotated = left * scale
+    expected = []
+    for penalty in penalties.tolist():
+        losses = []
+        for i in range(3):
+            training = fold != i
+            held_out = ~training & np.isin(y, y[training])
+            reference = LogisticRegression(C=penalty, tol=1e-7, max_iter=20_000)
+            reference.fit(rotated[training], y[training])
+            probability = reference.predict_proba(rotated[held_out])
+            column = np.searchsorted(reference.classes_, y[held_out])
+            losses.extend(-np.log(probability[np.arange(len(column)), column]))
+        expected.append(np.mean(losses))
+    np.testing.assert_allclose(choice.losses[0], expected, atol=1e-3)
+    assert choice.penalty.item() == penalties[np.argmin(expected)]
+
+
+def test_a_wide_code_need_not_be_in_memory_as_a_whole():
+    x, y = problem(4, samples=60, features=300)
+    other, _ = problem(5, samples=40, features=300)
+    parts = [[torch.from_numpy(values[:, i : i + 50]) for values in (x, other)]
+             for i in range(0, 300, 50)]  # fmt: skip
+    fit, test = principal_axes(iter(parts), 300)
+    assert fit.shape[1] < 60
+    arguments = {"penalties": torch.tensor([0.1]).double(), "classes": 5}
+    in_axes = fit_logistic(fit, torch.from_numpy(y)[None], **arguments)
+    reference = LogisticRegression(C=0.1, tol=1e-10, max_iter=10_000).fit(x, y)
+    scaled = (other - x.mean(axis=0)) / x.std(axis=0)
+    logits = test @ in_axes.weight[0].T + in_axes.intercept[0]
+    np.testing.assert_allclose(
+        logits.log_softmax(1), reference.predict_log_proba(scaled), atol=2e-4
+    )
 
 
 def test_constant_features_and_equal_features_are_harmless():
