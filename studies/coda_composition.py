@@ -6,8 +6,8 @@ of arithmetic (the paper's mathematical language understanding), and on pairs of
 is known which tokens must be added, subtracted or ignored. On the pairs, all its centrings and
 composition functions are compared as well (the paper's Tables 8 and 9), and the factors of E and N.
 
-    python studies/coda_composition.py                               # arithmetic, about an hour
-    python studies/coda_composition.py --study coda_signed_pairs     # about an hour
+    python studies/coda_composition.py                               # arithmetic, about 25 minutes
+    python studies/coda_composition.py --study coda_signed_pairs     # about 20 minutes
     python studies/coda_composition.py --preset smoke
     python studies/coda_composition.py --preset ablation             # of functions, arithmetic
     python studies/coda_composition.py task.low=-50 task.high=50 seed=0,1
