@@ -4,11 +4,11 @@ from .capturing.attention_places import AttentionPlace as AttentionPlace
 from .capturing.attention_places import capture_places as capture_places
 from .capturing.attention_places import examine_places as examine_places
 from .capturing.attention_places import score_places as score_places
-from .capturing.capture import Batch as Batch
-from .capturing.capture import Quantity as Quantity
 from .capturing.capture import capture as capture
 from .capturing.hooking import HookedModel as HookedModel
 from .capturing.hooking import resolve_hooks as resolve_hooks
+from .capturing.passes import Batch as Batch
+from .capturing.quantity import Quantity as Quantity
 from .context import loss_by_context as loss_by_context
 from .context import measure_loss_by_context as measure_loss_by_context
 from .control_flow.capture import capture_control_flow as capture_control_flow

@@ -11,8 +11,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from probes.attention_pairs import PAIRS
-from probes.capturing.capture import Batch, Quantity, capture
+from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
+from probes.capturing.passes import Batch
+from probes.capturing.quantity import Quantity
 
 _JOIN: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
 

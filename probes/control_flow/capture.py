@@ -7,8 +7,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.capturing.capture import Batch, Quantity, capture
+from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
+from probes.capturing.passes import Batch
+from probes.capturing.quantity import Quantity
 
 _COLUMN = ("example", "pos")
 _NEVER_ZERO = 1e-12

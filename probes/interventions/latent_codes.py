@@ -13,9 +13,9 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from probes.capturing.capture import Quantity
 from probes.capturing.hooking import HookedModel, layer_numbers, resolve_hooks
 from probes.capturing.inputs import Inputs, count_examples
+from probes.capturing.quantity import Quantity
 from probes.interventions.interchange import interchange
 
 PATTERNS = "blocks.*.attn.hook_pattern"

@@ -6,8 +6,10 @@ from typing import cast
 import numpy as np
 import xarray as xr
 
-from probes.capturing.capture import Batch, Quantity, capture
+from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
+from probes.capturing.passes import Batch
+from probes.capturing.quantity import Quantity
 from probes.pairing.scores import score_pairing
 
 _DIMS = {

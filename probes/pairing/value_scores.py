@@ -9,8 +9,10 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from probes.capturing.capture import Batch, Quantity, capture
+from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
+from probes.capturing.passes import Batch
+from probes.capturing.quantity import Quantity
 
 _TOLERANCE = 1e-2  # rows of bfloat16 probabilities sum to 1 within 0.004
 

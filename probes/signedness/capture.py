@@ -8,8 +8,8 @@ from typing import Any
 import xarray as xr
 
 from probes.capturing.attention_places import AttentionPlace, examine_places
-from probes.capturing.capture import Batch
 from probes.capturing.hooking import HookedModel
+from probes.capturing.passes import Batch
 from probes.signedness.saturation import score_saturation
 from probes.signedness.scores import relative_weights, score_signedness
 

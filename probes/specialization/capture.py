@@ -8,9 +8,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.capturing.capture import Batch, Quantity, capture
+from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import slices
+from probes.capturing.passes import Batch
+from probes.capturing.quantity import Quantity
 from probes.oracle.adaptation import adapt_paths
 from probes.oracle.paths import MEMORY_LIMIT, PathModel
 from probes.oracle.scores import score_paths

@@ -5,7 +5,7 @@ import torch
 import xarray as xr
 
 from probes import capture, cut, extract_control_flow, to_networkx
-from probes.capturing.capture import Quantity
+from probes.capturing.quantity import Quantity
 from probes.control_flow.cutting import _ancestors
 from tests.probes.conftest import SimpleBatch
 from tests.probes.control_flow.programs import HEADS, STEPS, ProgramModel, answer_of, make_programs

@@ -1,0 +1,147 @@
+"""Captures on disk: a zarr store that grows batch by batch and can be continued after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from torch import Tensor, nn
+
+_SAMPLED = 64  # values of each parameter that identify a model
+
+
+class Archive:
+    """A zarr store with one dataset, whose examples are appended in batches.
+
+    What a kill leaves of an unfinished batch lies beyond the recorded number of examples, and is
+    cut off when the store is opened again.
+
+    Args:
+        path: the folder of the store.
+        identity: what the store holds, as JSON values; a store of something else is refused.
+
+    Raises:
+        ValueError: there is a folder that holds something else.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]):
+        self.path, self.identity = path, json.dumps(identity, sort_keys=True)
+        self.batches = self.examples = 0
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            self._continue()
+
+    def _continue(self) -> None:
+        import zarr
+
+        if not (self.path / "zarr.json").exists():
+            raise ValueError(f"to must be a new path or a capture, got {self.path}")
+        group = zarr.open_group(self.path, mode="r+")
+        identity = group.attrs.get("capture")
+        if identity != self.identity:
+            raise ValueError(
+                f"to must be a new path or hold the same capture, {_short(self.identity)}, got "
+                f"{self.path} with {_short(str(identity))}"
+            )
+        # Without a first batch everything is written anew.
+        self.batches, self.examples = (
+            int(str(group.attrs.get(name, 0))) for name in ("batches", "examples")
+        )
+        if self.batches:
+            for _, array in group.arrays():
+                if (dims := array.metadata.dimension_names) and "example" in dims:  # pyright: ignore[reportAttributeAccessIssue]
+                    axis = dims.index("example")
+                    array.resize((*array.shape[:axis], self.examples, *array.shape[axis + 1 :]))
+
+    def append(self, batch: xr.Dataset) -> None:
+        """Write the examples of a batch, then record that they are there."""
+        import zarr
+
+        # zarr has strings of any length.
+        strings = [name for name, values in batch.data_vars.items() if values.dtype.kind == "U"]
+        batch = batch.assign({name: batch[name].astype(object) for name in strings})
+        # Attributes are written first: until the examples are there, the counts are the old ones.
+        counts = {"batches": self.batches, "examples": self.examples}
+        batch = batch.assign_attrs(capture=self.identity, **counts)
+        if self.batches:
+            self._check_sizes(batch)
+            of_examples = [name for name in batch.variables if "example" in batch[name].dims]
+            batch[of_examples].to_zarr(self.path, append_dim="example", consolidated=False)
+        else:
+            # A chunk per batch and layer: a decoder reads one layer of all examples.
+            encoding = {
+                name: {"chunks": _chunks(variable), "compressors": None}
+                for name, variable in batch.data_vars.items()
+            }
+            batch.to_zarr(self.path, mode="w", encoding=encoding, consolidated=False)
+        self.batches += 1
+        self.examples += batch.sizes["example"]
+        group = zarr.open_group(self.path, mode="r+")
+        group.attrs.update({"batches": self.batches, "examples": self.examples})
+
+    def _check_sizes(self, batch: xr.Dataset) -> None:
+        stored = self.read()
+        for name, variable in batch.data_vars.items():
+            first = stored[name].shape[1:] if name in stored else None
+            if first != variable.shape[1:]:
+                raise ValueError(
+                    f"{name!r} must have one shape in all batches, got {first} and "
+                    f"{variable.shape[1:]} after the examples"
+                )
+
+    def check(self, start: int, latents: Mapping[str, np.ndarray]) -> int:
+        """Check that stored examples have these latents, and return how many there are.
+
+        Args:
+            start: the number of the first example.
+            latents: the latents of a batch that was captured before.
+
+        Raises:
+            ValueError: the stored latents are others.
+        """
+        stored, count = self.read(), 0
+        for name, latent in latents.items():
+            count = len(latent)
+            values = stored[name][start : start + count].to_numpy() if name in stored else None
+            if values is None or not _equal(values, latent):
+                raise ValueError(
+                    f"batches must be those of the earlier capture in {self.path}, got another "
+                    f"{name!r} for the examples from {start}"
+                )
+        return count
+
+    def read(self) -> xr.Dataset:
+        """The dataset; values are read from disk when they are used."""
+        return xr.open_dataset(self.path, engine="zarr", consolidated=False, chunks=None)
+
+
+def weights_digest(model: object) -> str:
+    """A digest of some values of each parameter of a model."""
+    digest = hashlib.sha256()
+    if isinstance(model, nn.Module):
+        for name, weight in model.state_dict().items():
+            if isinstance(weight, Tensor):
+                step = max(1, weight.numel() // _SAMPLED)
+                values = weight.detach().flatten()[::step].double().cpu().numpy()
+                digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _equal(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether arrays are equal, NaN included."""
+    if first.shape != second.shape:
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def _chunks(variable: xr.DataArray) -> tuple[int, ...]:
+    sizes = {str(dim): size for dim, size in variable.sizes.items()}
+    return tuple(1 if dim == "layer" else max(1, size) for dim, size in sizes.items())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]} ..."
