@@ -41,6 +41,7 @@ from .decoding.projection_picture import draw_projection as draw_projection
 from .decoding.regression import decode_continuous as decode_continuous
 from .decoding.regression import decode_each as decode_each
 from .decoding.similarity import compare_means as compare_means
+from .interventions.erasure import erase as erase
 from .interventions.interchange import interchange as interchange
 from .interventions.interchange_picture import draw_interchange as draw_interchange
 from .interventions.latent_codes import interchange_codes as interchange_codes

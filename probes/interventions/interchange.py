@@ -10,11 +10,10 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
 from probes.statistics.intervals import exact_rates, interval_variables
-
-NO_SITE = "none"
 
 
 def interchange(
@@ -73,7 +72,7 @@ def interchange(
         `interchange(model, base, source, hooks={"all": "blocks.*.attn.hook_pattern"}, ...)`
     """
     check_model(model)
-    sites = _resolve_sites(model, hooks)
+    sites = resolve_sites(model, hooks)
     examples = count_examples("base_inputs", base_inputs)
     scopes = where if isinstance(where, Mapping) else {"": where}
     _check_arguments(examples, source_inputs, scopes, outcomes, batch_size)
@@ -97,7 +96,7 @@ def interchange(
                     )
                     answers[scope, site].append(check_answer(answer(output), n_rows))
 
-    hits = np.stack([_hits(torch.cat(batches), outcomes) for batches in answers.values()])
+    hits = np.stack([hits_of(torch.cat(batches), outcomes) for batches in answers.values()])
     hits = hits.reshape(len(scopes), 1 + len(sites), len(outcomes), examples)
     dims = ("scope", "site", "outcome")
     long_name = "share of answers equal to the outcome"
@@ -110,24 +109,6 @@ def interchange(
         attrs={"examples": examples, "interval": "exact 95% (Clopper-Pearson) over examples"},
     )
     return result if isinstance(where, Mapping) else result.isel(scope=0, drop=True)
-
-
-def _resolve_sites(
-    model: HookedModel, hooks: Mapping[str, str | Sequence[str]]
-) -> dict[str, list[str]]:
-    if not hooks or NO_SITE in hooks:
-        raise ValueError(
-            f"hooks must name at least one site, and none {NO_SITE!r} (the unpatched run), "
-            f"got {list(hooks)}"
-        )
-    sites: dict[str, list[str]] = {}
-    for site, patterns in hooks.items():
-        globs = [patterns] if isinstance(patterns, str) else patterns
-        names = dict.fromkeys(name for pattern in globs for name in resolve_hooks(model, pattern))
-        if not names:
-            raise ValueError(f"hooks[{site!r}] must name at least one hook, got {patterns!r}")
-        sites[site] = list(names)
-    return sites
 
 
 def _check_arguments(
@@ -152,14 +133,7 @@ def _check_arguments(
             raise ValueError(
                 f"{name} must have {examples} examples or 1, got shape {tuple(where.shape)}"
             )
-    if not outcomes:
-        raise ValueError("outcomes must name at least one outcome, got an empty mapping")
-    for name, outcome in outcomes.items():
-        if outcome.ndim == 0 or len(outcome) != examples:
-            raise ValueError(
-                f"outcomes[{name!r}] must have {examples} examples, "
-                f"got shape {tuple(outcome.shape)}"
-            )
+    check_outcomes(outcomes, examples)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
@@ -194,17 +168,3 @@ def _run_patched(
         return torch.where(entries.to(activation.device), source, activation)
 
     return call(model, inputs, {name: partial(patch, name=name) for name in sources})
-
-
-def _hits(answers: Tensor, outcomes: Mapping[str, Tensor]) -> np.ndarray:
-    for name, outcome in outcomes.items():
-        if outcome.shape != answers.shape:
-            raise ValueError(
-                f"outcomes[{name!r}] must have the shape of the answers, "
-                f"{tuple(answers.shape)}, got {tuple(outcome.shape)}"
-            )
-    candidates = [outcome.cpu() for outcome in outcomes.values()]
-    equal = [(answers == candidate) | (candidate == -1) for candidate in candidates]
-    return np.stack(
-        [matches.reshape(len(matches), -1).all(dim=1).numpy() for matches in equal]
-    ).astype(np.int8)

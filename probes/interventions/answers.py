@@ -1,0 +1,73 @@
+"""What interventions share: the hooks of a site, and answers that are compared with outcomes."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from probes.capturing.hooking import HookedModel, resolve_hooks
+
+NO_SITE = "none"
+"""The run without intervention."""
+
+
+def resolve_sites(
+    model: HookedModel, hooks: Mapping[str, str | Sequence[str]]
+) -> dict[str, list[str]]:
+    """The hooks of each site, from names or globs.
+
+    Raises:
+        KeyError: an unknown hook.
+        ValueError: there is no site, one has no hook, or one is named "none".
+    """
+    if not hooks or NO_SITE in hooks:
+        raise ValueError(
+            f"hooks must name at least one site, and none {NO_SITE!r} (the unpatched run), "
+            f"got {list(hooks)}"
+        )
+    sites: dict[str, list[str]] = {}
+    for site, patterns in hooks.items():
+        globs = [patterns] if isinstance(patterns, str) else patterns
+        names = dict.fromkeys(name for pattern in globs for name in resolve_hooks(model, pattern))
+        if not names:
+            raise ValueError(f"hooks[{site!r}] must name at least one hook, got {patterns!r}")
+        sites[site] = list(names)
+    return sites
+
+
+def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:
+    """Check that there are outcomes, each for this number of examples.
+
+    Raises:
+        ValueError: there is none, or one has another number of examples.
+    """
+    if not outcomes:
+        raise ValueError("outcomes must name at least one outcome, got an empty mapping")
+    for name, outcome in outcomes.items():
+        if outcome.ndim == 0 or len(outcome) != examples:
+            raise ValueError(
+                f"outcomes[{name!r}] must have {examples} examples, "
+                f"got shape {tuple(outcome.shape)}"
+            )
+
+
+def hits_of(
+    answers: Int[Tensor, "example ..."], outcomes: Mapping[str, Tensor]
+) -> Int[np.ndarray, "outcome example"]:
+    """Whether each answer is the outcome, in all its entries; -1 in an outcome matches anything.
+
+    Raises:
+        ValueError: an outcome has another shape than the answers.
+    """
+    for name, outcome in outcomes.items():
+        if outcome.shape != answers.shape:
+            raise ValueError(
+                f"outcomes[{name!r}] must have the shape of the answers, "
+                f"{tuple(answers.shape)}, got {tuple(outcome.shape)}"
+            )
+    candidates = [outcome.cpu() for outcome in outcomes.values()]
+    equal = [(answers == candidate) | (candidate == -1) for candidate in candidates]
+    return np.stack(
+        [matches.reshape(len(matches), -1).all(dim=1).numpy() for matches in equal]
+    ).astype(np.int8)

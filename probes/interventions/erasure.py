@@ -1,0 +1,308 @@
+"""Erasure: remove what is linearly readable of a label, and see what becomes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from tqdm import tqdm
+from transformer_lens.utilities.statistics import derive_generator
+
+from probes.capturing.hooking import HookedModel, check_model, evaluating
+from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
+from probes.statistics.intervals import bootstrap_ratio, interval_variables
+
+CONTROLS = ("control", "random")
+# Singular values of an eraser, as a share of the largest, that count for its rank.
+_RESOLVED = 1e-6
+
+Entries = Any
+"""An index into an activation [example, ...], such as `numpy.s_[:, -1]`; `...` for all of it."""
+
+
+def erase(
+    model: HookedModel,
+    fit_inputs: Inputs,
+    labels: Shaped[Tensor, "fit_example ..."],
+    inputs: Inputs,
+    *,
+    hooks: Mapping[str, str | Sequence[str]],
+    answer: Callable[[Any], Tensor],
+    outcomes: Mapping[str, Tensor],
+    entries: Entries = ...,
+    samples: int = 1,
+    draws: int = 10,
+    resamples: int = 1000,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Erase a label from activations, and score the answers of the model.
+
+    Least-squares concept erasure (Belrose et al. 2023, "LEACE: Perfect linear concept erasure in
+    closed form"; the package concept-erasure): the smallest change after which no linear decoder
+    of the activation is better than a constant on the examples that it is fitted on. If answers
+    suffer from it more than from its controls, the model *uses* what is linearly readable:
+
+    - "control": the same erasure of labels that are permuted among the examples.
+    - "random": removal of the projection on a random subspace of the rank of the erasure, spanned
+      by random combinations of the centred codes, which vary where the codes vary.
+
+    Several hooks of a site are erased in the order of the forward pass, each fitted on activations
+    of a model in which the earlier ones are erased already.
+
+    Args:
+        model: an eager HookedRootModule or TransformerBridge.
+        fit_inputs: inputs that erasures are fitted on: a tensor [fit_example, ...], or a tuple or
+            mapping of them.
+        labels: the label to erase, integers or booleans [fit_example, ...]: one per example, or one
+            per sample.
+        inputs: inputs of other examples, whose answers are scored.
+        hooks: hook names or globs by site name, as in `interchange`.
+        answer: maps the model's output to answers, integers [example] or [example, ...].
+        outcomes: candidate answers by name, as in `interchange`, such as the right answers.
+        entries: index of the entries of an activation that hold the code: `...` for all,
+            `numpy.s_[:, -1]` for the last position of a residual stream, `numpy.s_[:, :, 16,
+            [12, 14]]` for the weights of a query.
+        samples: number of leading dims of the entries that index samples: 1 for examples; 2 for
+            examples and positions, where all positions share one erasure. The other dims are
+            features.
+        draws: number of random subspaces, and of permutations of the labels.
+        resamples: number of bootstrap resamples.
+        batch_size: examples per forward pass.
+        seed: seed of the controls and of the bootstrap.
+
+    Returns:
+        - `rate, rate_low, rate_high` [condition, site, outcome]: share of answers that are the
+          outcome, for the controls the mean over draws; conditions "none" (no change; the same at
+          all sites), "erased", "control" and "random".
+        - `effect, effect_low, effect_high` [control, site, outcome]: the rate when erased minus
+          that of the controls "none", "control" and "random".
+        - `hit` [condition, site, outcome, example], 0..1, the mean over draws.
+        - `rank` [site]: dimensions that are erased, the mean over hooks.
+        - `removed` [condition, site]: share of the variance of the code that is removed.
+
+        Intervals are percentile bootstrap 95% intervals over examples.
+
+    Raises:
+        KeyError: an unknown hook; the message lists the nearest names.
+        TypeError: the model cannot be hooked, or labels or answers are not integers.
+        ValueError: the model is compiled; there is no site or outcome; a site is named "none";
+            there are fewer than two labels; shapes or numbers of examples do not match.
+        RuntimeError: a hook did not fire exactly once in a forward pass.
+
+    Example:
+        >>> used = erase(model, fit.inputs, fit.latents["rule"][:, 0], test.inputs,
+        ...     hooks={"layer 0": "blocks.0.hook_resid_post"}, entries=numpy.s_[:, -1],
+        ...     answer=lambda logits: logits.argmax(-1), outcomes={"right": test.targets})
+        >>> used["effect"].sel(control="random", outcome="right")
+    """
+    check_model(model)
+    sites = resolve_sites(model, hooks)
+    n_fit, n = count_examples("fit_inputs", fit_inputs), count_examples("inputs", inputs)
+    _check_arguments(labels, n_fit, n, outcomes, samples, draws)
+    code = _Code(model, entries, samples, batch_size)
+    conditions = [("erased", 0), *product(CONTROLS, range(draws))]
+    jobs = [(site, *condition) for site in sites for condition in conditions]
+    hits: dict[tuple[str, str], list[np.ndarray]] = {}
+    removed: dict[tuple[str, str], list[float]] = {}
+    ranks: dict[str, list[int]] = {}
+    with evaluating(model):
+        unchanged = hits_of(code.answers(inputs, answer, {}), outcomes)
+        for site, condition, draw in tqdm(jobs, desc="erase", disable=None, leave=False):
+            generator = derive_generator(seed, f"{condition} {draw}")
+            erasers: dict[str, _Eraser] = {}
+            shares = []
+            for number, hook in enumerate(sites[site]):
+                values = code.read(fit_inputs, hook, erasers)
+                truth = _per_sample(labels, values.shape[:samples])
+                flat = values.flatten(0, samples - 1).flatten(1).double()
+                if condition == "random":
+                    eraser = _random_eraser(flat, ranks[site][number], generator)
+                else:
+                    if condition == "control":
+                        truth = truth[torch.randperm(len(truth), generator=generator)]
+                    eraser = _label_eraser(flat, truth)
+                if condition == "erased":
+                    ranks.setdefault(site, []).append(eraser.rank)
+                shares.append(eraser.share_of_variance(flat))
+                erasers[hook] = eraser
+            changed = hits_of(code.answers(inputs, answer, erasers), outcomes)
+            hits.setdefault((condition, site), []).append(changed)
+            removed.setdefault((condition, site), []).append(float(np.mean(shares)))
+    means = {key: np.mean(draws_of, axis=0) for key, draws_of in hits.items()}
+    means |= {(NO_SITE, site): unchanged.astype(float) for site in sites}
+    stacked = np.stack(
+        [
+            np.stack([means[condition, site] for site in sites])
+            for condition in (NO_SITE, "erased", *CONTROLS)
+        ]
+    )
+    result = _scores(stacked, resamples, seed)
+    result["rank"] = (
+        "site",
+        [float(np.mean(ranks[site])) for site in sites],
+        {"long_name": "dimensions that are erased, mean over hooks"},
+    )
+    result["removed"] = (
+        ("condition", "site"),
+        [
+            [float(np.mean(removed.get((condition, site), 0.0))) for site in sites]
+            for condition in (NO_SITE, "erased", *CONTROLS)
+        ],
+        {"long_name": "share of the variance of the code that is removed", "units": "1"},
+    )
+    attrs = {"examples": n, "fit_examples": n_fit, "draws": draws, "seed": seed}
+    interval = f"percentile bootstrap over examples, 95%, {resamples} resamples"
+    coordinates = {"site": [*sites], "outcome": [*outcomes]}
+    return result.assign_coords(coordinates).assign_attrs(**attrs, interval=interval)
+
+
+@dataclass(frozen=True)
+class _Eraser:
+    """The affine map x - (x - mean) right^T left^T, which removes `rank` dimensions."""
+
+    left: Float[Tensor, "feature rank"]
+    right: Float[Tensor, "rank feature"]
+    mean: Float[Tensor, " feature"]
+    rank: int
+
+    def __call__(self, x: Float[Tensor, "sample feature"]) -> Float[Tensor, "sample feature"]:
+        return x - (x - self.mean) @ self.right.T @ self.left.T
+
+    def share_of_variance(self, x: Float[Tensor, "sample feature"]) -> float:
+        """The share of the variance of x that is removed; 0 if it does not vary."""
+        variance = x.var(dim=0).sum()
+        return float(1 - self(x).var(dim=0).sum() / variance) if variance > 0 else 0.0
+
+
+def _label_eraser(x: Float[Tensor, "sample feature"], labels: Int[Tensor, " sample"]) -> _Eraser:
+    # Imported here because the package is needed for this probe alone.
+    from concept_erasure import LeaceFitter
+
+    one_hot = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1])
+    eraser = LeaceFitter.fit(x, one_hot.double()).eraser
+    change = torch.linalg.svdvals(eraser.proj_right)
+    rank = int((change > _RESOLVED * change.max()).sum()) if change.max() > 0 else 0
+    return _Eraser(eraser.proj_left, eraser.proj_right, x.mean(dim=0), rank)
+
+
+def _random_eraser(
+    x: Float[Tensor, "sample feature"], rank: int, generator: torch.Generator
+) -> _Eraser:
+    mean = x.mean(dim=0)
+    combinations = torch.randn(rank, len(x), generator=generator, dtype=x.dtype) @ (x - mean)
+    basis = torch.linalg.qr(combinations.T).Q
+    return _Eraser(basis, basis.T, mean, rank)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """Where a code is in activations, and how a model runs while it is read or erased."""
+
+    model: HookedModel
+    entries: Entries
+    samples: int
+    batch_size: int
+
+    def read(
+        self, inputs: Inputs, hook: str, erasers: Mapping[str, _Eraser]
+    ) -> Float[Tensor, "example ..."]:
+        """The code at a hook, with erasures at the hooks before it."""
+        collected: list[Tensor] = []
+
+        def collect(activation: Tensor) -> Tensor:
+            part = activation[self.entries]
+            if not isinstance(part, Tensor) or part.ndim <= self.samples:
+                raise ValueError(
+                    f"entries must select {self.samples} sample dims and features from the "
+                    f"activation at {hook!r}, {tuple(activation.shape)}, got {tuple(part.shape)}"
+                )
+            collected.append(part.detach().cpu().clone())
+            return activation
+
+        for rows in slices(count_examples("inputs", inputs), self.batch_size):
+            edits = self._edits(erasers) | {hook: collect}
+            call(self.model, take_rows(inputs, rows), edits)
+        return torch.cat(collected)
+
+    def answers(
+        self, inputs: Inputs, answer: Callable[[Any], Tensor], erasers: Mapping[str, _Eraser]
+    ) -> Int[Tensor, "example ..."]:
+        """The answers of the model with these erasures."""
+        parts = []
+        for rows in slices(count_examples("inputs", inputs), self.batch_size):
+            output = call(self.model, take_rows(inputs, rows), self._edits(erasers))
+            parts.append(check_answer(answer(output), rows.stop - rows.start))
+        return torch.cat(parts)
+
+    def _edits(self, erasers: Mapping[str, _Eraser]) -> dict[str, Callable[[Tensor], Tensor]]:
+        def change(activation: Tensor, eraser: _Eraser) -> Tensor:
+            part = activation[self.entries]
+            flat = part.flatten(0, self.samples - 1).flatten(1)
+            erased = eraser(flat.cpu().double()).reshape(part.shape)
+            changed = activation.clone()
+            changed[self.entries] = erased.to(activation)
+            return changed
+
+        return {hook: partial(change, eraser=eraser) for hook, eraser in erasers.items()}
+
+
+def _per_sample(labels: Tensor, shape: Sequence[int]) -> Int[Tensor, " sample"]:
+    """The label of each sample [*shape], given one per example or one per sample."""
+    if tuple(labels.shape) != tuple(shape[: labels.ndim]):
+        raise ValueError(
+            f"labels must have the shape {tuple(shape)} of the samples, or one per example, got "
+            f"{tuple(labels.shape)}"
+        )
+    missing = len(shape) - labels.ndim
+    return labels[(..., *[None] * missing)].expand(*shape).reshape(-1).cpu().long()
+
+
+def _scores(hits: Float[np.ndarray, "condition site outcome example"], *how: int) -> xr.Dataset:
+    resamples, seed = how
+    columns = np.moveaxis(hits, -1, 0)
+    effects = columns[:, 1:2] - columns[:, [0, 2, 3]]
+    rate, effect = (
+        bootstrap_ratio(values, resamples=resamples, seed=seed) for values in (columns, effects)
+    )
+    dims = ("site", "outcome")
+    rates = interval_variables(
+        "rate", rate, ("condition", *dims), long_name="share of answers equal to the outcome"
+    )
+    differences = interval_variables(
+        "effect", effect, ("control", *dims), long_name="rate when erased minus that of the control"
+    )
+    long_name = "the answer is the outcome, mean over draws"
+    return xr.Dataset(
+        rates
+        | differences
+        | {"hit": (("condition", *dims, "example"), hits, {"long_name": long_name})},
+        coords={"condition": [NO_SITE, "erased", *CONTROLS], "control": [NO_SITE, *CONTROLS]},
+    )
+
+
+def _check_arguments(
+    labels: Tensor, n_fit: int, n: int, outcomes: Mapping[str, Tensor], samples: int, draws: int
+) -> None:
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be a tensor of integers or booleans, got {kind}")
+    if labels.ndim == 0 or len(labels) != n_fit:
+        raise ValueError(
+            f"labels must have the {n_fit} examples of fit_inputs, got {tuple(labels.shape)}"
+        )
+    if len(labels.unique()) < 2:
+        raise ValueError(f"labels must have at least two values, got {labels.unique().tolist()}")
+    for name, number in (("samples", samples), ("draws", draws)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    check_outcomes(outcomes, n)
