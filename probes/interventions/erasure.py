@@ -53,8 +53,9 @@ def erase(
     suffer from it more than from its controls, the model *uses* what is linearly readable:
 
     - "control": the same erasure of labels that are permuted among the examples.
-    - "random": removal of the projection on a random subspace of the rank of the erasure, spanned
-      by random combinations of the centred codes, which vary where the codes vary.
+    - "random": removal of the projection on a random subspace of the rank of the erasure, within
+      the space that the codes span. Where a label explains much of the variance, erasing it removes
+      more of it than this control does, see `removed`.
 
     Several hooks of a site are erased in the order of the forward pass, each fitted on activations
     of a model in which the earlier ones are erased already.
@@ -117,12 +118,13 @@ def erase(
     ranks: dict[str, list[int]] = {}
     with evaluating(model):
         unchanged = hits_of(code.answers(inputs, answer, {}), outcomes)
+        before = {hook: code.read(fit_inputs, hook, {}) for hook in {h[0] for h in sites.values()}}
         for site, condition, draw in tqdm(jobs, desc="erase", disable=None, leave=False):
             generator = derive_generator(seed, f"{condition} {draw}")
             erasers: dict[str, _Eraser] = {}
             shares = []
             for number, hook in enumerate(sites[site]):
-                values = code.read(fit_inputs, hook, erasers)
+                values = before[hook] if not erasers else code.read(fit_inputs, hook, erasers)
                 truth = _per_sample(labels, values.shape[:samples])
                 flat = values.flatten(0, samples - 1).flatten(1).double()
                 if condition == "random":
@@ -199,8 +201,10 @@ def _random_eraser(
     x: Float[Tensor, "sample feature"], rank: int, generator: torch.Generator
 ) -> _Eraser:
     mean = x.mean(dim=0)
-    combinations = torch.randn(rank, len(x), generator=generator, dtype=x.dtype) @ (x - mean)
-    basis = torch.linalg.qr(combinations.T).Q
+    _, scale, axes = torch.linalg.svd(x - mean, full_matrices=False)
+    axes = axes[scale > _RESOLVED * scale[0]]
+    within = torch.randn(len(axes), rank, generator=generator, dtype=x.dtype)
+    basis = axes.T @ torch.linalg.qr(within).Q
     return _Eraser(basis, basis.T, mean, rank)
 
 
