@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from transformer_lens.utilities.statistics import derive_generator
 from probes.decoding.cells import Cell, Layout, Split, Table, Tables, read_sources
 from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
 from probes.decoding.logistic import fit_logistic_cv
-from probes.decoding.report import Report, decoding_attrs, with_difference
-from probes.statistics.intervals import Interval, bootstrap
+from probes.decoding.report import Metrics, Report, decoding_attrs
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
 
@@ -34,6 +34,7 @@ def decode(
     folds: int = 5,
     positive: object = None,
     resamples: int = 1000,
+    draws: bool = False,
     seed: int = 0,
 ) -> xr.Dataset:
     """Decode a label linearly from a code: fit probes on one dataset, score them on others.
@@ -74,6 +75,8 @@ def decode(
         folds: number of cross-validation folds.
         positive: the class whose F1 is the additional metric `f1`; None for none.
         resamples: number of bootstrap resamples.
+        draws: whether the result has all bootstrap draws, as `score_draws` [chain, draw, control,
+            split, *cells, metric], which ArviZ opens.
         seed: seed of folds, control task and bootstrap.
 
     Returns:
@@ -108,7 +111,14 @@ def decode(
     if positive is not None and positive not in classes:
         raise ValueError(f"positive must be one of the classes {classes}, got {positive!r}")
     f1_of = None if positive is None else int(np.flatnonzero(classes == positive)[0])
-    report = Report(sources, METRICS if f1_of is None else (*METRICS, "f1"), joined=joined)
+    report = Report(
+        sources,
+        METRICS if f1_of is None else (*METRICS, "f1"),
+        joined=joined,
+        draws=draws,
+        resamples=resamples,
+        seed=seed,
+    )
     confusion = np.zeros((len(tests), *report.sizes, n_classes, n_classes), dtype=np.int64)
     grid = torch.tensor(sorted(penalties), dtype=torch.float64)
     truths: dict[str, dict[str, list[Tensor]]] = {}
@@ -135,7 +145,13 @@ def decode(
                 for truth, predictions in zip(tasks.values(), predicted, strict=True)
             ]
             counts = torch.stack(confusions, dim=1)
-            report.set_scores([*tasks], split, index, _scores(counts, f1_of, resamples, seed))
+            flat, shape = counts.flatten(1), counts.shape[1:]
+
+            def scores(weights: np.ndarray, flat: Tensor = flat, shape: Any = shape) -> Metrics:
+                confusion = (torch.from_numpy(weights) @ flat).view(-1, *shape)
+                return _metrics(confusion, f1_of)
+
+            report.set_scores([*tasks], split, index, scores, len(counts))
             if source == "probe":
                 confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
         return None if model.converged.all() else index
@@ -216,23 +232,6 @@ def _example_confusions(
     cell = (torch.from_numpy(table.example) * classes + truth) * classes + predicted
     counts = torch.bincount(cell, minlength=table.n_examples * classes**2)
     return counts.view(table.n_examples, classes, classes).double()
-
-
-def _scores(
-    counts: Float[Tensor, "example task true predicted"],
-    f1_of: int | None,
-    resamples: int,
-    seed: int,
-) -> Interval:
-    """Compute metrics [task, metric] with intervals, and their difference as a last task."""
-    examples, *shape = counts.shape
-    flat = counts.flatten(1)
-
-    def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
-        confusion = (torch.from_numpy(weights) @ flat).view(-1, *shape)
-        return with_difference(_metrics(confusion, f1_of))
-
-    return bootstrap(statistic, (examples,), resamples=resamples, seed=seed)
 
 
 def _metrics(

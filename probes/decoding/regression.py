@@ -11,8 +11,7 @@ from transformer_lens.utilities.statistics import derive_generator
 
 from probes.decoding.cells import Cell, Layout, Split, Table, read_sources
 from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
-from probes.decoding.report import Report, decoding_attrs, with_difference
-from probes.statistics.intervals import Interval, bootstrap
+from probes.decoding.report import Metrics, Report, decoding_attrs
 
 
 def decode_continuous(
@@ -28,6 +27,7 @@ def decode_continuous(
     penalties: Sequence[float] = (1e-2, 1e-1, 1.0, 10.0, 1e2, 1e3, 1e4),
     folds: int = 5,
     resamples: int = 1000,
+    draws: bool = False,
     seed: int = 0,
 ) -> xr.Dataset:
     """Decode a number linearly from a code: `decode` with ridge regression and R^2.
@@ -49,6 +49,7 @@ def decode_continuous(
             of squared errors + alpha |w|^2).
         folds: number of cross-validation folds, by example.
         resamples: number of bootstrap resamples.
+        draws: whether the result has all bootstrap draws, see `decode`.
         seed: seed of folds, control task and bootstrap.
 
     Returns:
@@ -67,7 +68,7 @@ def decode_continuous(
     """
     check_arguments(penalties, resamples)
     sources = read_sources((fit, tests), untrained, Layout(code, label, None, samples, cells))
-    report = Report(sources, ("r2",), joined=joined)
+    report = Report(sources, ("r2",), joined=joined, draws=draws, resamples=resamples, seed=seed)
     truths: dict[str, dict[str, list[np.ndarray]]] = {}
     for source, tables in sources.items():
         labels = [_numbers(table, label) for table in tables.all_tables]
@@ -97,7 +98,12 @@ def decode_continuous(
                 _sums(table, y[number + 1], _predict(fit_features, y[0], x, [alpha])[0])
                 for y, alpha in zip(tasks.values(), alphas, strict=True)
             ]
-            report.set_scores([*tasks], split, index, _scores(sums, resamples, seed))
+
+            def scores(weights: np.ndarray, sums: Sequence[_Sums] = sums) -> Metrics:
+                r2 = np.stack([_r2(*(weights @ part for part in parts)) for parts in sums], axis=1)
+                return r2[..., None]
+
+            report.set_scores([*tasks], split, index, scores, table.n_examples)
 
     over_cells(decode_cell, sources, joined=joined, what=f"decode {label}")
     long_name = f"R^2 of decoding {label} from {code}"
@@ -234,16 +240,6 @@ def _sums(
         np.bincount(table.example, weights=summand, minlength=table.n_examples)
         for summand in values
     )
-
-
-def _scores(sums: Sequence[_Sums], resamples: int, seed: int) -> Interval:
-    """Compute R^2 [task, metric] with intervals, and the difference as a last task."""
-
-    def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
-        r2 = np.stack([_r2(*(weights @ part for part in parts)) for parts in sums], axis=1)
-        return with_difference(r2[..., None])
-
-    return bootstrap(statistic, (len(sums[0][0]),), resamples=resamples, seed=seed)
 
 
 def _r2(

@@ -174,6 +174,19 @@ def bootstrap(
     return Interval(centre, low, high)
 
 
+def bootstrap_draws(
+    statistic: Statistic, sizes: Sequence[int], *, resamples: int = _RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "... draw"]:
+    """Compute the statistic of each resample, whose quantiles are the ends of `bootstrap`.
+
+    Args:
+        statistic, sizes, resamples, seed: as in `bootstrap`.
+    """
+    with np.errstate(all="ignore"):
+        shape = statistic(*(np.ones((1, size)) for size in sizes))[0].shape
+        return _draw(statistic, sizes, shape, resamples, seed)
+
+
 def over_seeds(
     values: Float[np.ndarray, "... seed"], *, confidence: float = _CONFIDENCE
 ) -> Interval:

@@ -205,6 +205,19 @@ def test_cells_and_their_unions():
     assert result["confusion"].dims == ("split", "layer", "key", "true", "predicted")
 
 
+def test_draws_are_those_of_the_intervals():
+    fit, tests = planted(0), {"id": planted(1), "ood": planted(2)}
+    result = decode(fit, tests, draws=True, resamples=200)
+    draws = result["score_draws"]
+    assert draws.dims == ("chain", "draw", "control", "split", "layer", "metric")
+    assert draws.shape[:2] == (1, 200)
+    for end, quantile in (("low", 0.025), ("high", 0.975)):
+        np.testing.assert_allclose(
+            draws.quantile(quantile, ("chain", "draw")), result[f"score_{end}"], atol=1e-12
+        )
+    xr.testing.assert_identical(result.drop_vars("score_draws"), decode(fit, tests, resamples=200))
+
+
 def test_joined_cells_are_optional():
     fit, tests = planted(0), {"t": planted(1)}
     alone = decode(fit, tests, joined=False)
