@@ -23,7 +23,7 @@ from studies.engine.fairness import assess
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
 from studies.engine.papers import with_reported
-from studies.engine.processes import process_device
+from studies.engine.processes import check_available, process_device
 from studies.engine.study import Plan, Study
 from studies.engine.trained import Trained
 from studies.engine.workers import Workers
@@ -112,7 +112,7 @@ class Run:
         taken_from_disk: whether `finish` found a complete result made by the current code.
 
     Raises:
-        ValueError: `resources.anew` names an unknown measure.
+        ValueError: `resources.anew` names an unknown measure, or there is no such kind of device.
     """
 
     def __init__(self, plan: Plan, resources: Resources):
@@ -138,11 +138,14 @@ class Run:
         """Train, measure, join and draw what is not on disk yet; return the folder.
 
         Raises:
-            RunError: a folder cannot be used, code has changed, or a file that a task needs is
-                missing.
+            RunError: a folder cannot be used, code has changed, the device is not there, or a file
+                that a task needs is missing.
             TrainingError: a loss, gradient or weight is not finite.
         """
         resources = self._resources
+        # With a scheduler models run on other machines.
+        if resources.scheduler is None:
+            check_available(self._device)
         try:
             # Before workers start, so that shared files are made, or found missing, only once.
             for setup in {type(setup): setup for setup in self.plan.cells}.values():

@@ -8,6 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from studies.engine.folders import RunError
+
+DEVICES = ("cpu", "cuda", "mps")
+"""The kinds of devices."""
+
 
 class Processes:
     """The processes that train one model together; usually only this one.
@@ -42,7 +47,30 @@ class Processes:
 
 
 def process_device(device: str) -> tuple[int, str]:
-    """This process's rank, 0 if it runs alone, and its device."""
+    """This process's rank, 0 if it runs alone, and its device.
+
+    Raises:
+        ValueError: there is no such kind of device.
+    """
+    kind, _, number = device.partition(":")
+    is_numbered = kind == "cuda" and number.isdigit()
+    if kind not in DEVICES or (":" in device and not is_numbered):
+        raise ValueError(f"device must be {', '.join(DEVICES)} or cuda:N, got {device!r}")
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     return int(os.environ.get("RANK", "0")), device
+
+
+def check_available(device: str) -> None:
+    """Check that this machine has a device.
+
+    Raises:
+        RunError: it does not.
+    """
+    kind, _, number = device.partition(":")
+    count = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count}.get(kind, lambda: 1)()
+    if count <= int(number or 0):
+        raise RunError(
+            f"device must be available here, got {device!r}, of which torch {torch.__version__} "
+            f"finds {count}"
+        )

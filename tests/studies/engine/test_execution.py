@@ -359,6 +359,9 @@ def test_the_command_line_shows_runs_and_refuses(folder, monkeypatch):
         (["sed=0"], "unknown setting 'sed'"),
         (["--preset", "huge"], "preset must be one of laptop, got 'huge'"),
         (["--redraw"], "--redraw needs all models"),
+        (["--device", "tpu"], "device must be cpu, cuda, mps or cuda:N, got 'tpu'"),
+        (["--device", "cuda:x"], "device must be cpu, cuda, mps or cuda:N, got 'cuda:x'"),
+        (["--device", "cuda:99"], "device must be available here, got 'cuda:99', of which torch"),
     ):
         status, output = command_line(study, words=arguments)
         assert status == 1
