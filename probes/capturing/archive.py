@@ -32,6 +32,8 @@ class Archive:
     def __init__(self, path: Path, identity: Mapping[str, Any]):
         self.path, self.identity = path, json.dumps(identity, sort_keys=True)
         self.batches = self.examples = 0
+        self._earlier = xr.Dataset()
+        self._shapes: dict[str, tuple[int, ...]] = {}
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             self._continue()
 
@@ -56,6 +58,8 @@ class Archive:
                 if (dims := array.metadata.dimension_names) and "example" in dims:  # pyright: ignore[reportAttributeAccessIssue]
                     axis = dims.index("example")
                     array.resize((*array.shape[:axis], self.examples, *array.shape[axis + 1 :]))
+            self._earlier = self.read()
+            self._shapes = _shapes(self._earlier)
 
     def append(self, batch: xr.Dataset) -> None:
         """Write the examples of a batch, then record that they are there."""
@@ -68,7 +72,7 @@ class Archive:
         counts = {"batches": self.batches, "examples": self.examples}
         batch = batch.assign_attrs(capture=self.identity, **counts)
         if self.batches:
-            self._check_sizes(batch)
+            self._check_shapes(batch)
             of_examples = [name for name in batch.variables if "example" in batch[name].dims]
             batch[of_examples].to_zarr(self.path, append_dim="example", consolidated=False)
         else:
@@ -78,19 +82,18 @@ class Archive:
                 for name, variable in batch.data_vars.items()
             }
             batch.to_zarr(self.path, mode="w", encoding=encoding, consolidated=False)
+            self._shapes = _shapes(batch)
         self.batches += 1
         self.examples += batch.sizes["example"]
         group = zarr.open_group(self.path, mode="r+")
         group.attrs.update({"batches": self.batches, "examples": self.examples})
 
-    def _check_sizes(self, batch: xr.Dataset) -> None:
-        stored = self.read()
-        for name, variable in batch.data_vars.items():
-            first = stored[name].shape[1:] if name in stored else None
-            if first != variable.shape[1:]:
+    def _check_shapes(self, batch: xr.Dataset) -> None:
+        for name, shape in _shapes(batch).items():
+            if self._shapes.get(name) != shape:
                 raise ValueError(
-                    f"{name!r} must have one shape in all batches, got {first} and "
-                    f"{variable.shape[1:]} after the examples"
+                    f"{name!r} must have one shape in all batches, got {self._shapes.get(name)} "
+                    f"and {shape} after the examples"
                 )
 
     def check(self, start: int, latents: Mapping[str, np.ndarray]) -> int:
@@ -103,7 +106,7 @@ class Archive:
         Raises:
             ValueError: the stored latents are others.
         """
-        stored, count = self.read(), 0
+        stored, count = self._earlier, 0
         for name, latent in latents.items():
             count = len(latent)
             values = stored[name][start : start + count].to_numpy() if name in stored else None
@@ -129,6 +132,11 @@ def weights_digest(model: object) -> str:
                 values = weight.detach().flatten()[::step].double().cpu().numpy()
                 digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _shapes(data: xr.Dataset) -> dict[str, tuple[int, ...]]:
+    """The shape of each variable after the examples."""
+    return {str(name): variable.shape[1:] for name, variable in data.data_vars.items()}
 
 
 def _equal(first: np.ndarray, second: np.ndarray) -> bool:

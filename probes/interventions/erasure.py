@@ -22,6 +22,7 @@ from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resol
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 CONTROLS = ("control", "random")
+CONDITIONS = (NO_SITE, "erased", *CONTROLS)
 # Singular values of an eraser, as a share of the largest, that count for its rank.
 _RESOLVED = 1e-6
 
@@ -57,8 +58,9 @@ def erase(
       the space that the codes span. Where a label explains much of the variance, erasing it removes
       more of it than this control does, see `removed`.
 
-    Several hooks of a site are erased in the order of the forward pass, each fitted on activations
-    of a model in which the earlier ones are erased already.
+    Several hooks of a site are erased in the order in which they are given (a glob: by number),
+    which should be that of the forward pass: each is fitted on activations of a model in which the
+    earlier ones are erased already.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
@@ -143,10 +145,7 @@ def erase(
     means = {key: np.mean(draws_of, axis=0) for key, draws_of in hits.items()}
     means |= {(NO_SITE, site): unchanged.astype(float) for site in sites}
     stacked = np.stack(
-        [
-            np.stack([means[condition, site] for site in sites])
-            for condition in (NO_SITE, "erased", *CONTROLS)
-        ]
+        [np.stack([means[condition, site] for site in sites]) for condition in CONDITIONS]
     )
     result = _scores(stacked, resamples, seed)
     result["rank"] = (
@@ -158,7 +157,7 @@ def erase(
         ("condition", "site"),
         [
             [float(np.mean(removed.get((condition, site), 0.0))) for site in sites]
-            for condition in (NO_SITE, "erased", *CONTROLS)
+            for condition in CONDITIONS
         ],
         {"long_name": "share of the variance of the code that is removed", "units": "1"},
     )
@@ -271,8 +270,9 @@ def _per_sample(labels: Tensor, shape: Sequence[int]) -> Int[Tensor, " sample"]:
     return labels[(..., *[None] * missing)].expand(*shape).reshape(-1).cpu().long()
 
 
-def _scores(hits: Float[np.ndarray, "condition site outcome example"], *how: int) -> xr.Dataset:
-    resamples, seed = how
+def _scores(
+    hits: Float[np.ndarray, "condition site outcome example"], resamples: int, seed: int
+) -> xr.Dataset:
     columns = np.moveaxis(hits, -1, 0)
     effects = columns[:, 1:2] - columns[:, [0, 2, 3]]
     rate, effect = (
@@ -290,7 +290,7 @@ def _scores(hits: Float[np.ndarray, "condition site outcome example"], *how: int
         rates
         | differences
         | {"hit": (("condition", *dims, "example"), hits, {"long_name": long_name})},
-        coords={"condition": [NO_SITE, "erased", *CONTROLS], "control": [NO_SITE, *CONTROLS]},
+        coords={"condition": [*CONDITIONS], "control": [NO_SITE, *CONTROLS]},
     )
 
 
