@@ -1,20 +1,23 @@
 """The loss of a language model by the number of context tokens."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from probes.capturing.hooking import HookedModel, evaluating
+from probes.capturing.hooking import evaluating
 from probes.capturing.inputs import Inputs, call
+from probes.checking import checked
+from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 
+@runtime_checkable
 class Windows(Protocol):
     """An object with windows of a text, such as a task's batch."""
 
@@ -34,8 +37,9 @@ class Windows(Protocol):
         ...
 
 
+@checked
 def measure_loss_by_context(
-    model: HookedModel, batches: Iterable[Windows], *, resamples: int = 1000, seed: int = 0
+    model: nn.Module, batches: Iterable[Windows], *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
     """Measure the loss of a causal model by context length: 1, 2, 3 to 4, 5 to 8, ... tokens.
 
@@ -59,7 +63,7 @@ def measure_loss_by_context(
     """
     losses, masks = [], []
     with evaluating(model):
-        for batch in batches:
+        for batch in progress(batches, "loss by context"):
             logits = call(model, batch.inputs)
             if logits.ndim != 3 or logits.shape[:2] != batch.targets.shape:
                 raise ValueError(
@@ -78,6 +82,7 @@ def measure_loss_by_context(
     return loss_by_context(loss, mask, resamples=resamples, seed=seed)
 
 
+@checked
 def loss_by_context(
     loss: xr.DataArray, mask: xr.DataArray, *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:

@@ -10,10 +10,13 @@ import xarray as xr
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from probes.checking import checked
+
 Answer = Callable[[nn.Module], object]
 """A function that runs a model on some examples."""
 
 
+@checked
 def count_parameters(model: nn.Module) -> int:
     """Count the trained parameters of a model; shared weights count once.
 
@@ -24,6 +27,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+@checked
 def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float:
     """Count the floating-point operations of a forward pass in evaluation mode, per example.
 
@@ -52,6 +56,7 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
     return counter.get_total_flops() / n_examples
 
 
+@checked
 def count_blocks(model: nn.Module) -> int:
     """Count the blocks, layers or steps of a model by the numbers in its module names.
 
@@ -63,6 +68,7 @@ def count_blocks(model: nn.Module) -> int:
     return max((int(number) + 1 for number in numbers), default=0)
 
 
+@checked
 def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Dataset:
     """Measure the `parameters`, `operations` and `depth` of a model, each a scalar.
 

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from probes.checking import checked
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 
+@checked
 def score_pointing(
     strongest: xr.DataArray,
     targets: Mapping[str, xr.DataArray],

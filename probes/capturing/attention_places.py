@@ -15,6 +15,7 @@ from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 
 _JOIN: Any = {"coords": "minimal", "compat": "override", "combine_attrs": "drop_conflicts"}
 
@@ -34,6 +35,7 @@ class AttentionPlace:
     sign: Int[Tensor, "example query_pos key_pos"] | None = None
 
 
+@checked
 def capture_places(
     model: HookedModel,
     batches: Iterable[Batch],
@@ -81,6 +83,7 @@ def capture_places(
     return captured
 
 
+@checked
 def score_places(
     model: HookedModel,
     batches: Iterable[Batch],
@@ -112,6 +115,7 @@ def score_places(
     return xr.concat(scores, xr.Variable("place", list(datasets)), join="outer", **_JOIN)
 
 
+@checked
 def examine_places(
     models: Mapping[str, HookedModel],
     examples: Mapping[str, tuple[Sequence[Batch], Mapping[str, AttentionPlace]]],

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from tqdm import tqdm
 
 from probes.capturing.archive import Archive, weights_digest
 from probes.capturing.hooking import HookedModel, check_model
 from probes.capturing.passes import Batch, Passes, read_latents
 from probes.capturing.quantity import Labels, Quantity
+from probes.checking import checked
+from probes.progress import progress
 
 # Explicit types: numpy has no bfloat16, and half precision gains nothing on the way to a file.
 _WIDENED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
+@checked
 def capture(
     model: HookedModel,
     batches: Iterable[Batch],
@@ -74,14 +76,13 @@ def capture(
         raise ValueError(f"to must end in .zarr or .nc, got {str(to)!r}")
     passes = Passes(model, quantities)
     labels = Labels(quantities, passes.layers, latent_dims or {})
-    length = len(batches) if isinstance(batches, Sized) else None
-    progress = tqdm(batches, desc="capture", total=length, disable=None, leave=False)
+    shown = progress(batches, "capture")
     with passes.listening():
         if path is not None and path.suffix == ".zarr":
-            return _to_archive(path, passes, labels, progress)
+            return _to_archive(path, passes, labels, shown)
         kept = {name: _Rows(name, passes.n_layers(name)) for name in quantities}
         latents: list[dict[str, np.ndarray]] = []
-        for batch in progress:
+        for batch in shown:
             latents.append(read_latents(batch))
             for name, parts in passes.run(batch.inputs, latents[-1]).items():
                 kept[name].append(parts)

@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from probes.checking import checked
+
 
 @runtime_checkable
 class HookedModel(Protocol):
@@ -58,6 +60,7 @@ def check_model(model: HookedModel) -> None:
         )
 
 
+@checked
 def resolve_hooks(model: HookedModel, pattern: str) -> list[str]:
     """List the hooks that a name or glob matches, in natural order (layer 10 after layer 9).
 

@@ -11,11 +11,13 @@ from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 
 _COLUMN = ("example", "pos")
 _NEVER_ZERO = 1e-12
 
 
+@checked
 def capture_control_flow(
     model: HookedModel,
     batches: Iterable[Batch],

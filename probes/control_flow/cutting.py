@@ -13,7 +13,9 @@ from torch import Tensor
 
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
+from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
 NODE_CONDITIONS = ("node on the path", "node off the path", "no node")
@@ -21,6 +23,7 @@ EDGE_CONDITIONS = ("edge on the path", "edge off the path", "no edge")
 OUTCOMES = ("changed", "broken")
 
 
+@checked
 def cut(
     model: HookedModel,
     inputs: Inputs,
@@ -110,7 +113,7 @@ def cut(
     answers: dict[str, list[Tensor]] = {condition: [] for condition in generators}
     unpatched_answers: list[Tensor] = []
     with evaluating(model):
-        for rows in slices(len(targets), batch_size):
+        for rows in progress([*slices(len(targets), batch_size)], "cut"):
             batch = take_rows(inputs, rows)
             n_rows = rows.stop - rows.start
             check = partial(_check_answers, examples=n_rows)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import Inputs, slices, take_rows
+from probes.checking import checked
 from probes.control_flow.capture import capture_control_flow
 from probes.control_flow.cutting import cut
 from probes.control_flow.graphs import extract_control_flow
@@ -20,6 +21,7 @@ from probes.control_flow.updates import GateThreshold
 _CUTS = {"one step": False, "lasting": True}
 
 
+@checked
 def examine_control_flow(
     model: HookedModel,
     inputs: Inputs,

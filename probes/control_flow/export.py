@@ -3,23 +3,23 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from probes.checking import checked
 from probes.control_flow.graphs import INPUT_STEP, NO_HEAD
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 _TABLE = ("target_pos", "target_step", "source_pos", "source_step", "head", "weight")
 
 _Node = tuple[int, int]
 
 
-def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
+@checked
+def to_networkx(graphs: xr.Dataset, example: int) -> nx.DiGraph:
     """Convert the control flow of one example to a networkx graph.
 
     Args:
@@ -38,9 +38,6 @@ def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
     Example:
         `to_networkx(graphs, 0).nodes(data=True)`
     """
-    # Imported here because it takes half a second to import.
-    import networkx as nx
-
     examples = graphs.sizes["example"]
     if not 0 <= example < examples:
         raise IndexError(f"example must be in 0..{examples - 1}, got {example}")
@@ -64,7 +61,8 @@ def to_networkx(graphs: xr.Dataset, example: int) -> "nx.DiGraph":
     return graph
 
 
-def write_graphml(graph: "nx.DiGraph", path: Path) -> None:
+@checked
+def write_graphml(graph: nx.DiGraph, path: Path) -> None:
     """Write a graph of `to_networkx` as GraphML, for Gephi, yEd and Cytoscape.
 
     GraphML has no lists: `heads` becomes a comma-separated string ("0,3"), and a node's name the
@@ -78,7 +76,8 @@ def write_graphml(graph: "nx.DiGraph", path: Path) -> None:
     nx.write_graphml(copy, path)
 
 
-def write_node_link(graph: "nx.DiGraph", path: Path) -> None:
+@checked
+def write_node_link(graph: nx.DiGraph, path: Path) -> None:
     """Write a graph of `to_networkx` as node-link JSON.
 
     `networkx.node_link_graph(json.loads(path.read_text()), edges="edges")` gives an equal graph.
@@ -88,6 +87,7 @@ def write_node_link(graph: "nx.DiGraph", path: Path) -> None:
     path.write_text(json.dumps(nx.node_link_data(graph, edges="edges")) + "\n")
 
 
+@checked
 def write_control_flow(graphs: xr.Dataset, folder: Path, name: str) -> list[Path]:
     """Write the graph of each example as GraphML and as node-link JSON: `NAME-0.graphml`, ...
 

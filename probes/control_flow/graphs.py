@@ -7,7 +7,9 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 
 from probes.capturing.inputs import slices
+from probes.checking import checked
 from probes.control_flow.updates import GateThreshold, gate_levels, open_gates
+from probes.progress import progress
 
 INPUT_STEP = -1
 NO_HEAD = -1
@@ -27,6 +29,7 @@ _ABOUT = {
 }
 
 
+@checked
 def extract_control_flow(
     gates: xr.DataArray,
     attention: xr.DataArray,
@@ -120,6 +123,7 @@ def extract_control_flow(
     )
 
 
+@checked
 def collapse_columns(graphs: xr.Dataset, *, groups: xr.DataArray | None = None) -> xr.DataArray:
     """Collapse graphs over steps and heads: which column reads which.
 
@@ -273,7 +277,7 @@ def _edges(
         "head": [np.full(len(pos), NO_HEAD)],
         "weight": [1 - gate[example, step, pos]],
     }
-    for batch in slices(len(update), _CHUNK):
+    for batch in progress([*slices(len(update), _CHUNK)], "extract control flow"):
         example, step, pos = np.nonzero(update[batch])
         example += batch.start
         rows = attention[example, step, :, pos, :]  # [node, head, key_pos]

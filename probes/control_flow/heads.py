@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
+from probes.checking import checked
 from probes.control_flow.graphs import ordered
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
@@ -19,6 +20,7 @@ ROLES = {
 _PATTERN = ("example", "step", "head", "query_pos", "key_pos")
 
 
+@checked
 def score_heads(
     attention: xr.DataArray,
     truth: xr.Dataset,

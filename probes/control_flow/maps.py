@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from probes.checking import checked
 from probes.control_flow.graphs import ordered
 
 PER_LINE = 7
@@ -43,6 +44,7 @@ class ColumnMaps:
     framed: Sequence[Sequence[int]] = field(default=())
 
 
+@checked
 def attention_maps(
     title: str,
     attention: xr.DataArray,
@@ -83,6 +85,7 @@ def attention_maps(
     return ColumnMaps(title, names, np.stack(matrices), labels, labels, framed)
 
 
+@checked
 def gate_maps(title: str, gates: xr.DataArray, labels: Sequence[str]) -> ColumnMaps:
     """Gates of one example at all steps: a row per channel, a column per column of the model.
 
@@ -101,6 +104,7 @@ def gate_maps(title: str, gates: xr.DataArray, labels: Sequence[str]) -> ColumnM
     return ColumnMaps(title, [f"step {step}" for step in range(len(values))], values, labels)
 
 
+@checked
 def plot_column_maps(examples: Sequence[ColumnMaps], *, bar: str, note: str) -> Figure:
     """Plot the maps of examples below one another, with a colour bar.
 

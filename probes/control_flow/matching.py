@@ -3,9 +3,11 @@
 import numpy as np
 import xarray as xr
 
+from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, extract_control_flow, ordered
 
 
+@checked
 def match_control_flow(
     graphs: xr.Dataset, gates: xr.DataArray, attention: xr.DataArray, valid: xr.DataArray
 ) -> xr.Dataset:

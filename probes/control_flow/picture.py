@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from probes.checking import checked
 from probes.control_flow.export import to_networkx
 from probes.control_flow.graphs import INPUT_STEP
 
@@ -43,6 +44,7 @@ class DrawnExample:
     labels: Sequence[str]
 
 
+@checked
 def plot_control_flow(
     examples: Sequence[DrawnExample], *, darkest: float = 1.0, shade: str = "gate"
 ) -> Figure:
@@ -82,6 +84,7 @@ def plot_control_flow(
     return figure
 
 
+@checked
 def draw_control_flow(
     axis: Axes,
     graphs: xr.Dataset,

@@ -8,6 +8,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.control_flow.graphs import collapse_columns, column_numbers, group_numbers, ordered
 from probes.control_flow.metrics import (
     METRICS,
@@ -19,9 +20,11 @@ from probes.control_flow.metrics import (
     score_examples,
 )
 from probes.decoding.cells import ALL
+from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
 
+@checked
 def score_control_flow(
     graphs: xr.Dataset,
     truth: xr.Dataset,
@@ -133,7 +136,8 @@ def score_control_flow(
     scores, updates, done = [], [], []
     for flows in sources.values():
         grouped = [flow.merged(first) for flow in flows]
-        scores.append(_mean([score_examples(flow, merged, routes=routes) for flow in grouped]))
+        shown = progress(grouped, "score control flow")
+        scores.append(_mean([score_examples(flow, merged, routes=routes) for flow in shown]))
         operation = (merged.level >= 1)[:, None]
         updates.append(np.mean([(flow.update & operation).sum(axis=2) for flow in grouped], axis=0))
         steps = flow.update.shape[1]

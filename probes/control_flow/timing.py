@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from probes.checking import checked
 from probes.control_flow.graphs import ordered
 from probes.control_flow.metrics import last_updates
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
@@ -15,6 +16,7 @@ _FEWEST = 5  # cells of `step` with fewer operations are NaN
 _WIDTH = 5  # tokens per bin of lengths
 
 
+@checked
 def score_timing(
     update: xr.DataArray, truth: xr.Dataset, *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:

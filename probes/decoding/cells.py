@@ -93,15 +93,9 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
     """Read a dataset as a table of samples.
 
     Raises:
-        TypeError: the data are not a dataset.
         KeyError: the dataset lacks a variable.
         ValueError: dims do not match, there are no samples, or labels are not finite.
     """
-    if not isinstance(data, xr.Dataset):
-        raise TypeError(
-            f"{name} must be an xarray.Dataset that holds {layout.code!r} and {layout.label!r}, "
-            f"got {type(data).__module__}.{type(data).__name__}"
-        )
     code, label, types = layout.code, layout.label, layout.types
     samples, cells = layout.samples, layout.cells
     for variable in (code, label, *([types] if types else [])):

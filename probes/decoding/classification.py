@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.decoding.cells import Cell, Layout, Split, Table, Tables, read_sources
 from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
 from probes.decoding.logistic import fit_logistic_cv
@@ -19,6 +20,7 @@ from probes.decoding.report import Metrics, Report, decoding_attrs
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
+@checked
 def decode(
     fit: xr.Dataset,
     tests: Mapping[str, xr.Dataset],
@@ -47,14 +49,15 @@ def decode(
 
     Controls, each fitted by the same procedure, including the choice of C:
 
-    - "shuffled": the control task of Hewitt & Liang 2019 ("Designing and Interpreting Probes with
-      Control Tasks"): every *type* of input gets a random label, the same in all datasets. This
-      breaks the relation between code and label, but a probe can still memorise types. `types`
-      names the variable that holds the type of each sample (such as the digits in the first row);
-      labels are drawn per type from their distribution in `fit`. Without it each sample is its own
-      type: labels are permuted within each dataset, which keeps their distribution. New samples
-      cannot be memorised then, so that this is the chance level of the procedure.
-      `selectivity` is the accuracy of the probe minus that of this control.
+    - "shuffled": labels are permuted within each dataset, which keeps their distribution: the
+      chance level of the procedure.
+    - "control task", if `types` is passed: that of Hewitt & Liang 2019 ("Designing and Interpreting
+      Probes with Control Tasks"). Every *type* of input, such as the digits that are seen, gets a
+      random label, the same in all datasets, drawn from their distribution in `fit`. The label does
+      not depend on what the model computes, but a probe can memorise the types: what it gets right
+      here it owes to itself.
+      `selectivity` is the accuracy of the probe minus that under the control task, without types
+      minus that with permuted labels.
     - "untrained": codes of a model with random weights, if passed: what is decodable from the
       input and the architecture alone.
     - `majority`: always predict the most frequent label of `fit`. `chance`: 1 / number of classes.
@@ -69,7 +72,8 @@ def decode(
         cells: dims with a separate probe per coordinate. The remaining dims are features.
         joined: whether each cell dim gets the additional coordinate "all", where all its values
             are features.
-        types: name of the variable [samples...] that holds the types of the control task.
+        types: name of the variable [samples...] that holds the type of each sample (integers or
+            strings); types should occur in `fit` and in the tests.
         untrained: (fit, tests) of the same layout and splits with codes of an untrained model.
         penalties: values of C to choose from (scikit-learn's objective, 0.5 |w|^2 + C sum loss).
         folds: number of cross-validation folds.
@@ -80,8 +84,9 @@ def decode(
         seed: seed of folds, control task and bootstrap.
 
     Returns:
-        Coordinates `control` ("probe", "shuffled", "untrained"), `split`, each cell dim (strings,
-        last "all"), `metric` (accuracy, balanced_accuracy, macro_f1, f1), `true`, `predicted`.
+        Coordinates `control` ("probe", "shuffled", "control task", "untrained"), `split`, each cell
+        dim (strings, last "all"), `metric` (accuracy, balanced_accuracy, macro_f1, f1), `true`,
+        `predicted`.
 
         - `score, score_low, score_high` [control, split, *cells, metric]: score in 0..1 and its
           percentile bootstrap 95% interval over examples. Balanced accuracy is the mean recall of
@@ -114,6 +119,7 @@ def decode(
     report = Report(
         sources,
         METRICS if f1_of is None else (*METRICS, "f1"),
+        tasks=("shuffled", "control task") if types else ("shuffled",),
         joined=joined,
         draws=draws,
         resamples=resamples,
@@ -126,7 +132,12 @@ def decode(
         labels = [_class_indices(table, classes) for table in tables.all_tables]
         truths[source] = {source: labels}
         if source == "probe":
-            truths[source]["shuffled"] = _control_labels(tables, labels, seed)
+            generator = derive_generator(seed, "control task")
+            truths[source]["shuffled"] = [
+                y[torch.randperm(len(y), generator=generator)] for y in labels
+            ]
+            if types:
+                truths[source]["control task"] = _labels_of_types(tables, labels[0], generator)
     fold = {source: fold_of_samples(tables.fit, folds, seed) for source, tables in sources.items()}
 
     def decode_cell(source: str, cell: Cell, index: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -202,16 +213,14 @@ def _class_indices(table: Table, classes: np.ndarray) -> Int64[Tensor, " sample"
     return torch.from_numpy(np.searchsorted(classes, table.label)).long()
 
 
-def _control_labels(tables: Tables, labels: list[Tensor], seed: int) -> list[Tensor]:
-    """Make the labels of the control task for `fit` and each test dataset."""
-    generator = derive_generator(seed, "control task")
-    type_columns = [table.types for table in tables.all_tables if table.types is not None]
-    if not type_columns:
-        return [y[torch.randperm(len(y), generator=generator)] for y in labels]
-    types = np.unique(np.concatenate(type_columns))
-    # One draw per type from the labels of `fit`, with their frequencies
-    drawn = labels[0][torch.randint(len(labels[0]), (len(types),), generator=generator)]
-    return [drawn[torch.from_numpy(np.searchsorted(types, column))] for column in type_columns]
+def _labels_of_types(
+    tables: Tables, fit_labels: Int64[Tensor, " sample"], generator: torch.Generator
+) -> list[Int64[Tensor, " sample"]]:
+    """Draw a label for each type from those of `fit`, with their frequencies, for each table."""
+    of_samples = [table.types for table in tables.all_tables if table.types is not None]
+    types = np.unique(np.concatenate(of_samples))
+    drawn = fit_labels[torch.randint(len(fit_labels), (len(types),), generator=generator)]
+    return [drawn[torch.from_numpy(np.searchsorted(types, column))] for column in of_samples]
 
 
 def _majority(

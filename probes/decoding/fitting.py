@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm import tqdm
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.decoding.cells import Cell, Table, Tables, grid_of
+from probes.progress import progress
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ def fold_of_samples(table: Table, folds: int, seed: int) -> Int[Tensor, " sample
 def check_arguments(penalties: Sequence[float], resamples: int) -> None:
     """Check arguments that both decoders take."""
     if not penalties or not all(0 < penalty < float("inf") for penalty in penalties):
-        raise ValueError(f"penalties must be one or more positive numbers, got {penalties}")
+        raise ValueError(f"penalties must be one or more positive numbers, got {penalties!r:.200}")
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
 
@@ -63,7 +63,7 @@ def over_cells(
     ]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, one_thread():
         results = pool.map(lambda job: function(*job), jobs)
-        return list(tqdm(results, desc=what, total=len(jobs), disable=None, leave=False))
+        return list(progress(results, what, total=len(jobs)))
 
 
 @contextmanager

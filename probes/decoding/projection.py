@@ -6,9 +6,12 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
+from probes.checking import checked
+
 Method = Literal["pca", "tsne"]
 
 
+@checked
 def project(
     code: xr.DataArray,
     *,

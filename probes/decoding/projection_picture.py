@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import xarray as xr
+from matplotlib.axes import Axes
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from probes.checking import checked
 
 
+@checked
 def draw_projection(
-    axes: Axes, found: xr.Dataset, *, label: str, names: Sequence[str], size: float = 4.0
+    axes: Axes, found: xr.Dataset, *, label: str, names: Sequence[Any], size: float = 4.0
 ) -> None:
     """Draw the points of a projection in one colour per label, without ticks.
 

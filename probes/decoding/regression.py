@@ -9,11 +9,13 @@ import xarray as xr
 from jaxtyping import Float
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.decoding.cells import Cell, Layout, Split, Table, read_sources
 from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
 from probes.decoding.report import Metrics, Report, decoding_attrs
 
 
+@checked
 def decode_continuous(
     fit: xr.Dataset,
     tests: Mapping[str, xr.Dataset],
@@ -117,6 +119,7 @@ def decode_continuous(
     return result.assign_attrs(attrs)
 
 
+@checked
 def decode_each(
     fit: xr.Dataset,
     tests: Mapping[str, xr.Dataset],

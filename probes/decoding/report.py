@@ -16,7 +16,7 @@ from probes.statistics.intervals import (
 )
 
 Metrics = Float[np.ndarray, "draw task metric"]
-"""Metrics of each task that is fitted on the same code: the probe and the control task."""
+"""Metrics of each task that is fitted on the same code: the probe and its control tasks."""
 
 
 class Report:
@@ -27,6 +27,7 @@ class Report:
         sources: Mapping[str, Tables],
         metrics: Sequence[str],
         *,
+        tasks: Sequence[str] = ("shuffled",),
         joined: bool,
         draws: bool,
         resamples: int,
@@ -34,7 +35,7 @@ class Report:
     ) -> None:
         trained = sources["probe"]
         self._resampling: Any = {"resamples": resamples, "seed": seed}
-        self.controls = ["probe", "shuffled", *(name for name in sources if name != "probe")]
+        self.controls = ["probe", *tasks, *(name for name in sources if name != "probe")]
         self.splits = list(trained.tests)
         self.metrics = list(metrics)
         self.cells = cell_coordinates(trained.fit, joined=joined)
@@ -60,7 +61,9 @@ class Report:
         """Store the scores of one cell, with their intervals over examples.
 
         Args:
-            tasks, split, index: what was decoded.
+            tasks: the probe, and control tasks that were fitted on the same code; the last one is
+                that of selectivity.
+            split, index: what was decoded.
             scores: the scores of each task, for weights of the examples.
             n_examples: number of examples.
         """
@@ -83,7 +86,7 @@ class Report:
     def dataset(self, long_name: str) -> xr.Dataset:
         """Make the dataset of scores, and of selectivity in the first metric."""
         cell_dims = tuple(self.cells)
-        difference = f"{self.metrics[0]} of the probe minus that of the control task"
+        difference = f"{self.metrics[0]} of the probe minus that under the last control task"
         result = xr.Dataset(
             {
                 **interval_variables(

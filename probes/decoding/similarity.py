@@ -8,12 +8,14 @@ import xarray as xr
 from jaxtyping import Float
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.decoding.cells import Layout, Table, cell_coordinates, grid_of, read_table
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 Weights = Float[np.ndarray, "draw example"]
 
 
+@checked
 def compare_means(
     data: xr.Dataset,
     *,

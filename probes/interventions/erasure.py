@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from tqdm import tqdm
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.checking import checked, described
 from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
+from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 CONTROLS = ("control", "random")
@@ -26,10 +28,11 @@ CONDITIONS = (NO_SITE, "erased", *CONTROLS)
 # Singular values of an eraser, as a share of the largest, that count for its rank.
 _RESOLVED = 1e-6
 
-Entries = Any
+Entries = int | slice | EllipsisType | Tensor | np.ndarray | tuple | list
 """An index into an activation [example, ...], such as `numpy.s_[:, -1]`; `...` for all of it."""
 
 
+@checked
 def erase(
     model: HookedModel,
     fit_inputs: Inputs,
@@ -121,7 +124,7 @@ def erase(
     with evaluating(model):
         unchanged = hits_of(code.answers(inputs, answer, {}), outcomes)
         before = {hook: code.read(fit_inputs, hook, {}) for hook in {h[0] for h in sites.values()}}
-        for site, condition, draw in tqdm(jobs, desc="erase", disable=None, leave=False):
+        for site, condition, draw in progress(jobs, "erase"):
             generator = derive_generator(seed, f"{condition} {draw}")
             erasers: dict[str, _Eraser] = {}
             shares = []
@@ -223,11 +226,16 @@ class _Code:
         collected: list[Tensor] = []
 
         def collect(activation: Tensor) -> Tensor:
-            part = activation[self.entries]
-            if not isinstance(part, Tensor) or part.ndim <= self.samples:
+            try:
+                part = activation[self.entries]
+            except (IndexError, TypeError) as error:
+                part, reason = None, f"{error} ({described(self.entries)})"
+            else:
+                reason = f"shape {tuple(part.shape)}"
+            if part is None or part.ndim <= self.samples or len(part) != len(activation):
                 raise ValueError(
                     f"entries must select {self.samples} sample dims and features from the "
-                    f"activation at {hook!r}, {tuple(activation.shape)}, got {tuple(part.shape)}"
+                    f"activation at {hook!r}, {tuple(activation.shape)}, got {reason}"
                 )
             collected.append(part.detach().cpu().clone())
             return activation
@@ -297,9 +305,8 @@ def _scores(
 def _check_arguments(
     labels: Tensor, n_fit: int, n: int, outcomes: Mapping[str, Tensor], samples: int, draws: int
 ) -> None:
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of integers or booleans, got {kind}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"labels must be integers or booleans, got {labels.dtype}")
     if labels.ndim == 0 or len(labels) != n_fit:
         raise ValueError(
             f"labels must have the {n_fit} examples of fit_inputs, got {tuple(labels.shape)}"

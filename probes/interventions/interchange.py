@@ -12,10 +12,13 @@ from torch import Tensor
 
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.checking import checked
 from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
+from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
 
+@checked
 def interchange(
     model: HookedModel,
     base_inputs: Inputs,
@@ -82,7 +85,7 @@ def interchange(
     }
     all_hooks = list(dict.fromkeys(hook for names in sites.values() for hook in names))
     with evaluating(model):
-        for rows in slices(examples, batch_size):
+        for rows in progress([*slices(examples, batch_size)], "interchange"):
             n_rows = rows.stop - rows.start
             base = take_rows(base_inputs, rows)
             source = _collect(model, take_rows(source_inputs, rows), all_hooks)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
+from probes.checking import checked
 from probes.interventions.interchange import NO_SITE
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
-
+@checked
 def draw_interchange(axes: Axes, found: xr.Dataset, *, scopes: Mapping[str, str]) -> None:
     """Draw how often an outcome occurs: bars by site and scope, and a line for the unpatched run.
 

@@ -6,7 +6,7 @@ a Hypernetwork", section 2).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import xarray as xr
@@ -16,11 +16,13 @@ from torch import Tensor
 from probes.capturing.hooking import HookedModel, layer_numbers, resolve_hooks
 from probes.capturing.inputs import Inputs, count_examples
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 from probes.interventions.interchange import interchange
 
 PATTERNS = "blocks.*.attn.hook_pattern"
 
 
+@runtime_checkable
 class CodePairs(Protocol):
     """Pairs of base and source instances, and the position of the code in which they differ.
 
@@ -53,6 +55,7 @@ class CodePairs(Protocol):
         ...
 
 
+@checked
 def latent_code(
     query: Int[Tensor, " asked"],
     keys: Int[Tensor, "asked key"],
@@ -93,6 +96,7 @@ def latent_code(
     )
 
 
+@checked
 def interchange_codes(
     model: HookedModel,
     base_inputs: Inputs,
@@ -153,6 +157,7 @@ def interchange_codes(
     )
 
 
+@checked
 def interchange_pairs(
     model: HookedModel,
     pairs: Mapping[str, CodePairs],

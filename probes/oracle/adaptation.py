@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import evaluating
+from probes.checking import checked
 from probes.oracle.exhaustive import check_exact, choose_paths, evaluate_all_paths
 from probes.oracle.halves import Halves, split_tasks
 from probes.oracle.paths import BUDGET, MEMORY_LIMIT, PathLoss, PathModel, squared_error
@@ -19,6 +20,7 @@ from probes.oracle.problem import PathProblem, read_problem
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 
+@checked
 def adapt_paths(
     model: PathModel,
     inputs: Float[Tensor, "example ..."],
@@ -81,7 +83,7 @@ def adapt_paths(
             raise ValueError(f"{name} must be at least 1, got {value}")
     numbers = list(examples)
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise ValueError(f"examples must be ascending numbers of at least 1, got {examples}")
+        raise ValueError(f"examples must be ascending numbers of at least 1, got {examples!r:.200}")
     check_exact(model, budget)
     needed = 8 * (len(numbers) * repeats + 1) * model.n_modules**model.n_layers
     if needed > memory_limit:

@@ -1,7 +1,7 @@
 """Networks with a path of modules: their interface, losses, limits, and numbered paths."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ PathBound = Callable[[Tensor, int, Tensor, Tensor], Tensor]
 of any completion [example, path]. `layer` is the next one, as in `PathModel.advance`."""
 
 
+@runtime_checkable
 class PathModel(Protocol):
     """A network whose layers each apply one module of a pool.
 

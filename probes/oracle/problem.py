@@ -9,6 +9,7 @@ from torch import Tensor
 
 from probes.capturing.inputs import slices
 from probes.oracle.paths import PathLoss, PathModel
+from probes.progress import progress
 
 _MOST_EXAMPLES = 2**12  # per chunk: limits the memory of what depends on the inputs alone
 
@@ -150,7 +151,7 @@ def example_chunks(
 ) -> Iterator[tuple[slice, PathProblem]]:
     """Yield slices of the examples, with their problems, that fit into the memory limit."""
     size = min(_MOST_EXAMPLES, max(1, problem.memory_limit // bytes_per_example))
-    for rows in slices(len(problem), size):
+    for rows in progress([*slices(len(problem), size)], "paths"):
         yield rows, problem.take(rows)
 
 
@@ -163,8 +164,6 @@ def path_chunks(
 
 
 def check_integers(name: str, tensor: Tensor) -> None:
-    """Raise a TypeError unless the argument is a tensor of integers."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers, got {type(tensor).__name__}")
+    """Raise a TypeError unless the tensor holds integers."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {tensor.dtype}")

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from probes.capturing.hooking import evaluating
+from probes.checking import checked
 from probes.oracle.exhaustive import check_exact, choose_paths, evaluate_all_paths
 from probes.oracle.halves import Halves, split_tasks
 from probes.oracle.paths import BUDGET, MEMORY_LIMIT, PathLoss, PathModel, paths_of, squared_error
@@ -18,6 +19,7 @@ from probes.statistics.intervals import Interval, bootstrap_ratio, interval_vari
 PATHS = ("sample", "task", "routed", "mean")
 
 
+@checked
 def score_paths(
     model: PathModel,
     inputs: Float[Tensor, "example ..."],

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from probes.capturing.hooking import evaluating
+from probes.checking import checked
 from probes.oracle.exhaustive import check_exact, evaluate_all_paths
 from probes.oracle.heuristics import (
     Search,
@@ -33,6 +34,7 @@ from probes.oracle.problem import PathProblem, example_chunks, read_problem
 Method = Literal["exact", "beam", "best_first"]
 
 
+@checked
 def search_paths(
     model: PathModel,
     inputs: Float[Tensor, "example ..."],

@@ -10,6 +10,7 @@ from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 from probes.pairing.scores import score_pairing
 
 _DIMS = {
@@ -18,6 +19,7 @@ _DIMS = {
 }
 
 
+@checked
 def measure_pairing(
     model: HookedModel,
     batches: Mapping[str, Iterable[Batch]],

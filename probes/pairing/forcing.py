@@ -15,12 +15,15 @@ from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
+from probes.checking import checked
+from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 CONDITIONS = ("none", "true", "random", "hardened")
 FAMILIAR = "familiar"
 
 
+@checked
 def force_pairing(
     model: HookedModel,
     inputs: Inputs,
@@ -110,7 +113,7 @@ def force_pairing(
     random_numbers = torch.rand(targets.shape, generator=generator, dtype=torch.double)
     errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
     with evaluating(model):
-        for rows in slices(examples, batch_size):
+        for rows in progress([*slices(examples, batch_size)], "force pairing"):
             batch = take_rows(inputs, rows)
             batch_scores = None if familiar_scores is None else familiar_scores[rows]
             pairing = _Pairing(searches, targets[rows], random_numbers[rows], batch_scores)

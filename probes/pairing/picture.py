@@ -10,8 +10,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from probes.checking import checked
 
-def draw_pairing(axes: Sequence[Axes], scores: xr.Dataset, *, fitted: str) -> None:
+
+@checked
+def draw_pairing(axes: Sequence[Axes] | np.ndarray, scores: xr.Dataset, *, fitted: str) -> None:
     """Draw mean value scores given the true retrieval; "pooled" shows each search of the model.
 
     The model's searches and retrievals are in the order of the true ones that they are assigned

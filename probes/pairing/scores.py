@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.specialization.scores import POOLED, score_specialization
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
@@ -28,6 +29,7 @@ _PATTERN_DIMS = ("example", "search", "query_pos", "key_pos")
 _TOLERANCE = 1e-2
 
 
+@checked
 def score_pairing(
     value_scores: xr.DataArray,
     truth: xr.DataArray,

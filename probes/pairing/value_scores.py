@@ -13,10 +13,12 @@ from probes.capturing.capture import capture
 from probes.capturing.hooking import HookedModel
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 
 _TOLERANCE = 1e-2  # rows of bfloat16 probabilities sum to 1 within 0.004
 
 
+@checked
 def measure_value_scores(
     model: HookedModel,
     batches: Sequence[Batch],
@@ -70,6 +72,7 @@ def measure_value_scores(
     return summarise_value_scores(scores.assign_coords(token=["all", "last"]), group_members)
 
 
+@checked
 def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> xr.Dataset:
     """Compute mean value scores of groups of examples, their tightness, and their distances.
 

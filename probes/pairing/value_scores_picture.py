@@ -6,9 +6,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from probes.checking import checked
+
 _MOST_NUMBERED = 6  # retrievals; beyond so many the numbers would touch one another
 
 
+@checked
 def draw_value_scores(
     axes: np.ndarray,
     value_scores: xr.DataArray,

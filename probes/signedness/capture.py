@@ -10,6 +10,7 @@ import xarray as xr
 from probes.capturing.attention_places import AttentionPlace, examine_places
 from probes.capturing.hooking import HookedModel
 from probes.capturing.passes import Batch
+from probes.checking import checked
 from probes.signedness.saturation import score_saturation
 from probes.signedness.scores import relative_weights, score_signedness
 
@@ -17,6 +18,7 @@ Examples = Mapping[str, tuple[Sequence[Batch], Mapping[str, AttentionPlace]]]
 """By split: the batches, and the attention modules with their valid pairs."""
 
 
+@checked
 def measure_signedness(
     models: Mapping[str, HookedModel], examples: Examples, *, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
@@ -58,6 +60,7 @@ def measure_signedness(
     return examine_places(models, examples, ["pattern"], score)
 
 
+@checked
 def measure_saturation(
     models: Mapping[str, HookedModel],
     examples: Examples,

@@ -12,12 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import StepPatch
 
+from probes.checking import checked
+
 _LEAST_SHARE = 1e-5
 _MOST_KEYS_BESIDE = 9
 _MOST_NAMED = 30  # rows or columns of a matrix
 _LONGEST_LEVEL = 12  # letters of column labels that are not rotated
 
 
+@checked
 def draw_numbers(
     axis: Axes,
     matrix: xr.DataArray,
@@ -69,6 +72,7 @@ def draw_numbers(
     return image
 
 
+@checked
 def draw_matrices(matrices: xr.Dataset, *, title: str = "") -> Figure:
     """Draw several matrices of one example with their numbers, side by side if they are small.
 
@@ -104,6 +108,7 @@ def draw_matrices(matrices: xr.Dataset, *, title: str = "") -> Figure:
     return figure
 
 
+@checked
 def draw_distribution(
     axis: Axes, scores: xr.Dataset, *, xlabel: str = "attention weight"
 ) -> list[StepPatch]:

@@ -5,9 +5,11 @@ import xarray as xr
 from jaxtyping import Float
 
 from probes.attention_pairs import PairTable, read_pairs
+from probes.checking import checked
 from probes.statistics.intervals import bootstrap_ratio
 
 
+@checked
 def score_saturation(
     values: xr.DataArray,
     *,

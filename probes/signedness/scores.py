@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.attention_pairs import PAIRS, PairTable, broadcast_pairs, read_pairs
+from probes.checking import checked
 from probes.statistics.intervals import Interval, bootstrap, bootstrap_ratio
 
 SHARES = ("subtracted", "partly_subtracted", "deleted", "partly_added", "added")
@@ -18,6 +19,7 @@ SIGNS = (-1, 0, 1)
 _SMALLEST = 1e-12
 
 
+@checked
 def score_signedness(
     pattern: xr.DataArray,
     *,
@@ -136,6 +138,7 @@ def score_signedness(
     return result
 
 
+@checked
 def relative_weights(
     pattern: xr.DataArray, *, valid: xr.DataArray | None = None, quantile: float = 0.99
 ) -> xr.DataArray:
@@ -170,6 +173,7 @@ def relative_weights(
     return pattern / top.clip(min=_SMALLEST)
 
 
+@checked
 def strongest_head(data: xr.Dataset, pattern: xr.DataArray) -> xr.Dataset:
     """Select the head with the largest weights, and the example with the most queries.
 

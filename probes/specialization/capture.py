@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import xarray as xr
@@ -13,6 +13,7 @@ from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import slices
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
+from probes.checking import checked
 from probes.oracle.adaptation import adapt_paths
 from probes.oracle.paths import MEMORY_LIMIT, PathModel
 from probes.oracle.scores import score_paths
@@ -21,6 +22,7 @@ from probes.specialization.scores import score_specialization
 CHOICE = "layers.*.hook_module_choice"
 
 
+@runtime_checkable
 class Labelled(Protocol):
     """A batch of inputs and targets with latents, such as a task's."""
 
@@ -40,6 +42,7 @@ class Labelled(Protocol):
         ...
 
 
+@checked
 def measure_specialization(
     model: HookedModel,
     batches: Mapping[str, Iterable[Batch]],
@@ -95,6 +98,7 @@ def measure_specialization(
     return _join_groups(scores)
 
 
+@checked
 def measure_paths(
     model: HookedModel,
     untrained: PathModel,

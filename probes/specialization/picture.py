@@ -9,14 +9,17 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from probes.checking import checked
+
 MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
 
 _LINE: dict[str, Any] = {"color": "black", "lw": 0.9, "ls": "--", "label": "attainable"}
 _STAR: dict[str, Any] = {"color": "black", "marker": "*", "ms": 11, "mfc": "none", "ls": ""}
 
 
+@checked
 def draw_specialization(
-    axes: Sequence[Axes],
+    axes: Sequence[Axes] | np.ndarray,
     scores: Mapping[str, xr.Dataset],
     *,
     colours: Sequence[str] | None = None,
@@ -74,6 +77,7 @@ def draw_specialization(
     axes[0].set_ylabel("specialization", fontsize=8)
 
 
+@checked
 def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
     """Sort the modules of activation matrices by the operations assigned to them.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
+from probes.checking import checked
 from probes.decoding.fitting import one_thread
 from probes.specialization.information import SCORES, LayerTables, Routings, score_layers
 from probes.statistics.intervals import Interval, interval_variables
@@ -22,6 +23,7 @@ _DIMS = ("example", "layer", "module")
 _TOLERANCE = 1e-2
 
 
+@checked
 def score_specialization(
     routing: xr.DataArray,
     operation: xr.DataArray,

@@ -8,7 +8,10 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.checking import checked
 
+
+@checked
 def mean_by_labels(
     values: Float[Tensor, "..."],
     labels: Mapping[str, Int[Tensor, "..."]],

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from probes.checking import checked
+
 _CONFIDENCE = 0.95
 _RESAMPLES = 1000
 # Entries of one array of weights: 2 MB, which fits into the cache.
@@ -30,6 +32,7 @@ class Interval(NamedTuple):
     high: Float[np.ndarray, "..."]
 
 
+@checked
 def bootstrap_ratio(
     parts: Float[np.ndarray, "example ..."],
     wholes: Float[np.ndarray, "example ..."] | None = None,
@@ -108,6 +111,7 @@ def bootstrap_ratio(
     )
 
 
+@checked
 def bootstrap(
     statistic: Statistic,
     sizes: Sequence[int],
@@ -152,7 +156,7 @@ def bootstrap(
         5.0
     """
     if not sizes or any(size < 1 for size in sizes):
-        raise ValueError(f"sizes must be one or more numbers of at least 1, got {sizes}")
+        raise ValueError(f"sizes must be one or more numbers of at least 1, got {sizes!r:.100}")
     if method not in ("percentile", "basic"):
         raise ValueError(f"method must be 'percentile' or 'basic', got {method!r}")
     if resamples < 0:
@@ -187,6 +191,7 @@ def bootstrap_draws(
         return _draw(statistic, sizes, shape, resamples, seed)
 
 
+@checked
 def over_seeds(
     values: Float[np.ndarray, "... seed"], *, confidence: float = _CONFIDENCE
 ) -> Interval:
@@ -247,6 +252,7 @@ def exact_rates(hits: Int[np.ndarray, "*rest example"]) -> Interval:
     return Interval(*rates)
 
 
+@checked
 def interval_variables(
     name: str,
     interval: Interval,

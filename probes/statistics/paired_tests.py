@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from probes.checking import checked
 
+
+@checked
 def paired_test(
     differences: Float[np.ndarray, " pair"], margin: float = 0.0, *, equal: bool = False
 ) -> float:
@@ -40,6 +43,7 @@ def paired_test(
     return min(inside, outside)
 
 
+@checked
 def pairs_needed(
     differences: Float[np.ndarray, " pair"],
     margin: float = 0.0,
@@ -80,17 +84,23 @@ def pairs_needed(
     return float(n[enough.argmax()]) if enough.any() else np.inf
 
 
+@checked
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     """Correct p-values for multiple testing by Holm's step-down method (Holm 1979).
 
     Args:
         p_values: in [0, 1]; NaN (not tested) stays NaN and is not counted.
 
+    Raises:
+        ValueError: `p_values` has not one dim.
+
     Example:
         >>> holm(numpy.array([0.01, 0.04, numpy.nan])).tolist()
         [0.02, 0.04, nan]
     """
     corrected = np.array(p_values, dtype=float)
+    if corrected.ndim != 1:
+        raise ValueError(f"p_values must have one dim, got shape {corrected.shape}")
     tested = np.flatnonzero(~np.isnan(corrected))
     order = tested[np.argsort(corrected[tested], kind="stable")]
     steps = corrected[order] * np.arange(len(order), 0, -1)

@@ -113,9 +113,13 @@ PROBE = '''
 """How spread out is attention? The entropy of each query's weights."""
 
 import numpy as np
+import xarray as xr
+
+from probes.checking import checked
 
 
-def attention_entropy(pattern):
+@checked
+def attention_entropy(pattern: xr.DataArray) -> xr.DataArray:
     """The entropy of attention weights over `key_pos`, in nats."""
     return -(pattern * np.log(pattern.where(pattern > 0, 1))).sum("key_pos")
 '''

@@ -68,3 +68,20 @@ COMPONENTS = [
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.__name__)
 def test_components_take_their_randomness_from_a_generator(component):
     assert "generator" in inspect.signature(component).parameters
+
+
+PROBES = [
+    export
+    for export in (getattr(probes, name) for name in probes.__all__)
+    if inspect.isfunction(export)
+]
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.__name__)
+def test_every_probe_checks_its_arguments(probe):
+    parameters = inspect.signature(probe).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    with pytest.raises(TypeError) as caught:
+        probe(**{name: object() for name in required})
+    assert any(str(caught.value).startswith(name) for name in required)
+    assert len(str(caught.value)) < 300

@@ -147,7 +147,7 @@ def test_the_seed_decides():
     [
         ({"labels": torch.zeros(300, dtype=torch.long)}, ValueError, "at least two values, got"),
         ({"labels": torch.rand(300)}, TypeError, "integers or booleans, got torch.float32"),
-        ({"labels": [0] * 300}, TypeError, "integers or booleans, got list"),
+        ({"labels": [0] * 300}, TypeError, "labels of erase must be Tensor, got list"),
         ({"labels": torch.arange(7)}, ValueError, r"the 300 examples of fit_inputs, got \(7,\)"),
         ({"hooks": {"x": "hook_use"}}, KeyError, "nearest: hook_used"),
         ({"hooks": {}}, ValueError, "at least one site"),

@@ -208,7 +208,7 @@ def test_invalid_input_is_refused():
         search(targets=targets.masked_fill(torch.arange(14).view(7, 2) == 5, torch.nan))
     with pytest.raises(TypeError, match=r"routed must hold integers, got torch.float32"):
         search(routed=routed.float())
-    with pytest.raises(TypeError, match=r"routed must be a tensor of integers, got ndarray"):
+    with pytest.raises(TypeError, match=r"routed of search_paths must be Tensor, got ndarray"):
         search(routed=routed.numpy())
     with pytest.raises(
         ValueError, match=r"routed must be \[example, layer\], \(7, 2\), got \(7, 1\)"
