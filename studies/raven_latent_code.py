@@ -104,7 +104,11 @@ CLAIMS = (
         )
     ),
     legible("the untrained model's", "untrained", FIGURES),
-    legible("codes with shuffled labels", "shuffled", "ours"),
+    legible(
+        "the rules of a control task (a random rule for each pair of values)",
+        "control task",
+        "Hewitt & Liang 2019",
+    ),
     Claim(
         "The rule is decodable better from HYLA's code than from softmax attention's, held out",
         FIGURES,
@@ -163,7 +167,7 @@ TABLE = engine.Table(
         rules("decoded, id", FAMILIAR),
         rules("decoded, ood", HELD_OUT),
         rules("  untrained", HELD_OUT, "untrained"),
-        rules("  control", HELD_OUT, "shuffled"),
+        rules("  control task", HELD_OUT, "control task"),
         Section(),
         Row("permuted, ood", of_tokens("corresponding")),
         Row("  position", of_tokens("same position")),
@@ -175,7 +179,8 @@ TABLE = engine.Table(
     ),
     caption="Right: share of instances with all features right; id: combinations of rules as in "
     "training, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, "
-    "linearly, from the codes of all layers; chance: the most frequent rule. Permuted: the same "
+    "linearly, from the codes of all layers; chance: the most frequent rule; control task: instead "
+    "a random rule for each pair of values that a code's tokens show. Permuted: the rule "
     "with permuted columns, from an answer token's attention to the corresponding tokens of its "
     "row, or to those at its position; which token: the corresponding one of the second column, "
     "from the attention to all. "

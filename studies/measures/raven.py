@@ -30,17 +30,27 @@ SAMPLES = ("example", "feature")
 """Dims of samples: each feature of an instance has its own rule and its own code."""
 
 
+def pair_shown(values: xr.DataArray) -> xr.DataArray:
+    """The values in the first and second `column` as one number: the type of the control task.
+
+    They are what a code's tokens show, and no rule follows from them alone.
+    """
+    return 2**16 * values.isel(column=0, drop=True) + values.isel(column=1, drop=True)
+
+
 def codes_of(model: Any, batches: Iterable[tasks.Batch], n_features: int) -> xr.Dataset:
     """The latent codes of a model, `code` [example, layer, feature, key, head], with labels.
 
     The query is feature k of the last panel, the keys feature k of the two panels before it. The
-    labels are the `rule` and the `value` that is asked for, [example, feature].
+    labels are the `rule` and the `value` that is asked for, [example, feature]; `shown` is the
+    values of the keys' tokens.
     """
     code = probes.latent_code(*tasks.raven_last_row(n_features), dims=("feature", "key"))
     dims = {"rule": SAMPLES, "values": ("example", "row", "column", "feature")}
     data = probes.capture(model, batches, {"code": code}, latent_dims=dims)
-    data["value"] = data["values"].isel(row=2, column=2)
-    return data[["code", "rule", "value"]].assign_coords(key=["first", "second"])
+    row = data["values"].isel(row=2)
+    data = data.assign(value=row.isel(column=2), shown=pair_shown(row))
+    return data[["code", "rule", "value", "shown"]].assign_coords(key=["first", "second"])
 
 
 def numbered(data: xr.Dataset) -> xr.Dataset:
@@ -79,6 +89,7 @@ def decoding(trained: Trained, n: int = 2000) -> xr.Dataset:
         *codes(trained.model),
         samples=SAMPLES,
         cells=("layer", "key"),
+        types="shown",
         untrained=codes(trained.untrained),
         seed=trained.seed,
     )
@@ -169,8 +180,8 @@ def permuted_weights(model: Any, batches: Iterable[tasks.Batch], n_features: int
     Returns:
         `weight` [example, layer, feature, column, token, head], where `feature` numbers the answer
         tokens and `token` those of the panel in the first or second column;
-        `corresponding` [example, feature, column], the token with the same feature;
-        `rule` [example, feature].
+        `value` [example, column, token], what those tokens show; `corresponding` [example,
+        feature, column], the token with the same feature; `rule` [example, feature].
     """
 
     def reduce(pattern: Tensor) -> Tensor:
@@ -179,13 +190,20 @@ def permuted_weights(model: Any, batches: Iterable[tasks.Batch], n_features: int
 
     dims = ("example", "feature", "column", "token", "head")
     weight = probes.Quantity("blocks.*.attn.hook_pattern", dims, reduce=reduce)
-    order = {"permutation": ("example", "column_", "token_"), "response_rule": SAMPLES}
+    order = {
+        "permutation": ("example", "column_", "token_"),
+        "response_rule": SAMPLES,
+        "values": ("example", "row_", "column_", "feature_"),
+    }
     data = probes.capture(model, batches, {"weight": weight}, latent_dims=order)
     permutation = torch.from_numpy(data["permutation"].to_numpy())
     corresponding = tasks.raven_correspondence(permutation)[:, :, :2].numpy()
+    last_row = torch.from_numpy(data["values"].isel(row_=2, column_=slice(2)).to_numpy())
+    value = last_row.gather(-1, permutation[:, :2]).numpy()
     return xr.Dataset(
         {
             "weight": data["weight"],
+            "value": (("example", "column", "token"), value),
             "corresponding": ((*SAMPLES, "column"), corresponding),
             "rule": data["response_rule"],
         },
@@ -262,7 +280,10 @@ def permuted(trained: Trained, n: int = 2000) -> xr.Dataset:
             data = permuted_weights(model, batches, n_features)
             position = xr.DataArray(np.arange(n_features), dims="feature")
             at = data["corresponding"] if tokens == "corresponding" else position
-            parts.append(data[["rule"]].assign(code=data["weight"].isel(token=at)))
+            selected = data[["weight", "value"]].isel(token=at)
+            parts.append(
+                data[["rule"]].assign(code=selected["weight"], shown=pair_shown(selected["value"]))
+            )
         return parts[0], dict(zip(PERMUTED, parts[1:], strict=True))
 
     results = []
@@ -270,6 +291,7 @@ def permuted(trained: Trained, n: int = 2000) -> xr.Dataset:
         decoded = probes.decode(
             *codes(trained.model, tokens),
             samples=SAMPLES,
+            types="shown",
             untrained=codes(trained.untrained, tokens),
             seed=trained.seed,
         )

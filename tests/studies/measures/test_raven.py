@@ -96,6 +96,29 @@ def test_the_rule_is_in_the_code_of_the_corresponding_tokens_only():
     assert (score.sel(tokens="corresponding", control=["shuffled", "untrained"]) < 0.45).all()
 
 
+@pytest.mark.parametrize("split", ["ood", "ood_unpermuted"])
+def test_types_of_the_control_task_are_the_values_that_the_tokens_show(split):
+    setup = setup_of()
+    model = untrained(setup)
+    batches = list(model.batches(split, 30))
+    digits = torch.cat([batch.inputs for batch in batches]).argmax(-1).unflatten(1, (3, 3, 4))
+    found = raven.permuted_weights(model.model, batches, n_features=4)
+    assert (found["value"].to_numpy() == digits[:, 2, :2].numpy()).all()
+    if split == "ood_unpermuted":
+        shown = raven.codes_of(model.model, batches, n_features=4)["shown"].to_numpy()
+        first, second = digits[:, 2, 0].numpy(), digits[:, 2, 1].numpy()
+        assert (shown // 2**16 == first).all()
+        assert (shown % 2**16 == second).all()
+
+
+def test_the_rule_is_compared_with_the_control_task():
+    found = raven.decoding(untrained(setup_of(n_features=2)), n=60)
+    assert list(found["control"].to_numpy()) == ["probe", "shuffled", "control task", "untrained"]
+    score = found["score"].sel(metric="accuracy")
+    difference = score.sel(control="probe") - score.sel(control="control task")
+    assert np.allclose(found["selectivity"], difference)
+
+
 def test_which_token_corresponds_is_in_the_attention_to_all():
     setup = setup_of()
     found = raven.alignment(planted(setup, ("id", "id", "ood"), 100), n=100)
