@@ -61,6 +61,8 @@ def decode(
     - "untrained": codes of a model with random weights, if passed: what is decodable from the
       input and the architecture alone.
     - `majority`: always predict the most frequent label of `fit`. `chance`: 1 / number of classes.
+      `majority_of_type`: predict the most frequent label of the sample's type in `fit`, if `types`
+      is passed: what the type alone says about the label.
 
     Args:
         fit: holds `code` [samples..., cells..., features...], dims in any order, and `label`
@@ -95,7 +97,7 @@ def decode(
         - `selectivity, selectivity_low, selectivity_high` [split, *cells], in -1..1; both
           accuracies are resampled together.
         - `confusion` [split, *cells, true, predicted]: counts of the probe.
-        - `majority` [split, metric]; `chance` []; `C` [control, *cells].
+        - `majority`, `majority_of_type` [split, metric]; `chance` []; `C` [control, *cells].
 
     Raises:
         KeyError: a dataset lacks a variable.
@@ -170,7 +172,7 @@ def decode(
     results = over_cells(decode_cell, sources, joined=joined, what=f"decode {label}")
     if failed := [index for index in results if index is not None]:
         message = f"probes did not converge in the cells {failed[:5]} of {tuple(cells)}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     long_name = f"score of decoding {label} from {code}"
     result = report.dataset(long_name)
@@ -181,11 +183,13 @@ def decode(
         confusion,
         {"long_name": "samples of a true class that the probe predicts as a class"},
     )
-    result["majority"] = (
-        ("split", "metric"),
-        _majority(probe_tables, classes, f1_of),
-        {"long_name": "score of always predicting the fit side's most frequent label"},
-    )
+    guesses = {"majority": "score of always predicting the fit side's most frequent label"}
+    if types:
+        guesses["majority_of_type"] = "score of predicting the most frequent label of the type"
+    for name, about in guesses.items():
+        type_numbers = _type_numbers(probe_tables, by_type=name == "majority_of_type")
+        guessed = _majority(type_numbers, truths["probe"]["probe"], n_classes, f1_of)
+        result[name] = (("split", "metric"), guessed, {"long_name": about})
     result["chance"] = ((), 1 / n_classes, {"long_name": "1 / number of classes"})
     result["C"] = (
         ("control", *report.cells),
@@ -217,22 +221,42 @@ def _labels_of_types(
     tables: Tables, fit_labels: Int64[Tensor, " sample"], generator: torch.Generator
 ) -> list[Int64[Tensor, " sample"]]:
     """Draw a label for each type from those of `fit`, with their frequencies, for each table."""
-    of_samples = [table.types for table in tables.all_tables if table.types is not None]
-    types = np.unique(np.concatenate(of_samples))
-    drawn = fit_labels[torch.randint(len(fit_labels), (len(types),), generator=generator)]
-    return [drawn[torch.from_numpy(np.searchsorted(types, column))] for column in of_samples]
+    numbers = _type_numbers(tables, by_type=True)
+    n_types = int(max(number.max() for number in numbers)) + 1
+    drawn = fit_labels[torch.randint(len(fit_labels), (n_types,), generator=generator)]
+    return [drawn[number] for number in numbers]
+
+
+def _type_numbers(tables: Tables, *, by_type: bool) -> list[Int64[Tensor, " sample"]]:
+    """Number the types of the samples of each table; all have one type without `by_type`."""
+    columns = [
+        table.types if by_type else np.zeros(len(table.label)) for table in tables.all_tables
+    ]
+    given = [column for column in columns if column is not None]
+    types = np.unique(np.concatenate(given))
+    return [torch.from_numpy(np.searchsorted(types, column)) for column in given]
 
 
 def _majority(
-    tables: Tables, classes: np.ndarray, f1_of: int | None
+    types: Sequence[Int64[Tensor, " sample"]],
+    labels: Sequence[Int64[Tensor, " sample"]],
+    n_classes: int,
+    f1_of: int | None,
 ) -> Float[np.ndarray, "split metric"]:
-    n = len(classes)
-    fit_counts, *test_counts = (
-        torch.bincount(_class_indices(table, classes), minlength=n) for table in tables.all_tables
-    )
-    confusion = torch.zeros(len(test_counts), n, n)
-    confusion[:, :, fit_counts.argmax()] = torch.stack(test_counts).float()
-    return _metrics(confusion, f1_of)
+    """Score predicting each type's most frequent label of the first table in the other tables.
+
+    A type that the first table lacks has the most frequent label of all.
+    """
+    n_types = int(max(number.max() for number in types)) + 1
+    pairs = types[0] * n_classes + labels[0]
+    counts = torch.bincount(pairs, minlength=n_types * n_classes).view(n_types, n_classes)
+    seen = counts.sum(dim=1) > 0
+    guess = torch.where(seen, counts.argmax(dim=1), counts.sum(dim=0).argmax())
+    confusion = [
+        torch.bincount(truth * n_classes + guess[number], minlength=n_classes**2)
+        for truth, number in zip(labels[1:], types[1:], strict=True)
+    ]
+    return _metrics(torch.stack(confusion).view(-1, n_classes, n_classes), f1_of)
 
 
 def _example_confusions(

@@ -263,6 +263,26 @@ def test_control_types_can_be_memorised_and_lower_the_selectivity():
     assert by_type["score"].sel(control="shuffled") < 0.5
     assert by_type["selectivity"] == 0
     assert by_sample["selectivity"] > 0.5
+    assert by_type["majority_of_type"] == 1
+    assert by_type["majority"] == by_sample["majority"] < 0.5
+
+
+def test_the_most_frequent_label_of_a_type_is_that_of_fit():
+    def data(kinds, rules):
+        code = np.random.default_rng(0).normal(size=(len(kinds), 3))
+        return xr.Dataset(
+            {
+                "code": (("example", "head"), code),
+                "rule": ("example", rules),
+                "kind": ("example", kinds),
+            }
+        )
+
+    fit = data([*"aaabbb"] * 5, [0, 0, 1, 2, 2, 1] * 5)
+    # Type c is unknown: the most frequent label of all is 0, as frequent as 2 and 1.
+    test = data([*"aabbcc"], [0, 1, 2, 0, 0, 1])
+    found = decode(fit, {"t": test}, cells=(), types="kind").sel(metric="accuracy", split="t")
+    assert found["majority_of_type"] == 3 / 6
 
 
 def test_the_same_seed_gives_the_same_result():
