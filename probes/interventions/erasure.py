@@ -123,24 +123,29 @@ def erase(
     ranks: dict[str, list[int]] = {}
     with evaluating(model):
         unchanged = hits_of(code.answers(inputs, answer, {}), outcomes)
-        before = {hook: code.read(fit_inputs, hook, {}) for hook in {h[0] for h in sites.values()}}
+        before = {
+            hook: _Samples.of(code.read(fit_inputs, hook, {}), samples)
+            for hook in {hooks[0] for hooks in sites.values()}
+        }
         for site, condition, draw in progress(jobs, "erase"):
             generator = derive_generator(seed, f"{condition} {draw}")
             erasers: dict[str, _Eraser] = {}
             shares = []
             for number, hook in enumerate(sites[site]):
-                values = before[hook] if not erasers else code.read(fit_inputs, hook, erasers)
-                truth = _per_sample(labels, values.shape[:samples])
-                flat = values.flatten(0, samples - 1).flatten(1).double()
-                if condition == "random":
-                    eraser = _random_eraser(flat, ranks[site][number], generator)
+                if erasers:
+                    codes = _Samples.of(code.read(fit_inputs, hook, erasers), samples)
                 else:
+                    codes = before[hook]
+                if condition == "random":
+                    eraser = codes.random_eraser(ranks[site][number], generator)
+                else:
+                    truth = _per_sample(labels, codes.shape)
                     if condition == "control":
                         truth = truth[torch.randperm(len(truth), generator=generator)]
-                    eraser = _label_eraser(flat, truth)
+                    eraser = codes.label_eraser(truth)
                 if condition == "erased":
                     ranks.setdefault(site, []).append(eraser.rank)
-                shares.append(eraser.share_of_variance(flat))
+                shares.append(eraser.share_of_variance(codes.values))
                 erasers[hook] = eraser
             changed = hits_of(code.answers(inputs, answer, erasers), outcomes)
             hits.setdefault((condition, site), []).append(changed)
@@ -188,26 +193,48 @@ class _Eraser:
         return float(1 - self(x).var(dim=0).sum() / variance) if variance > 0 else 0.0
 
 
-def _label_eraser(x: Float[Tensor, "sample feature"], labels: Int[Tensor, " sample"]) -> _Eraser:
-    # Imported here because the package is needed for this probe alone.
-    from concept_erasure import LeaceFitter
+@dataclass(frozen=True)
+class _Samples:
+    """The codes that erasures are fitted on, and the orthogonal axes that they span.
 
-    one_hot = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1])
-    eraser = LeaceFitter.fit(x, one_hot.double()).eraser
-    change = torch.linalg.svdvals(eraser.proj_right)
-    rank = int((change > _RESOLVED * change.max()).sum()) if change.max() > 0 else 0
-    return _Eraser(eraser.proj_left, eraser.proj_right, x.mean(dim=0), rank)
+    Attributes:
+        values: the codes.
+        shape: sizes of the sample dims.
+        axes: directions in which the codes vary.
+    """
 
+    values: Float[Tensor, "sample feature"]
+    shape: tuple[int, ...]
+    axes: Float[Tensor, "axis feature"]
 
-def _random_eraser(
-    x: Float[Tensor, "sample feature"], rank: int, generator: torch.Generator
-) -> _Eraser:
-    mean = x.mean(dim=0)
-    _, scale, axes = torch.linalg.svd(x - mean, full_matrices=False)
-    axes = axes[scale > _RESOLVED * scale[0]]
-    within = torch.randn(len(axes), rank, generator=generator, dtype=x.dtype)
-    basis = axes.T @ torch.linalg.qr(within).Q
-    return _Eraser(basis, basis.T, mean, rank)
+    @classmethod
+    def of(cls, values: Float[Tensor, "example ..."], samples: int) -> _Samples:
+        flat = values.flatten(0, samples - 1).flatten(1).double()
+        _, scale, axes = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+        return cls(flat, tuple(values.shape[:samples]), axes[scale > _RESOLVED * scale[0]])
+
+    def label_eraser(self, labels: Int[Tensor, " sample"]) -> _Eraser:
+        """The eraser of labels: in the space that the codes span if this is smaller, or in all."""
+        # Imported here because the package is needed for this probe alone.
+        from concept_erasure import LeaceFitter
+
+        one_hot = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
+        mean = self.values.mean(dim=0)
+        if len(self.values) < self.values.shape[1]:
+            eraser = LeaceFitter.fit((self.values - mean) @ self.axes.T, one_hot).eraser
+            left, right = self.axes.T @ eraser.proj_left, eraser.proj_right @ self.axes
+        else:
+            eraser = LeaceFitter.fit(self.values, one_hot).eraser
+            left, right = eraser.proj_left, eraser.proj_right
+        change = torch.linalg.svdvals(right)
+        rank = int((change > _RESOLVED * change.max()).sum()) if change.max() > 0 else 0
+        return _Eraser(left, right, mean, rank)
+
+    def random_eraser(self, rank: int, generator: torch.Generator) -> _Eraser:
+        """The eraser of a random subspace of the space that the codes span."""
+        within = torch.randn(len(self.axes), rank, generator=generator, dtype=self.axes.dtype)
+        basis = self.axes.T @ torch.linalg.qr(within).Q
+        return _Eraser(basis, basis.T, self.values.mean(dim=0), rank)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from probes import erase
-from probes.interventions.erasure import _label_eraser, _random_eraser
+from probes.interventions.erasure import _Samples
 
 CLASSES, D = 4, 12
 
@@ -59,10 +59,13 @@ def run(model, hooks, n=300, **settings):
     )  # fmt: skip
 
 
-def test_the_label_cannot_be_read_any_more():
+@pytest.mark.parametrize("extra", [0, 500])
+def test_the_label_cannot_be_read_any_more(extra):
     codes, label = data(0)
-    x = codes[:, 0].double()
-    eraser = _label_eraser(x, label)
+    noise = torch.randn(len(label), extra, generator=torch.Generator().manual_seed(2))
+    x = torch.cat([codes[:, 0], 0.1 * noise], dim=1).double()
+    samples = _Samples.of(x, 1)
+    eraser = samples.label_eraser(label)
     majority = torch.bincount(label).max().item() / len(label)
     before, after = (
         LogisticRegression(C=100).fit(values, label).score(values, label)
@@ -76,7 +79,7 @@ def test_the_label_cannot_be_read_any_more():
     assert covariance.abs().max() < 0.01
     assert eraser.rank == CLASSES - 1
     # A random subspace of the same rank leaves it readable.
-    other = _random_eraser(x, eraser.rank, torch.Generator().manual_seed(1))
+    other = samples.random_eraser(eraser.rank, torch.Generator().manual_seed(1))
     assert torch.linalg.matrix_rank(x - x.mean(0) - (other(x) - x.mean(0))) == CLASSES - 1
     kept = LogisticRegression(C=100).fit(other(x).numpy(), label).score(other(x).numpy(), label)
     assert kept > 0.7
