@@ -1,6 +1,7 @@
 """Probes: labelled arrays in, labelled arrays out.
 
-- Capturing: `capture` streams activations, reduced inside the hook, with a task's ground truth.
+- Capturing: `capture` streams activations, reduced inside the hook, with a task's ground truth;
+  `hooked` makes any module a model with hooks; `masked_mean`, `last_token` and `span_mean` reduce.
   `examine_places` applies a score to the attention modules of several models.
 - Decoding: `decode`, `decode_continuous` and `decode_each` fit linear probes with controls;
   `project` (`draw_projection`) projects codes to two components, `compare_means` compares the mean

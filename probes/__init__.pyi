@@ -1,5 +1,6 @@
 """Public names of the package and the modules that define them."""
 
+from .capturing.any_module import hooked as hooked
 from .capturing.attention_places import AttentionPlace as AttentionPlace
 from .capturing.attention_places import capture_places as capture_places
 from .capturing.attention_places import examine_places as examine_places
@@ -8,6 +9,9 @@ from .capturing.capture import capture as capture
 from .capturing.hooking import HookedModel as HookedModel
 from .capturing.hooking import resolve_hooks as resolve_hooks
 from .capturing.passes import Batch as Batch
+from .capturing.pooling import last_token as last_token
+from .capturing.pooling import masked_mean as masked_mean
+from .capturing.pooling import span_mean as span_mean
 from .capturing.quantity import Quantity as Quantity
 from .context import loss_by_context as loss_by_context
 from .context import measure_loss_by_context as measure_loss_by_context

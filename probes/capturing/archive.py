@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ class Archive:
     Args:
         path: the folder of the store.
         identity: what the store holds, as JSON values; a store of something else is refused.
+        ragged: dims whose size may differ between batches; see `Quantity`.
 
     Raises:
         ValueError: there is a folder that holds something else.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]):
+    def __init__(self, path: Path, identity: Mapping[str, Any], ragged: Collection[str] = ()):
+        self._ragged = frozenset(ragged)
         self.path, self.identity = path, json.dumps(identity, sort_keys=True)
         self.batches = self.examples = 0
         self._earlier = xr.Dataset()
@@ -72,13 +75,17 @@ class Archive:
         counts = {"batches": self.batches, "examples": self.examples}
         batch = batch.assign_attrs(capture=self.identity, **counts)
         if self.batches:
-            self._check_shapes(batch)
+            batch = self._fitted(batch)
             of_examples = [name for name in batch.variables if "example" in batch[name].dims]
             batch[of_examples].to_zarr(self.path, append_dim="example", consolidated=False)
         else:
             # A chunk per batch and layer: a decoder reads one layer of all examples.
             encoding = {
-                name: {"chunks": _chunks(variable), "compressors": None}
+                name: {
+                    "chunks": _chunks(variable),
+                    "compressors": None,
+                    "fill_value": _fill_of(variable.dtype),
+                }
                 for name, variable in batch.data_vars.items()
             }
             batch.to_zarr(self.path, mode="w", encoding=encoding, consolidated=False)
@@ -88,13 +95,38 @@ class Archive:
         group = zarr.open_group(self.path, mode="r+")
         group.attrs.update({"batches": self.batches, "examples": self.examples})
 
-    def _check_shapes(self, batch: xr.Dataset) -> None:
-        for name, shape in _shapes(batch).items():
-            if self._shapes.get(name) != shape:
+    def _fitted(self, batch: xr.Dataset) -> xr.Dataset:
+        """The batch, and what is stored, with the larger size of each ragged dim."""
+        import zarr
+
+        group = zarr.open_group(self.path, mode="r+")
+        padded: dict[str, xr.DataArray] = {}
+        for name, variable in batch.data_vars.items():
+            stored, sizes = self._shapes.get(str(name), ()), variable.shape[1:]
+            ragged = [dim in self._ragged for dim in variable.dims[1:]]
+            if len(stored) != len(sizes) or any(
+                size != expected and not may_differ
+                for size, expected, may_differ in zip(sizes, stored, ragged, strict=True)
+            ):
                 raise ValueError(
-                    f"{name!r} must have one shape in all batches, got {self._shapes.get(name)} "
-                    f"and {shape} after the examples"
+                    f"{name!r} must have one shape in all batches, got {stored} and {sizes} after "
+                    "the examples"
                 )
+            largest = tuple(map(max, stored, sizes))
+            if largest != stored:
+                array = group[str(name)]
+                assert isinstance(array, zarr.Array)
+                array.resize((array.shape[0], *largest))
+                self._shapes[str(name)] = largest
+            if largest != sizes:
+                missing = {
+                    dim: (0, size - variable.sizes[dim])
+                    for dim, size in zip(variable.dims[1:], largest, strict=True)
+                    if size > variable.sizes[dim]
+                }
+                filled = variable.pad(missing, constant_values=_fill_of(variable.dtype))
+                padded[str(name)] = filled.astype(variable.dtype)
+        return batch.drop_vars([*padded]).assign(padded)
 
     def check(self, start: int, latents: Mapping[str, np.ndarray]) -> int:
         """Check that stored examples have these latents, and return how many there are.
@@ -132,6 +164,10 @@ def weights_digest(model: object) -> str:
                 values = weight.detach().flatten()[::step].double().cpu().numpy()
                 digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
     return digest.hexdigest()[:16]
+
+
+def _fill_of(dtype: np.dtype) -> Any:
+    return {"f": math.nan, "i": -1, "u": 0, "b": False, "O": ""}.get(dtype.kind)
 
 
 def _shapes(data: xr.Dataset) -> dict[str, tuple[int, ...]]:

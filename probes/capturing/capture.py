@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probes.capturing.archive import Archive, weights_digest
 from probes.capturing.hooking import HookedModel, check_model
-from probes.capturing.passes import Batch, Passes, read_latents
+from probes.capturing.passes import Batch, Firings, Passes, read_latents
 from probes.capturing.quantity import Labels, Quantity
 from probes.checking import checked
 from probes.progress import progress
@@ -80,16 +80,16 @@ def capture(
     with passes.listening():
         if path is not None and path.suffix == ".zarr":
             return _to_archive(path, passes, labels, shown)
-        kept = {name: _Rows(name, passes.n_layers(name)) for name in quantities}
+        kept = {name: _Rows(name, quantity) for name, quantity in quantities.items()}
         latents: list[dict[str, np.ndarray]] = []
         for batch in shown:
             latents.append(read_latents(batch))
-            for name, parts in passes.run(batch.inputs, latents[-1]).items():
-                kept[name].append(parts)
+            for name, firings in passes.run(batch, latents[-1]).items():
+                kept[name].append(firings)
     if not latents:
         raise ValueError("batches must hold at least one batch, got none")
     joined = {name: np.concatenate([one[name] for one in latents]) for name in latents[0]}
-    result = labels.dataset({name: rows.array() for name, rows in kept.items()}, joined)
+    result = _dataset(labels, kept, joined)
     result.attrs["batches"] = len(latents)
     if path is None:
         return result
@@ -101,24 +101,35 @@ def capture(
 
 def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Batch]) -> xr.Dataset:
     identity = labels.identity() | {"weights": weights_digest(passes.model)}
-    archive = Archive(path, identity)
+    ragged = {dim for one in passes.quantities.values() for dim in one.ragged_dims}
+    archive = Archive(path, identity, ragged)
     n_before, examples = archive.batches, 0
     for number, batch in enumerate(batches):
         latents = read_latents(batch)
         if number < n_before:
             examples += archive.check(examples, latents)
             continue
-        parts = passes.run(batch.inputs, latents)
-        values = {name: _stacked(layers) for name, layers in parts.items()}
-        archive.append(labels.dataset(values, latents))
+        rows = {name: _Rows(name, quantity) for name, quantity in passes.quantities.items()}
+        for name, firings in passes.run(batch, latents).items():
+            rows[name].append(firings)
+        archive.append(_dataset(labels, rows, latents))
     if not archive.batches:
         raise ValueError("batches must hold at least one batch, got none")
     return archive.read()
 
 
-def _stacked(parts: list[Tensor]) -> np.ndarray:
-    stacked = torch.stack(parts, dim=1)
-    return stacked.to(_WIDENED.get(stacked.dtype, stacked.dtype)).cpu().numpy()
+def _dataset(
+    labels: Labels, rows: Mapping[str, _Rows], latents: Mapping[str, np.ndarray]
+) -> xr.Dataset:
+    sizes: dict[str, np.ndarray] = {}
+    for name, of_quantity in rows.items():
+        for dim, size in of_quantity.sizes().items():
+            if not np.array_equal(sizes.setdefault(dim, size), size):
+                raise ValueError(
+                    f"quantities must have the same sizes of {dim!r}, got others for {name!r}; "
+                    "capture them in separate datasets"
+                )
+    return labels.dataset({name: one.array() for name, one in rows.items()}, sizes, latents)
 
 
 class _Rows:
@@ -131,36 +142,75 @@ class _Rows:
 
     _FIRST_BYTES = 1 << 26
 
-    def __init__(self, name: str, n_layers: int) -> None:
-        self.name = name
-        self.n_layers = n_layers
-        self.count = 0
-        self.buffer = torch.empty(0)
+    def __init__(self, name: str, quantity: Quantity) -> None:
+        self._name, self._quantity = name, quantity
+        self._stepped = quantity.fires == "each"
+        self._is_ragged = [dim in quantity.ragged for dim in quantity.dims[1:]]
+        self._counts: list[int] = []
+        self._sizes: list[tuple[int, ...]] = []
+        self._buffer = torch.empty(0)
 
-    def append(self, parts: list[Tensor]) -> None:
-        """Copy one batch: a tensor [example, ...] per layer."""
-        shape = (self.n_layers, *parts[0].shape[1:])
-        examples = len(parts[0])
-        if self.count == 0:
-            dtype = _WIDENED.get(parts[0].dtype, parts[0].dtype)
-            row = max(1, math.prod(shape) * parts[0].element_size())
+    def append(self, firings: Firings) -> None:
+        """Copy one batch: tensors [example, ...] by layer and step."""
+        first, count = firings[0][0], sum(self._counts)
+        shape = self._shape(firings)
+        examples = len(first)
+        if not self._counts:
+            dtype = _WIDENED.get(first.dtype, first.dtype)
+            row = max(1, math.prod(shape) * first.element_size())
             capacity = max(examples, self._FIRST_BYTES // row)
-            self.buffer = torch.empty(capacity, *shape, dtype=dtype)
-        shapes = {(self.n_layers, *part.shape[1:]) for part in parts} | {self.buffer.shape[1:]}
-        if len(shapes) > 1:
-            shown = sorted(tuple(other[1:]) for other in shapes)
-            raise ValueError(
-                f"{self.name!r} must have one shape in all batches and layers, got {shown} after "
-                "the examples; reduce it to one shape, or capture batches of one length at a time"
-            )
-        if self.count + examples > len(self.buffer):
-            larger = self.buffer.new_empty(2 * (self.count + examples), *shape)
-            larger[: self.count] = self.buffer[: self.count]
-            self.buffer = larger
-        for layer, part in enumerate(parts):
-            self.buffer[self.count : self.count + examples, layer] = part
-        self.count += examples
+            self._buffer = self._new(capacity, shape, dtype)
+        largest = tuple(map(max, shape, self._buffer.shape[1:]))
+        is_full = count + examples > len(self._buffer)
+        if is_full or largest != self._buffer.shape[1:]:
+            capacity = 2 * (count + examples) if is_full else len(self._buffer)
+            larger = self._new(capacity, largest, self._buffer.dtype)
+            larger[(slice(count), *map(slice, self._buffer.shape[1:]))] = self._buffer[:count]
+            self._buffer = larger
+        rows = slice(count, count + examples)
+        for layer, of_layer in enumerate(firings):
+            for step, part in enumerate(of_layer):
+                at = (rows, layer, *([step] if self._stepped else []))
+                self._buffer[(*at, *map(slice, part.shape[1:]))] = part
+        self._counts.append(examples)
+        self._sizes.append(shape[1:])
+
+    def _shape(self, firings: Firings) -> tuple[int, ...]:
+        """The sizes of layers, steps and other dims that hold a batch.
+
+        Raises:
+            ValueError: a dim that is not ragged has several sizes.
+        """
+        shapes = [tuple(part.shape[1:]) for of_layer in firings for part in of_layer]
+        shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        steps = (max(map(len, firings)),) if self._stepped else ()
+        known = [self._sizes[-1][len(steps) :]] if self._sizes else []
+        for other in {*shapes, *known}:
+            sizes = zip(shape, other, self._is_ragged, strict=True)
+            if any(size != size_of_other and not ragged for size, size_of_other, ragged in sizes):
+                raise ValueError(
+                    f"{self._name!r} must have one shape in all batches and layers, got "
+                    f"{sorted({*shapes, *known})} after the examples; reduce it to one shape, name "
+                    "the dim in `ragged`, or capture batches of one length at a time"
+                )
+        return (len(firings), *steps, *shape)
+
+    def _new(self, capacity: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not self._quantity.ragged_dims:
+            return torch.empty(capacity, *shape, dtype=dtype)
+        fill = math.nan if dtype.is_floating_point else -1 if dtype != torch.bool else False
+        return torch.full((capacity, *shape), fill, dtype=dtype)
 
     def array(self) -> np.ndarray:
-        """View all examples so far."""
-        return self.buffer[: self.count].numpy()
+        """All examples so far."""
+        values = self._buffer[: sum(self._counts)]
+        return (values if self._quantity.has_layers else values[:, 0]).numpy()
+
+    def sizes(self) -> dict[str, np.ndarray]:
+        """The size of each ragged dim in the batch of each example."""
+        dims = (*(("step",) if self._stepped else ()), *self._quantity.dims[1:])
+        return {
+            dim: np.repeat([shape[axis] for shape in self._sizes], self._counts)
+            for axis, dim in enumerate(dims)
+            if dim in self._quantity.ragged_dims
+        }

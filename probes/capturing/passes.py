@@ -13,7 +13,6 @@ from torch import Tensor
 from probes.capturing.hooking import (
     HookedModel,
     evaluating,
-    is_glob,
     layer_numbers,
     resolve_hooks,
 )
@@ -57,29 +56,33 @@ class _Enough(Exception):
     """All that is asked for has been seen: the rest of the forward pass is not needed."""
 
 
+Firings = list[list[Tensor]]
+"""The reduced activations [example, ...] of a quantity, by hook and by firing."""
+
+
 class Passes:
-    """Forward passes of a model, and what its hooks show in them."""
+    """Forward passes of a model, and what its hooks show in them.
+
+    Attributes:
+        layers: numbers in the names of hooks, by quantity, for globs. After the first pass these
+            are the hooks that fire: a model that was once called with more steps has more hooks.
+    """
 
     def __init__(self, model: HookedModel, quantities: Mapping[str, Quantity]) -> None:
-        self.model, self._quantities = model, quantities
-        self._hooks = {
-            name: resolve_hooks(model, quantity.hook)
+        self.model, self.quantities = model, quantities
+        self._hooks: dict[str, list[str | None]] = {
+            name: [None] if quantity.hook is None else [*resolve_hooks(model, quantity.hook)]
             for name, quantity in quantities.items()
-            if quantity.hook is not None
         }
         self.layers = {
-            name: layer_numbers(quantity.hook, self._hooks[name])
+            name: layer_numbers(str(quantity.hook), _names(self._hooks[name]))
             for name, quantity in quantities.items()
-            if quantity.hook is not None and is_glob(quantity.hook)
+            if quantity.has_layers
         }
-        self._outputs = [name for name, quantity in quantities.items() if quantity.hook is None]
-        self._expected = sum(map(len, self._hooks.values()))
-        self._seen: dict[tuple[str, int], Tensor] = {}
-        self._is_checked = False
-
-    def n_layers(self, name: str) -> int:
-        """The number of hooks of a quantity."""
-        return len(self._hooks.get(name, [name]))
+        self._seen: dict[str, Firings] = {}
+        self._batch: Batch | None = None
+        # Hooks after which a pass may end; 0 if it must not, None before the first pass.
+        self._n_expected: int | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -88,41 +91,78 @@ class Passes:
             (hook, partial(self._listen, name, index))
             for name, matched in self._hooks.items()
             for index, hook in enumerate(matched)
+            if hook is not None
         ]
         with evaluating(self.model), self.model.hooks(fwd_hooks=fwd_hooks):
             yield
 
-    def run(self, inputs: Inputs, latents: Mapping[str, np.ndarray]) -> dict[str, list[Tensor]]:
-        """The reduced activations [example, ...] of each quantity, one for each of its hooks."""
-        self._seen.clear()
+    def run(self, batch: Batch, latents: Mapping[str, np.ndarray]) -> dict[str, Firings]:
+        """What each quantity shows in a forward pass over a batch.
+
+        Raises:
+            RuntimeError: a hook did not fire, or fired again although it should fire once.
+            ValueError: what is kept does not have the dims of its quantity.
+        """
+        self._batch = batch
+        self._seen = {name: [[] for _ in matched] for name, matched in self._hooks.items()}
         try:
-            output = call(self.model, inputs)
+            output = call(self.model, batch.inputs)
         except _Enough:
             output = None
-        for name in self._outputs:
-            self._keep(name, 0, output, "the model's output")
+        for name, matched in self._hooks.items():
+            if matched == [None]:
+                self._keep(name, 0, output, "the model's output")
         # Frees the output before the next batch runs.
         del output
+        if self._n_expected is None:
+            is_fixed = not self._drop_hooks_of_further_steps() and all(
+                quantity.hook and quantity.fires == "once" for quantity in self.quantities.values()
+            )
+            self._n_expected = sum(map(len, self._hooks.values())) if is_fixed else 0
         _check_batch(self._seen, self._hooks, latents)
-        self._is_checked = True
-        return {
-            name: [self._seen[name, layer] for layer in range(self.n_layers(name))]
-            for name in self._quantities
-        }
+        return self._seen
+
+    def _drop_hooks_of_further_steps(self) -> bool:
+        is_dropped = False
+        for name, layers in self.layers.items():
+            fired = [bool(firings) for firings in self._seen[name]]
+            n_fired = sum(fired)
+            if 0 < n_fired < len(fired) and all(fired[:n_fired]):
+                self.layers[name] = layers[:n_fired]
+                self._hooks[name] = self._hooks[name][:n_fired]
+                self._seen[name] = self._seen[name][:n_fired]
+                is_dropped = True
+        return is_dropped
 
     def _listen(self, name: str, index: int, activation: Any, hook: Any) -> None:
+        if index >= len(self._seen[name]):
+            raise RuntimeError(
+                f"all batches must have the number of steps of the first, {len(self._seen[name])}, "
+                f"got a pass in which {hook.name!r} fires; capture them in separate datasets"
+            )
         self._keep(name, index, activation, f"hook {hook.name!r}")
-        if self._is_checked and not self._outputs and len(self._seen) == self._expected:
+        n_seen = sum(bool(firings) for hooks in self._seen.values() for firings in hooks)
+        if self._n_expected and n_seen == self._n_expected:
             raise _Enough
 
     def _keep(self, name: str, index: int, activation: Any, source: str) -> None:
-        if (name, index) in self._seen:
-            raise RuntimeError(f"{source} must fire once in a forward pass, fired again")
-        self._seen[name, index] = _reduce(name, self._quantities[name], activation, source)
+        quantity, firings = self.quantities[name], self._seen[name][index]
+        if firings and quantity.fires == "once":
+            raise RuntimeError(
+                f"{source} must fire once in a forward pass, fired again; fires='each' keeps all"
+            )
+        firings.append(_reduce(name, quantity, activation, self._batch, source))
 
 
-def _reduce(name: str, quantity: Quantity, activation: Any, source: str) -> Tensor:
-    reduced = activation if quantity.reduce is None else quantity.reduce(activation)
+def _names(hooks: list[str | None]) -> list[str]:
+    return [hook for hook in hooks if hook is not None]
+
+
+def _reduce(
+    name: str, quantity: Quantity, activation: Any, batch: Batch | None, source: str
+) -> Tensor:
+    arguments = (activation, batch) if quantity.takes_batch else (activation,)
+    reduced = activation if quantity.reduce is None else quantity.reduce(*arguments)
     if not isinstance(reduced, Tensor) or reduced.ndim != len(quantity.dims):
         raise ValueError(
             f"quantity {name!r} must have the dims {quantity.dims}, got {_shape(reduced)} from "
@@ -132,19 +172,24 @@ def _reduce(name: str, quantity: Quantity, activation: Any, source: str) -> Tens
 
 
 def _check_batch(
-    activations: Mapping[tuple[str, int], Tensor],
-    hooks: Mapping[str, list[str]],
+    activations: Mapping[str, Firings],
+    hooks: Mapping[str, list[str | None]],
     latents: Mapping[str, np.ndarray],
 ) -> None:
     silent = [
         hook
         for name, matched in hooks.items()
-        for index, hook in enumerate(matched)
-        if (name, index) not in activations
+        for hook, firings in zip(matched, activations[name], strict=True)
+        if not firings
     ]
     if silent:
         raise RuntimeError(f"hooks must fire in the forward pass, silent: {silent}")
-    counts = {name: tensor.shape[:1] for (name, _), tensor in activations.items()}
+    counts = {
+        name: tensor.shape[:1]
+        for name, of_hooks in activations.items()
+        for firings in of_hooks
+        for tensor in firings
+    }
     counts |= {name: latent.shape[:1] for name, latent in latents.items()}
     if len(set(counts.values())) > 1:
         shown = {name: tuple(count) for name, count in counts.items()}

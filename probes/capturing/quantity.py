@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -21,25 +22,73 @@ class Quantity:
         hook: a hook name; or a glob (`blocks.*.attn.hook_pattern`), which adds a `layer` dim after
             `example`; or None for the model's output.
         dims: dims of the reduced activation, `example` first, without `layer`.
-        reduce: applied to the activation [example, ...] inside the hook; its result is kept. None
-            keeps the whole activation.
+        reduce: applied inside the hook to the activation [example, ...], or to the activation and
+            the batch (see `masked_mean`); its result is kept. None keeps the whole activation.
         long_name: description of the variable for figures and files; empty for the hook's name.
+        fires: how often the hook fires in a forward pass: `once`; or `each`, which adds a ragged
+            `step` dim after `example` and `layer`, for modules that a model applies several times.
+        ragged: dims whose size may differ between batches.
+
+    What a ragged dim lacks is NaN, or -1 for integers, or False; `n_step` (or `n_` and the name of
+    another ragged dim) [example] is the size that the batch of an example had.
+
+    Raises:
+        ValueError: `dims` do not begin with `example`, repeat a dim or name one that is added, or
+            `ragged` are not among them.
     """
 
     hook: str | None
     dims: tuple[str, ...]
-    reduce: Callable[[Any], Tensor] | None = None
+    reduce: Callable[..., Tensor] | None = None
     long_name: str = ""
+    fires: Literal["once", "each"] = "once"
+    ragged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.fires not in (allowed := ("once", "each")):
+            raise ValueError(f"fires must be one of {', '.join(allowed)}, got {self.fires!r}")
         if not self.dims or self.dims[0] != "example":
             raise ValueError(f"dims must begin with 'example', got {self.dims}")
         if len(set(self.dims)) != len(self.dims):
             raise ValueError(f"dims must be distinct, got {self.dims}")
-        if "layer" in self.dims and self.hook is not None and is_glob(self.hook):
+        if "layer" in self.dims and self.has_layers:
             raise ValueError(
                 f"dims must not name 'layer': the glob {self.hook!r} adds it, got {self.dims}"
             )
+        if "step" in self.dims and self.fires == "each":
+            raise ValueError(f"dims must not name 'step': fires='each' adds it, got {self.dims}")
+        if extra := [dim for dim in self.ragged if dim not in self.dims[1:]]:
+            raise ValueError(f"ragged must be dims after 'example', {self.dims[1:]}, got {extra}")
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the hook is a glob."""
+        return self.hook is not None and is_glob(self.hook)
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether `reduce` has two arguments without defaults: the activation and the batch."""
+        if self.reduce is None:
+            return False
+        try:
+            parameters = inspect.signature(self.reduce).parameters.values()
+        except ValueError:  # a built-in function without a signature
+            return False
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        is_required = [one.kind in positional and one.default is one.empty for one in parameters]
+        return sum(is_required) == 2
+
+    @property
+    def kept_dims(self) -> tuple[str, ...]:
+        """The dims of what is kept: `example`, `layer` for a glob, `step`, and the others."""
+        layer = ("layer",) if self.has_layers else ()
+        step = ("step",) if self.fires == "each" else ()
+        return (self.dims[0], *layer, *step, *self.dims[1:])
+
+    @property
+    def ragged_dims(self) -> tuple[str, ...]:
+        """The dims whose size may differ between batches."""
+        return (*(("step",) if self.fires == "each" else ()), *self.ragged)
 
 
 @dataclass(frozen=True)
@@ -53,14 +102,21 @@ class Labels:
     def identity(self) -> dict[str, Any]:
         """What is captured, as JSON values."""
         return {
-            name: [quantity.hook, list(quantity.dims), self.layers.get(name)]
+            name: [quantity.hook, list(quantity.kept_dims)]
             for name, quantity in self.quantities.items()
         }
 
     def dataset(
-        self, values: Mapping[str, np.ndarray], latents: Mapping[str, np.ndarray]
+        self,
+        values: Mapping[str, np.ndarray],
+        sizes: Mapping[str, np.ndarray],
+        latents: Mapping[str, np.ndarray],
     ) -> xr.Dataset:
-        """A dataset of the quantities [example, layer, ...] and the latents [example, ...]."""
+        """A dataset of the quantities, sizes of ragged dims [example], and latents [example, ...].
+
+        Raises:
+            ValueError: dims do not fit, or quantities have other layers or sizes of a dim.
+        """
         clash = sorted(set(self.quantities) & set(latents))
         if clash:
             raise ValueError(
@@ -69,12 +125,9 @@ class Labels:
         result = xr.Dataset()
         for name, quantity in self.quantities.items():
             long_name = quantity.long_name or quantity.hook or "the model's output"
+            variable = xr.DataArray(values[name], dims=quantity.kept_dims)
             if name in self.layers:
-                variable = xr.DataArray(
-                    values[name],
-                    dims=(quantity.dims[0], "layer", *quantity.dims[1:]),
-                    coords={"layer": self.layers[name]},
-                )
+                variable = variable.assign_coords(layer=self.layers[name])
                 # All quantities of a dataset share the layer axis.
                 known = result["layer"].to_numpy().tolist() if "layer" in result.coords else None
                 if known not in (None, self.layers[name]):
@@ -82,11 +135,12 @@ class Labels:
                         f"quantities must have the same layers, got {known} and, for {name!r}, "
                         f"{self.layers[name]}; capture them in separate datasets"
                     )
-            else:
-                variable = xr.DataArray(values[name][:, 0], dims=quantity.dims)
             result[name] = variable.assign_attrs(
                 long_name=long_name, hook=quantity.hook or "output"
             )
+        for dim, size in sizes.items():
+            about = {"long_name": f"size of {dim} in the batch of the example"}
+            result[f"n_{dim}"] = ("example", size, about)
         for name, array in latents.items():
             dims = self.latent_dims.get(name)
             if dims is None:

@@ -1,0 +1,160 @@
+"""Hooks for any model: inputs and outputs of its submodules, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from probes.capturing.hooking import HookedModel
+from probes.checking import checked
+
+_IN, _OUT = "hook_in", "hook_out"
+
+
+@checked
+def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
+    """Make any module a model with hooks, or call a model with further arguments.
+
+    A module gets the hooks `NAME.hook_in` and `NAME.hook_out` for each of its submodules (the names
+    of `named_modules`): the first tensor among its inputs, and that of its output. The module
+    itself stays as it is: hooks are attached while it is called, and only those that are listened
+    to. The output is a tensor, too: `.logits` of a Hugging Face output, or else its first tensor.
+
+    A model that has hooks keeps them.
+
+    Args:
+        model: any `nn.Module`, such as a model of `transformers`; or a model with hooks.
+        arguments: keyword arguments of each call, such as `n_steps=9` or `use_cache=False`.
+
+    Returns:
+        A model that all probes accept. It shares the weights.
+
+    Example:
+        >>> model = hooked(BertModel.from_pretrained(folder))
+        >>> codes = {"code": Quantity("encoder.layer.*.hook_out", ("example", "pos", "d_model"))}
+        >>> capture(model, batches, codes)
+    """
+    if isinstance(model, HookedModel):
+        return _WithArguments(model, arguments)
+    return _Hooked(model, arguments)
+
+
+class _WithArguments(nn.Module):
+    """A model with hooks that is called with further arguments."""
+
+    def __init__(self, model: Any, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self._arguments = model, dict(arguments)
+
+    @property
+    def hook_dict(self) -> Mapping[str, Any]:
+        return self.model.hook_dict
+
+    @property
+    def hooks(self) -> Callable[..., Any]:
+        return self.model.hooks
+
+    def run_with_hooks(self, *inputs: Any, fwd_hooks: list[Any], **settings: Any) -> Any:
+        with self.hooks(fwd_hooks=fwd_hooks):
+            return self(*inputs, **settings)
+
+    def run_with_cache(self, *inputs: Any, **settings: Any) -> Any:
+        return self.model.run_with_cache(*inputs, **settings, **self._arguments)
+
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
+        return self.model(*inputs, **settings, **self._arguments)
+
+
+class _Hooked(HookedRootModule):
+    """A module whose submodules have hook points outside of it."""
+
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self._arguments = model, dict(arguments)
+        # Not `setup()`, which would write names into the user's modules.
+        self.hook_dict = {
+            f"{name}.{side}": HookPoint()
+            for name, _ in model.named_modules()
+            if name
+            for side in (_IN, _OUT)
+        }
+        for name, point in self.hook_dict.items():
+            point.name = name
+        self.mod_dict = dict(self.hook_dict)
+
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
+        with self._listening():
+            output = self.model(*inputs, **settings, **self._arguments)
+        return output if (tensor := _first_tensor(output)) is None else tensor
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        handles = []
+        try:
+            for name, module in self.model.named_modules():
+                if not name:
+                    continue
+                point_in, point_out = (self.hook_dict[f"{name}.{side}"] for side in (_IN, _OUT))
+                if _is_used(point_in):
+                    edit = _edit_inputs(point_in)
+                    handles.append(module.register_forward_pre_hook(edit, with_kwargs=True))
+                if _is_used(point_out):
+                    handles.append(module.register_forward_hook(_edit_output(point_out)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _is_used(point: HookPoint) -> bool:
+    return bool(point.fwd_hooks or point.bwd_hooks)
+
+
+def _edit_inputs(point: HookPoint) -> Callable[..., Any]:
+    def edit(
+        module: nn.Module, inputs: tuple[Any, ...], settings: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = [*inputs, *settings.values()]
+        for number, value in enumerate(given):
+            if isinstance(value, Tensor):
+                given[number] = point(value)
+                break
+        split = len(inputs)
+        return tuple(given[:split]), dict(zip(settings, given[split:], strict=True))
+
+    return edit
+
+
+def _edit_output(point: HookPoint) -> Callable[..., Any]:
+    def edit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        tensor = _first_tensor(output)
+        return output if tensor is None else _replaced(output, tensor, point(tensor))
+
+    return edit
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """A tensor itself, the `logits` of a mapping, or the first tensor of a tuple or mapping."""
+    if isinstance(output, Mapping):
+        values = [output["logits"]] if "logits" in output else list(output.values())
+    else:
+        values = list(output) if isinstance(output, tuple | list) else [output]
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def _replaced(output: Any, old: Tensor, new: Tensor) -> Any:
+    """The output of a module with another tensor in place of an old one."""
+    if isinstance(output, Tensor) or new is old:
+        return new if isinstance(output, Tensor) else output
+    if isinstance(output, Mapping):
+        changed = copy(output)
+        changed[next(name for name, value in output.items() if value is old)] = new  # pyright: ignore[reportIndexIssue]
+        return changed
+    changed = [new if value is old else value for value in output]
+    return type(output)(*changed) if hasattr(output, "_fields") else type(output)(changed)

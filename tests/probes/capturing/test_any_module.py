@@ -1,0 +1,170 @@
+"""Models without hooks: plain torch modules, and models of transformers built from configs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import probes
+from probes import Quantity, capture, decode, hooked, interchange
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SMALL, intermediate_size=32, vocab_size=30)
+    return transformers.BertModel(config).eval()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=30, n_positions=16)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+def tokens(n=6, n_pos=5):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 30, (n, n_pos), generator=generator)
+    lengths = torch.arange(n) % 3 + 3
+    mask = (torch.arange(n_pos) < lengths[:, None]).long()
+    # As a tokenizer returns them.
+    return transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask})
+
+
+def batch_of(inputs, **latents):
+    return SimpleNamespace(inputs=inputs, latents=latents)
+
+
+OUT = Quantity("encoder.layer.*.hook_out", ("example", "pos", "d_model"))
+
+
+def test_hooks_show_what_hugging_face_returns():
+    model, inputs = bert(), tokens()
+    data = capture(
+        hooked(model),
+        [batch_of(inputs)],
+        {"out": OUT, "last": Quantity(None, ("example", "pos", "d_model"))},
+    )
+    expected = model(**inputs, output_hidden_states=True)
+    for layer in range(2):
+        shown = data["out"].sel(layer=layer).to_numpy()
+        np.testing.assert_array_equal(shown, expected.hidden_states[1 + layer].detach().numpy())
+    np.testing.assert_array_equal(data["last"], expected.last_hidden_state.detach().numpy())
+
+
+def test_inputs_of_modules_are_shown_too():
+    data = capture(
+        hooked(encoder()),
+        [batch_of(torch.ones(2, 3, 16))],
+        {
+            "first": Quantity("layers.0.hook_out", ("example", "pos", "d_model")),
+            "second": Quantity("layers.1.hook_in", ("example", "pos", "d_model")),
+        },
+    )
+    np.testing.assert_array_equal(data["first"], data["second"])
+
+
+def test_the_module_itself_stays_as_it_is():
+    model, inputs = gpt2(), tokens()
+    before = model(**inputs).logits
+    names = {name: dict(vars(module)) for name, module in model.named_modules()}
+    view = hooked(model)
+    hook = "transformer.h.0.hook_out"
+    zeros = view.run_with_hooks(**inputs, fwd_hooks=[(hook, lambda value, hook: value * 0)])
+    assert not torch.equal(zeros, before)
+    assert torch.equal(view(**inputs), before)
+    assert torch.equal(model(**inputs).logits, before)
+    for name, module in model.named_modules():
+        assert vars(module).keys() == names[name].keys()
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert [*map(id, view.parameters())] == [*map(id, model.parameters())]
+
+
+@pytest.mark.parametrize("side", ["hook_in", "hook_out"])
+@pytest.mark.parametrize(
+    ("build", "hook"), [(gpt2, "transformer.h.1"), (gpt2, "transformer.h.1.attn")]
+)
+def test_what_a_hook_returns_replaces_the_activation(build, hook, side):
+    """An output may be a tensor or a tuple; an input may be an argument or a keyword."""
+    model, inputs = build(), tokens()
+    point = f"{hook}.{side}"
+    view = hooked(model)
+    _, cache = view.run_with_cache(**inputs, names_filter=point)
+    with torch.no_grad():
+        same = view.run_with_hooks(**inputs, fwd_hooks=[(point, lambda x, hook: cache[point])])
+        other = view.run_with_hooks(
+            **inputs, fwd_hooks=[(point, lambda x, hook: x * torch.arange(16))]
+        )
+        torch.testing.assert_close(same, model(**inputs).logits)
+    assert (other - same).abs().max() > 1e-3
+
+
+def test_gradients_pass_through_hooks():
+    model, inputs = gpt2(), tokens()
+    point = "transformer.h.0.hook_out"
+    shift = torch.zeros(16, requires_grad=True)
+    output = hooked(model).run_with_hooks(**inputs, fwd_hooks=[(point, lambda x, hook: x + shift)])
+    output.square().sum().backward()
+    assert shift.grad.abs().sum() > 0
+
+
+def test_interchange_on_a_plain_module():
+    view = hooked(encoder())
+    base, source = torch.randn(4, 3, 16), torch.randn(4, 3, 16)
+
+    def answer(output):
+        return output[:, 0].argmax(-1)
+
+    right = answer(view(source))
+    result = interchange(
+        view, base, source, hooks={"first": "layers.0.hook_out"}, answer=answer,
+        where=torch.ones(1, 1, 1, dtype=torch.bool), outcomes={"source": right},
+    )  # fmt: skip
+    # All of the stream is the source's.
+    assert result["rate"].sel(site="first", outcome="source") == 1
+
+
+def test_decoding_from_an_encoder_with_masked_pooling():
+    model = hooked(bert())
+
+    def batches(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(4):
+            inputs = tokens(60)
+            inputs["input_ids"] = torch.randint(2, 30, (60, 5), generator=generator)
+            label = torch.randint(2, (60,), generator=generator)
+            inputs["input_ids"][:, 1] = label
+            # Padding has other tokens, which say nothing but noise.
+            yield batch_of(inputs, label=label)
+
+    code = Quantity("encoder.layer.*.hook_out", ("example", "d_model"), probes.masked_mean())
+    fit, test = (capture(model, batches(seed), {"code": code}) for seed in range(2))
+    found = decode(fit, {"t": test}, label="label")["score"].sel(metric="accuracy", split="t")
+    assert (found.sel(control="probe", layer=["0", "1"]) > 0.9).all()
+    assert (found.sel(control="shuffled") < 0.65).all()
+
+
+def test_arguments_are_passed_on():
+    inputs = tokens()
+    with torch.no_grad():
+        output = hooked(bert(), output_attentions=True).model(**inputs, output_attentions=True)
+    assert output.attentions is not None
+    assert hooked(gpt2(), use_cache=False)(**inputs).shape == (6, 5, 30)
+
+
+def test_unknown_hooks_are_named_with_the_nearest():
+    with pytest.raises(KeyError, match=r"encoder.layer.0.hook_out"):
+        capture(hooked(bert()), [], {"a": Quantity("layer.0.hook_out", ("example",))})
+    with pytest.raises(TypeError, match=r"^model of hooked must be Module, got str 'bert'$"):
+        hooked("bert")
