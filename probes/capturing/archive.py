@@ -41,11 +41,9 @@ class Archive:
             self._continue()
 
     def _continue(self) -> None:
-        import zarr
-
         if not (self.path / "zarr.json").exists():
             raise ValueError(f"to must be a new path or a capture, got {self.path}")
-        group = zarr.open_group(self.path, mode="r+")
+        group = self._group()
         identity = group.attrs.get("capture")
         if identity != self.identity:
             raise ValueError(
@@ -58,7 +56,7 @@ class Archive:
         )
         if self.batches:
             for _, array in group.arrays():
-                if (dims := array.metadata.dimension_names) and "example" in dims:  # pyright: ignore[reportAttributeAccessIssue]
+                if (dims := array.metadata.dimension_names) and "example" in dims:
                     axis = dims.index("example")
                     array.resize((*array.shape[:axis], self.examples, *array.shape[axis + 1 :]))
             self._earlier = self.read()
@@ -66,8 +64,6 @@ class Archive:
 
     def append(self, batch: xr.Dataset) -> None:
         """Write the examples of a batch, then record that they are there."""
-        import zarr
-
         # zarr has strings of any length.
         strings = [name for name, values in batch.data_vars.items() if values.dtype.kind == "U"]
         batch = batch.assign({name: batch[name].astype(object) for name in strings})
@@ -92,14 +88,16 @@ class Archive:
             self._shapes = _shapes(batch)
         self.batches += 1
         self.examples += batch.sizes["example"]
-        group = zarr.open_group(self.path, mode="r+")
-        group.attrs.update({"batches": self.batches, "examples": self.examples})
+        self._group().attrs.update({"batches": self.batches, "examples": self.examples})
+
+    def _group(self) -> Any:
+        # Imported here because captures in memory do not need it.
+        import zarr
+
+        return zarr.open_group(self.path, mode="r+")
 
     def _fitted(self, batch: xr.Dataset) -> xr.Dataset:
         """The batch, and what is stored, with the larger size of each ragged dim."""
-        import zarr
-
-        group = zarr.open_group(self.path, mode="r+")
         padded: dict[str, xr.DataArray] = {}
         for name, variable in batch.data_vars.items():
             stored, sizes = self._shapes.get(str(name), ()), variable.shape[1:]
@@ -114,8 +112,7 @@ class Archive:
                 )
             largest = tuple(map(max, stored, sizes))
             if largest != stored:
-                array = group[str(name)]
-                assert isinstance(array, zarr.Array)
+                array = self._group()[str(name)]
                 array.resize((array.shape[0], *largest))
                 self._shapes[str(name)] = largest
             if largest != sizes:

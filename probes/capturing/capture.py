@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -104,15 +105,22 @@ def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Ba
     ragged = {dim for one in passes.quantities.values() for dim in one.ragged_dims}
     archive = Archive(path, identity, ragged)
     n_before, examples = archive.batches, 0
-    for number, batch in enumerate(batches):
-        latents = read_latents(batch)
-        if number < n_before:
-            examples += archive.check(examples, latents)
-            continue
-        rows = {name: _Rows(name, quantity) for name, quantity in passes.quantities.items()}
-        for name, firings in passes.run(batch, latents).items():
-            rows[name].append(firings)
-        archive.append(_dataset(labels, rows, latents))
+    # A batch is written while the next one is computed.
+    with ThreadPoolExecutor(max_workers=1) as writer:
+        written: Future[None] | None = None
+        for number, batch in enumerate(batches):
+            latents = read_latents(batch)
+            if number < n_before:
+                examples += archive.check(examples, latents)
+                continue
+            rows = {name: _Rows(name, quantity) for name, quantity in passes.quantities.items()}
+            for name, firings in passes.run(batch, latents).items():
+                rows[name].append(firings)
+            if written is not None:
+                written.result()
+            written = writer.submit(archive.append, _dataset(labels, rows, latents))
+        if written is not None:
+            written.result()
     if not archive.batches:
         raise ValueError("batches must hold at least one batch, got none")
     return archive.read()
