@@ -51,6 +51,7 @@ from .interventions.interchange_picture import draw_interchange as draw_intercha
 from .interventions.latent_codes import interchange_codes as interchange_codes
 from .interventions.latent_codes import interchange_pairs as interchange_pairs
 from .interventions.latent_codes import latent_code as latent_code
+from .interventions.sites import At as At
 from .oracle.adaptation import adapt_paths as adapt_paths
 from .oracle.paths import PathModel as PathModel
 from .oracle.scores import score_paths as score_paths

@@ -14,7 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from probes.capturing.hooking import HookedModel
 from probes.checking import checked
 
-_IN, _OUT = "hook_in", "hook_out"
+_IN, _OUT, _SECOND = "hook_in", "hook_out", "hook_out_1"
 
 
 @checked
@@ -22,9 +22,11 @@ def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
     """Make any module a model with hooks, or call a model with further arguments.
 
     A module gets the hooks `NAME.hook_in` and `NAME.hook_out` for each of its submodules (the names
-    of `named_modules`): the first tensor among its inputs, and that of its output. The module
-    itself stays as it is: hooks are attached while it is called, and only those that are listened
-    to. The output is a tensor, too: `.logits` of a Hugging Face output, or else its first tensor.
+    of `named_modules`): the first tensor among its inputs, and that of its output; and
+    `NAME.hook_out_1`, the second tensor of an output, such as the weights of Hugging Face's
+    attention modules (with `attn_implementation="eager"`). The module itself stays as it is: hooks
+    are attached while it is called, and only those that are listened to. The output is a tensor,
+    too: `.logits` of a Hugging Face output, or else its first tensor.
 
     A model that has hooks keeps them.
 
@@ -82,7 +84,7 @@ class _Hooked(HookedRootModule):
             f"{name}.{side}": HookPoint()
             for name, _ in model.named_modules()
             if name
-            for side in (_IN, _OUT)
+            for side in (_IN, _OUT, _SECOND)
         }
         for name, point in self.hook_dict.items():
             point.name = name
@@ -91,7 +93,7 @@ class _Hooked(HookedRootModule):
     def forward(self, *inputs: Any, **settings: Any) -> Any:
         with self._listening():
             output = self.model(*inputs, **settings, **self._arguments)
-        return output if (tensor := _first_tensor(output)) is None else tensor
+        return next(iter(_tensors(output)), output)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -100,12 +102,13 @@ class _Hooked(HookedRootModule):
             for name, module in self.model.named_modules():
                 if not name:
                     continue
-                point_in, point_out = (self.hook_dict[f"{name}.{side}"] for side in (_IN, _OUT))
-                if _is_used(point_in):
-                    edit = _edit_inputs(point_in)
+                if _is_used(point := self.hook_dict[f"{name}.{_IN}"]):
+                    edit = _edit_inputs(point)
                     handles.append(module.register_forward_pre_hook(edit, with_kwargs=True))
-                if _is_used(point_out):
-                    handles.append(module.register_forward_hook(_edit_output(point_out)))
+                for number, side in enumerate((_OUT, _SECOND)):
+                    if _is_used(point := self.hook_dict[f"{name}.{side}"]):
+                        edit = _edit_output(point, number)
+                        handles.append(module.register_forward_hook(edit))
             yield
         finally:
             for handle in handles:
@@ -131,21 +134,23 @@ def _edit_inputs(point: HookPoint) -> Callable[..., Any]:
     return edit
 
 
-def _edit_output(point: HookPoint) -> Callable[..., Any]:
+def _edit_output(point: HookPoint, number: int) -> Callable[..., Any]:
     def edit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        tensor = _first_tensor(output)
-        return output if tensor is None else _replaced(output, tensor, point(tensor))
+        tensors = _tensors(output)
+        if len(tensors) <= number:
+            return output
+        return _replaced(output, tensors[number], point(tensors[number]))
 
     return edit
 
 
-def _first_tensor(output: Any) -> Tensor | None:
-    """A tensor itself, the `logits` of a mapping, or the first tensor of a tuple or mapping."""
+def _tensors(output: Any) -> list[Tensor]:
+    """A tensor itself, or those of a tuple or mapping, the `logits` first."""
     if isinstance(output, Mapping):
-        values = [output["logits"]] if "logits" in output else list(output.values())
+        values = [output[name] for name in sorted(output, key=lambda name: name != "logits")]
     else:
         values = list(output) if isinstance(output, tuple | list) else [output]
-    return next((value for value in values if isinstance(value, Tensor)), None)
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _replaced(output: Any, old: Tensor, new: Tensor) -> Any:

@@ -39,7 +39,8 @@ def capture(
     values are copied (activations alias live storage), and all else is dropped after each batch.
     So the time is that of the forward passes, and memory grows only with what is kept. A forward
     pass ends at the last hook that is asked for, except in the first batch, where it is checked
-    that each fires once.
+    that each fires once. Activations that a module has as [example x pos, ...], such as a router of
+    experts, become [example, pos, ...].
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.

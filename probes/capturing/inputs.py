@@ -7,15 +7,18 @@ from torch import Tensor
 
 from probes.capturing.hooking import HookedModel
 
-Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
-"""The inputs of a model: one tensor, positional arguments, or keyword arguments."""
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""The inputs of a model: one tensor, positional arguments, or keyword arguments.
+
+Tensors are [example, ...]; other values, such as a number of steps, are the same for all examples.
+"""
 
 
-def call(
-    model: Callable[..., Any],
-    inputs: Inputs,
-    edits: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-) -> Any:
+Edit = Callable[[Tensor, int], Tensor]
+"""Maps the activation of a hook and the number of its firing in the pass to a new activation."""
+
+
+def call(model: Callable[..., Any], inputs: Inputs, edits: Mapping[str, Edit] | None = None) -> Any:
     """Call the model with a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     Args:
@@ -24,7 +27,7 @@ def call(
         edits: functions by hook name that replace the activation of the hook.
 
     Raises:
-        RuntimeError: a hook in `edits` did not fire exactly once in the forward pass.
+        RuntimeError: a hook in `edits` did not fire in the forward pass.
     """
     if edits:
         return _call_edited(cast(HookedModel, model), inputs, edits)
@@ -40,23 +43,36 @@ def call(
     )
 
 
-def _call_edited(
-    model: HookedModel, inputs: Inputs, edits: Mapping[str, Callable[[Tensor], Tensor]]
-) -> Any:
-    fired: list[str] = []
+def _call_edited(model: HookedModel, inputs: Inputs, edits: Mapping[str, Edit]) -> Any:
+    steps = dict.fromkeys(edits, 0)
 
     def hook_function(name: str) -> Callable[..., Tensor]:
         def edit(activation: Tensor, hook: Any) -> Tensor:
-            fired.append(name)
-            return edits[name](activation)
+            steps[name] += 1
+            return edits[name](activation, steps[name] - 1)
 
         return edit
 
     with model.hooks(fwd_hooks=[(name, hook_function(name)) for name in edits]):
         output = call(model, inputs)
-    if sorted(fired) != sorted(edits):
-        raise RuntimeError(f"hooks {list(edits)} must fire once each in a pass, fired: {fired}")
+    if silent := [name for name, step in steps.items() if not step]:
+        raise RuntimeError(f"hooks must fire in the forward pass, silent: {silent}")
     return output
+
+
+def once(name: str, edit: Callable[[Tensor], Tensor]) -> Edit:
+    """An edit of a hook that fires once in a pass.
+
+    Raises:
+        RuntimeError: when it is called: the hook fired again.
+    """
+
+    def edit_once(activation: Tensor, step: int) -> Tensor:
+        if step:
+            raise RuntimeError(f"hook {name!r} must fire once in a forward pass, fired again")
+        return edit(activation)
+
+    return edit_once
 
 
 def check_answer(answers: Tensor, n_examples: int) -> Tensor:
@@ -93,16 +109,21 @@ def count_examples(name: str, inputs: Inputs) -> int:
 def _tensors(inputs: Inputs) -> list[Tensor]:
     if isinstance(inputs, Tensor):
         return [inputs]
-    return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def take_rows(inputs: Inputs, rows: slice) -> Inputs:
     """Take a slice of the examples, in the same layout."""
+
+    def take(value: Any) -> Any:
+        return value[rows] if isinstance(value, Tensor) else value
+
     if isinstance(inputs, Tensor):
         return inputs[rows]
     if isinstance(inputs, Mapping):
-        return {name: tensor[rows] for name, tensor in inputs.items()}
-    return tuple(tensor[rows] for tensor in inputs)
+        return {name: take(value) for name, value in inputs.items()}
+    return tuple(map(take, inputs))
 
 
 def slices(n_examples: int, batch_size: int) -> Iterator[slice]:

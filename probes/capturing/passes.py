@@ -16,7 +16,7 @@ from probes.capturing.hooking import (
     layer_numbers,
     resolve_hooks,
 )
-from probes.capturing.inputs import Inputs, call
+from probes.capturing.inputs import Inputs, call, count_examples
 from probes.capturing.quantity import Quantity
 
 
@@ -81,6 +81,7 @@ class Passes:
         }
         self._seen: dict[str, Firings] = {}
         self._batch: Batch | None = None
+        self._n_examples = 0
         # Hooks after which a pass may end; 0 if it must not, None before the first pass.
         self._n_expected: int | None = None
 
@@ -104,6 +105,8 @@ class Passes:
             ValueError: what is kept does not have the dims of its quantity.
         """
         self._batch = batch
+        sizes = [len(latent) for latent in latents.values() if latent.ndim]
+        self._n_examples = sizes[0] if sizes else count_examples("inputs", batch.inputs)
         self._seen = {name: [[] for _ in matched] for name, matched in self._hooks.items()}
         try:
             output = call(self.model, batch.inputs)
@@ -151,11 +154,22 @@ class Passes:
             raise RuntimeError(
                 f"{source} must fire once in a forward pass, fired again; fires='each' keeps all"
             )
+        activation = _by_example(activation, self._n_examples)
         firings.append(_reduce(name, quantity, activation, self._batch, source))
 
 
 def _names(hooks: list[str | None]) -> list[str]:
     return [hook for hook in hooks if hook is not None]
+
+
+def _by_example(activation: Any, n_examples: int) -> Any:
+    """Split [example x pos, ...], as routers of experts have it, into [example, pos, ...]."""
+    if not isinstance(activation, Tensor) or activation.ndim == 0:
+        return activation
+    per_example, rest = divmod(len(activation), n_examples)
+    if rest or per_example < 2:
+        return activation
+    return activation.unflatten(0, (n_examples, per_example))
 
 
 def _reduce(

@@ -8,7 +8,7 @@ import xarray as xr
 from torch import Tensor
 
 from probes.capturing.capture import capture
-from probes.capturing.hooking import HookedModel
+from probes.capturing.hooking import HookedModel, is_glob
 from probes.capturing.passes import Batch
 from probes.capturing.quantity import Quantity
 from probes.checking import checked
@@ -37,11 +37,12 @@ def capture_control_flow(
         model: an eager HookedRootModule or TransformerBridge.
         batches: objects with `.inputs` and `.latents`, of one width; at least one.
         answer: maps the model's output to answers, integers [example].
-        gates: glob of the gate hooks, one per step, each [example, pos, d]; None for a model
-            without gates, whose result has no `gate`.
-        attention: glob of the attention hooks, each [example, head, query_pos, key_pos]; None to
-            leave `attention` out.
-        before, after: globs of the column states, [example, pos, d], before and after a step.
+        gates: glob of the gate hooks, one per step, or the name of one hook that fires in each
+            step; each [example, pos, d]. None for a model without gates, whose result has no
+            `gate`.
+        attention: as `gates`, each [example, head, query_pos, key_pos]; None to leave `attention`
+            out.
+        before, after: as `gates`, the column states [example, pos, d] before and after a step.
 
     Returns:
         - `gate` [example, step, pos]: averaged over channels.
@@ -78,11 +79,24 @@ def capture_control_flow(
     long_names = "gate, averaged over channels", "share by which the step changes the state"
     quantities: dict[str, Quantity] = {}
     if gates is not None:
-        quantities["gate"] = Quantity(gates, _COLUMN, lambda gate: gate.mean(-1), long_names[0])
-    quantities["norm"] = Quantity(before, _COLUMN, remember)
-    quantities["change"] = Quantity(after, _COLUMN, change, long_names[1])
+        quantities["gate"] = _stepped(gates, _COLUMN, lambda gate: gate.mean(-1), long_names[0])
+    quantities["norm"] = _stepped(before, _COLUMN, remember)
+    quantities["change"] = _stepped(after, _COLUMN, change, long_names[1])
     if attention is not None:
-        quantities["attention"] = Quantity(attention, weights)
+        quantities["attention"] = _stepped(attention, weights)
     quantities["answer"] = Quantity(None, ("example",), answer)
-    data = capture(model, batches, quantities).rename(layer="step")
+    data = capture(model, batches, quantities)
+    data = data.rename(layer="step") if "layer" in data.dims else data
+    if "step" not in data.coords:
+        data = data.assign_coords(step=range(data.sizes["step"]))
     return data[[name for name in quantities if name != "norm"]]
+
+
+def _stepped(
+    hook: str,
+    dims: tuple[str, ...],
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    long_name: str = "",
+) -> Quantity:
+    fires = "once" if is_glob(hook) else "each"
+    return Quantity(hook, dims, reduce, long_name, fires=fires)

@@ -12,9 +12,18 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
-from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.capturing.inputs import (
+    Inputs,
+    call,
+    check_answer,
+    count_examples,
+    once,
+    slices,
+    take_rows,
+)
 from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
+from probes.interventions.sites import firings
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -101,7 +110,10 @@ def cut(
         `cut(model, inputs, graphs, readout=readout, gates="blocks.*.hook_gate", ...)["rate"]`
     """
     check_model(model)
-    hooks = {"gates": resolve_hooks(model, gates), "attention": resolve_hooks(model, attention)}
+    hooks = {
+        name: _hooks_that_fire(model, inputs, pattern)
+        for name, pattern in (("gates", gates), ("attention", attention))
+    }
     _check_arguments(hooks, inputs, graphs, targets, cuts, batch_size)
     column = column_numbers("readout", readout, graphs["valid"].to_numpy())
     masks = _Masks.of(graphs, column)
@@ -249,7 +261,7 @@ def _run_cut(
 ) -> Any:
     """Run a forward pass with the closed entries of each step's activation set to zero."""
 
-    def close(activation: Tensor, name: str, step: int) -> Tensor:
+    def close(activation: Tensor, step: int, *, name: str) -> Tensor:
         entries = closed[:, step].to(activation.device)
         # A gate is [batch, pos, d], closed for all d; a pattern [batch, head, query, key].
         entries = entries[..., None] if entries.ndim == 2 else entries[:, None]
@@ -260,7 +272,11 @@ def _run_cut(
             )
         return activation.masked_fill(entries, 0)
 
-    edits = {name: partial(close, name=name, step=step) for step, name in enumerate(hooks)}
+    if len({*hooks}) < len(hooks):
+        return call(model, inputs, {hooks[0]: partial(close, name=hooks[0])})
+    edits = {
+        name: once(name, partial(close, step=step, name=name)) for step, name in enumerate(hooks)
+    }
     return call(model, inputs, edits)
 
 
@@ -327,6 +343,15 @@ def _dataset(
     return result
 
 
+def _hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
+    """The hook of each step: those that a glob matches and that fire, or one for each firing."""
+    matched = resolve_hooks(model, pattern)
+    fired = [name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)]
+    if len(matched) == 1:
+        return fired or matched
+    return [name for name in matched if name in fired] or matched
+
+
 def _check_answers(answers: Tensor, *, examples: int) -> Tensor:
     checked = check_answer(answers, examples)
     if checked.ndim != 1:
@@ -346,7 +371,8 @@ def _check_arguments(
     for name, matched in hooks.items():
         if len(matched) != steps:
             raise ValueError(
-                f"{name} must match one hook per step, {steps} in the graphs, got {len(matched)}: "
+                f"{name} must match one hook per step, {steps} in the graphs, or one that fires in "
+                f"each, got {len(matched)}: "
                 f"{', '.join(matched[:6])}{', ...' if len(matched) > 6 else ''}"
             )
     if count_examples("inputs", inputs) != examples:

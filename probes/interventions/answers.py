@@ -1,39 +1,10 @@
-"""What interventions share: the hooks of a site, and answers that are compared with outcomes."""
+"""Answers that are compared with outcomes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
-
-from probes.capturing.hooking import HookedModel, resolve_hooks
-
-NO_SITE = "none"
-"""The run without intervention."""
-
-
-def resolve_sites(
-    model: HookedModel, hooks: Mapping[str, str | Sequence[str]]
-) -> dict[str, list[str]]:
-    """The hooks of each site, from names or globs.
-
-    Raises:
-        KeyError: an unknown hook.
-        ValueError: there is no site, one has no hook, or one is named "none".
-    """
-    if not hooks or NO_SITE in hooks:
-        raise ValueError(
-            f"hooks must name at least one site, and none {NO_SITE!r} (the unpatched run), "
-            f"got {list(hooks)}"
-        )
-    sites: dict[str, list[str]] = {}
-    for site, patterns in hooks.items():
-        globs = [patterns] if isinstance(patterns, str) else patterns
-        names = dict.fromkeys(name for pattern in globs for name in resolve_hooks(model, pattern))
-        if not names:
-            raise ValueError(f"hooks[{site!r}] must name at least one hook, got {patterns!r}")
-        sites[site] = list(names)
-    return sites
 
 
 def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:

@@ -17,9 +17,18 @@ from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel, check_model, evaluating
-from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
+from probes.capturing.inputs import (
+    Edit,
+    Inputs,
+    call,
+    check_answer,
+    count_examples,
+    slices,
+    take_rows,
+)
 from probes.checking import checked, described
-from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
+from probes.interventions.answers import check_outcomes, hits_of
+from probes.interventions.sites import NO_SITE, At, Hooks, firings, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -27,6 +36,9 @@ CONTROLS = ("control", "random")
 CONDITIONS = (NO_SITE, "erased", *CONTROLS)
 # Singular values of an eraser, as a share of the largest, that count for its rank.
 _RESOLVED = 1e-6
+
+_Firing = tuple[str, int]
+"""A hook and the number of its firing in a pass."""
 
 Entries = int | slice | EllipsisType | Tensor | np.ndarray | tuple | list
 """An index into an activation [example, ...], such as `numpy.s_[:, -1]`; `...` for all of it."""
@@ -39,7 +51,7 @@ def erase(
     labels: Shaped[Tensor, "fit_example ..."],
     inputs: Inputs,
     *,
-    hooks: Mapping[str, str | Sequence[str]],
+    hooks: Hooks,
     answer: Callable[[Any], Tensor],
     outcomes: Mapping[str, Tensor],
     entries: Entries = ...,
@@ -61,9 +73,9 @@ def erase(
       the space that the codes span. Where a label explains much of the variance, erasing it removes
       more of it than this control does, see `removed`.
 
-    Several hooks of a site are erased in the order in which they are given (a glob: by number),
-    which should be that of the forward pass: each is fitted on activations of a model in which the
-    earlier ones are erased already.
+    Several hooks of a site are erased in the order in which they fire, and so are the firings of a
+    module that a model applies several times (see `At` for one of them): each erasure is fitted on
+    activations of a model in which the earlier ones are erased already.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
@@ -93,7 +105,7 @@ def erase(
         - `effect, effect_low, effect_high` [control, site, outcome]: the rate when erased minus
           that of the controls "none", "control" and "random".
         - `hit` [condition, site, outcome, example], 0..1, the mean over draws.
-        - `rank` [site]: dimensions that are erased, the mean over hooks.
+        - `rank` [site]: dimensions that are erased, the mean over hooks and firings.
         - `removed` [condition, site]: share of the variance of the code that is removed.
 
         Intervals are percentile bootstrap 95% intervals over examples.
@@ -103,7 +115,7 @@ def erase(
         TypeError: the model cannot be hooked, or labels or answers are not integers.
         ValueError: the model is compiled; there is no site or outcome; a site is named "none";
             there are fewer than two labels; shapes or numbers of examples do not match.
-        RuntimeError: a hook did not fire exactly once in a forward pass.
+        RuntimeError: a hook did not fire, or fired less often than is asked for.
 
     Example:
         >>> used = erase(model, fit.inputs, fit.latents["rule"][:, 0], test.inputs,
@@ -112,9 +124,9 @@ def erase(
         >>> used["effect"].sel(control="random", outcome="right")
     """
     check_model(model)
-    sites = resolve_sites(model, hooks)
     n_fit, n = count_examples("fit_inputs", fit_inputs), count_examples("inputs", inputs)
     _check_arguments(labels, n_fit, n, outcomes, samples, draws)
+    sites = _in_order(model, take_rows(fit_inputs, slice(1)), resolve_sites(model, hooks))
     code = _Code(model, entries, samples, batch_size)
     conditions = [("erased", 0), *product(CONTROLS, range(draws))]
     jobs = [(site, *condition) for site in sites for condition in conditions]
@@ -124,18 +136,18 @@ def erase(
     with evaluating(model):
         unchanged = hits_of(code.answers(inputs, answer, {}), outcomes)
         before = {
-            hook: _Samples.of(code.read(fit_inputs, hook, {}), samples)
-            for hook in {hooks[0] for hooks in sites.values()}
+            place: _Samples.of(code.read(fit_inputs, place, {}), samples)
+            for place in {places[0] for places in sites.values()}
         }
         for site, condition, draw in progress(jobs, "erase"):
             generator = derive_generator(seed, f"{condition} {draw}")
-            erasers: dict[str, _Eraser] = {}
+            erasers: dict[_Firing, _Eraser] = {}
             shares = []
-            for number, hook in enumerate(sites[site]):
+            for number, place in enumerate(sites[site]):
                 if erasers:
-                    codes = _Samples.of(code.read(fit_inputs, hook, erasers), samples)
+                    codes = _Samples.of(code.read(fit_inputs, place, erasers), samples)
                 else:
-                    codes = before[hook]
+                    codes = before[place]
                 if condition == "random":
                     eraser = codes.random_eraser(ranks[site][number], generator)
                 else:
@@ -146,7 +158,7 @@ def erase(
                 if condition == "erased":
                     ranks.setdefault(site, []).append(eraser.rank)
                 shares.append(eraser.share_of_variance(codes.values))
-                erasers[hook] = eraser
+                erasers[place] = eraser
             changed = hits_of(code.answers(inputs, answer, erasers), outcomes)
             hits.setdefault((condition, site), []).append(changed)
             removed.setdefault((condition, site), []).append(float(np.mean(shares)))
@@ -159,7 +171,7 @@ def erase(
     result["rank"] = (
         "site",
         [float(np.mean(ranks[site])) for site in sites],
-        {"long_name": "dimensions that are erased, mean over hooks"},
+        {"long_name": "dimensions that are erased, mean over hooks and firings"},
     )
     result["removed"] = (
         ("condition", "site"),
@@ -247,12 +259,12 @@ class _Code:
     batch_size: int
 
     def read(
-        self, inputs: Inputs, hook: str, erasers: Mapping[str, _Eraser]
+        self, inputs: Inputs, place: _Firing, erasers: Mapping[_Firing, _Eraser]
     ) -> Float[Tensor, "example ..."]:
-        """The code at a hook, with erasures at the hooks before it."""
+        """The code at a firing of a hook, with the erasures before it."""
         collected: list[Tensor] = []
 
-        def collect(activation: Tensor) -> Tensor:
+        def collect(activation: Tensor) -> None:
             try:
                 part = activation[self.entries]
             except (IndexError, TypeError) as error:
@@ -262,18 +274,24 @@ class _Code:
             if part is None or part.ndim <= self.samples or len(part) != len(activation):
                 raise ValueError(
                     f"entries must select {self.samples} sample dims and features from the "
-                    f"activation at {hook!r}, {tuple(activation.shape)}, got {reason}"
+                    f"activation at {place[0]!r}, {tuple(activation.shape)}, got {reason}"
                 )
             collected.append(part.detach().cpu().clone())
-            return activation
 
-        for rows in slices(count_examples("inputs", inputs), self.batch_size):
-            edits = self._edits(erasers) | {hook: collect}
+        n = count_examples("inputs", inputs)
+        for rows in slices(n, self.batch_size):
+            edits = self._edits(erasers, [place], collect)
             call(self.model, take_rows(inputs, rows), edits)
-        return torch.cat(collected)
+        read = torch.cat(collected) if collected else torch.empty(0)
+        if len(read) != n:
+            raise RuntimeError(f"hook {place[0]!r} must reach step {place[1]} in all batches")
+        return read
 
     def answers(
-        self, inputs: Inputs, answer: Callable[[Any], Tensor], erasers: Mapping[str, _Eraser]
+        self,
+        inputs: Inputs,
+        answer: Callable[[Any], Tensor],
+        erasers: Mapping[_Firing, _Eraser],
     ) -> Int[Tensor, "example ..."]:
         """The answers of the model with these erasures."""
         parts = []
@@ -282,16 +300,52 @@ class _Code:
             parts.append(check_answer(answer(output), rows.stop - rows.start))
         return torch.cat(parts)
 
-    def _edits(self, erasers: Mapping[str, _Eraser]) -> dict[str, Callable[[Tensor], Tensor]]:
-        def change(activation: Tensor, eraser: _Eraser) -> Tensor:
-            part = activation[self.entries]
-            flat = part.flatten(0, self.samples - 1).flatten(1)
-            erased = eraser(flat.cpu().double()).reshape(part.shape)
-            changed = activation.clone()
-            changed[self.entries] = erased.to(activation)
-            return changed
+    def _edits(
+        self,
+        erasers: Mapping[_Firing, _Eraser],
+        read: Sequence[_Firing] = (),
+        collect: Callable[[Tensor], None] | None = None,
+    ) -> dict[str, Edit]:
+        def edit(activation: Tensor, step: int, name: str) -> Tensor:
+            if collect and (name, step) in read:
+                collect(activation)
+            eraser = erasers.get((name, step))
+            return activation if eraser is None else self._erased(activation, eraser)
 
-        return {hook: partial(change, eraser=eraser) for hook, eraser in erasers.items()}
+        return {name: partial(edit, name=name) for name, _ in (*erasers, *read)}
+
+    def _erased(self, activation: Tensor, eraser: _Eraser) -> Tensor:
+        part = activation[self.entries]
+        flat = part.flatten(0, self.samples - 1).flatten(1)
+        erased = eraser(flat.cpu().double()).reshape(part.shape)
+        changed = activation.clone()
+        changed[self.entries] = erased.to(activation)
+        return changed
+
+
+def _in_order(
+    model: HookedModel, inputs: Inputs, sites: Mapping[str, Sequence[At]]
+) -> dict[str, list[_Firing]]:
+    """The firings of each site's hooks in the order of the forward pass.
+
+    Raises:
+        RuntimeError: a hook does not fire, or fires less often than is asked for.
+        ValueError: a place names a source.
+    """
+    ordered: dict[str, list[_Firing]] = {}
+    for site, places in sites.items():
+        if any(at.source is not None or at.source_step is not None for at in places):
+            raise ValueError(f"hooks[{site!r}] must name no source, there is none to erase from")
+        fired = firings(model, inputs, [*dict.fromkeys(at.hook for at in places)])
+        ordered[site] = [
+            (name, step)
+            for name, step in fired
+            if any(at.hook == name and at.step in (None, step) for at in places)
+        ]
+        for at in places:
+            if not any(at.hook == name and at.step in (None, step) for name, step in fired):
+                raise RuntimeError(f"hooks must fire in the forward pass, {at} does not")
+    return ordered
 
 
 def _per_sample(labels: Tensor, shape: Sequence[int]) -> Int[Tensor, " sample"]:

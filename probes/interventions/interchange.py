@@ -13,7 +13,8 @@ from torch import Tensor
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
 from probes.checking import checked
-from probes.interventions.answers import NO_SITE, check_outcomes, hits_of, resolve_sites
+from probes.interventions.answers import check_outcomes, hits_of
+from probes.interventions.sites import NO_SITE, At, Hooks, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -24,7 +25,7 @@ def interchange(
     base_inputs: Inputs,
     source_inputs: Inputs,
     *,
-    hooks: Mapping[str, str | Sequence[str]],
+    hooks: Hooks,
     where: Bool[Tensor, "#example ..."] | Mapping[str, Bool[Tensor, "#example ..."]],
     answer: Callable[[Any], Tensor],
     outcomes: Mapping[str, Tensor],
@@ -49,7 +50,9 @@ def interchange(
         base_inputs: inputs of the model: a tensor [example, ...], or a tuple or mapping of them.
         source_inputs: the same layout; example i is the source of base example i.
         hooks: hook names or globs by site name; all hooks of a site are patched *together*:
-            `{"layer 0": "blocks.0.attn.hook_pattern", "all": "blocks.*.attn.hook_pattern"}`.
+            `{"layer 0": "blocks.0.attn.hook_pattern", "all": "blocks.*.attn.hook_pattern"}`. A hook
+            that fires several times in a pass is patched each time, from the source's firing of the
+            same number; `At` names one firing, or another hook or firing of the source.
         where: mask of the entries to patch; broadcasts against each hooked activation and has all
             its dims, for example [example, 1, query_pos, key_pos]. Or several masks by scope name,
             each patched in separate runs: `{"code": code, "row": code.any(-1, keepdim=True)}`.
@@ -69,7 +72,7 @@ def interchange(
         ValueError: the model is compiled; there is no site, scope or outcome; a site is named
             "none"; numbers of examples differ; `where`, an outcome or the activations of base and
             source do not match in shape.
-        RuntimeError: a hook did not fire exactly once in a forward pass.
+        RuntimeError: a hook did not fire, or fired less often than is asked for.
 
     Example:
         `interchange(model, base, source, hooks={"all": "blocks.*.attn.hook_pattern"}, ...)`
@@ -83,20 +86,18 @@ def interchange(
     answers: dict[tuple[str, str], list[Tensor]] = {
         (scope, site): [] for scope in scopes for site in (NO_SITE, *sites)
     }
-    all_hooks = list(dict.fromkeys(hook for names in sites.values() for hook in names))
+    sources = list(dict.fromkeys(at.source_hook for site in sites.values() for at in site))
     with evaluating(model):
         for rows in progress([*slices(examples, batch_size)], "interchange"):
             n_rows = rows.stop - rows.start
             base = take_rows(base_inputs, rows)
-            source = _collect(model, take_rows(source_inputs, rows), all_hooks)
+            source = _collect(model, take_rows(source_inputs, rows), sources)
             unpatched = check_answer(answer(call(model, base)), n_rows)
             for scope, entries in scopes.items():
                 answers[scope, NO_SITE].append(unpatched)
                 batch_entries = entries[rows] if len(entries) == examples else entries
-                for site, names in sites.items():
-                    output = _run_patched(
-                        model, base, {name: source[name] for name in names}, batch_entries
-                    )
+                for site, places in sites.items():
+                    output = _run_patched(model, base, places, source, batch_entries)
                     answers[scope, site].append(check_answer(answer(output), n_rows))
 
     hits = np.stack([hits_of(torch.cat(batches), outcomes) for batches in answers.values()])
@@ -141,12 +142,12 @@ def _check_arguments(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def _collect(model: HookedModel, inputs: Inputs, names: list[str]) -> dict[str, Tensor]:
+def _collect(model: HookedModel, inputs: Inputs, names: list[str]) -> dict[str, list[Tensor]]:
     """Collect copies of the source's activations, whose storage a later step may overwrite."""
-    collected: dict[str, Tensor] = {}
+    collected: dict[str, list[Tensor]] = {name: [] for name in names}
 
-    def keep(activation: Tensor, name: str) -> Tensor:
-        collected[name] = activation.clone()
+    def keep(activation: Tensor, step: int, name: str) -> Tensor:
+        collected[name].append(activation.clone())
         return activation
 
     call(model, inputs, {name: partial(keep, name=name) for name in names})
@@ -154,20 +155,45 @@ def _collect(model: HookedModel, inputs: Inputs, names: list[str]) -> dict[str, 
 
 
 def _run_patched(
-    model: HookedModel, inputs: Inputs, sources: Mapping[str, Tensor], entries: Tensor
+    model: HookedModel,
+    inputs: Inputs,
+    places: Sequence[At],
+    sources: Mapping[str, list[Tensor]],
+    entries: Tensor,
 ) -> Any:
-    def patch(activation: Tensor, name: str) -> Tensor:
-        source = sources[name]
-        if activation.shape != source.shape:
-            raise ValueError(
-                f"the source's activation at {name!r} must have the shape of the base's, "
-                f"{tuple(activation.shape)}, got {tuple(source.shape)}"
-            )
-        if not broadcasts(entries, activation):
-            raise ValueError(
-                f"where must broadcast to the activation at {name!r}, {tuple(activation.shape)}, "
-                f"dim by dim, got {tuple(entries.shape)} for these examples"
-            )
-        return torch.where(entries.to(activation.device), source, activation)
+    patched: set[At] = set()
 
-    return call(model, inputs, {name: partial(patch, name=name) for name in sources})
+    def patch(activation: Tensor, step: int, name: str) -> Tensor:
+        for at in places:
+            if at.hook == name and at.step in (None, step):
+                activation = _patched(activation, at, step, sources[at.source_hook], entries)
+                patched.add(at)
+        return activation
+
+    output = call(model, inputs, {at.hook: partial(patch, name=at.hook) for at in places})
+    if missing := [at for at in places if at not in patched]:
+        raise RuntimeError(f"the base must reach the step of {missing[0]}, it takes fewer")
+    return output
+
+
+def _patched(
+    activation: Tensor, at: At, step: int, sources: Sequence[Tensor], entries: Tensor
+) -> Tensor:
+    source_step = step if at.source_step is None else at.source_step
+    if source_step >= len(sources):
+        raise RuntimeError(
+            f"the source must reach step {source_step} at {at.source_hook!r}, it takes "
+            f"{len(sources)}"
+        )
+    source = sources[source_step]
+    if activation.shape != source.shape:
+        raise ValueError(
+            f"the source's activation at {at.source_hook!r} must have the shape of the base's at "
+            f"{at.hook!r}, {tuple(activation.shape)}, got {tuple(source.shape)}"
+        )
+    if not broadcasts(entries, activation):
+        raise ValueError(
+            f"where must broadcast to the activation at {at.hook!r}, {tuple(activation.shape)}, "
+            f"dim by dim, got {tuple(entries.shape)} for these examples"
+        )
+    return torch.where(entries.to(activation.device), source, activation)

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
 from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
-from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
+from probes.capturing.inputs import Edit, Inputs, call, count_examples, once, slices, take_rows
 from probes.checking import checked
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
@@ -162,11 +162,11 @@ class _Pairing:
 
     def edits(
         self, names: Sequence[str], choose: Callable[[Tensor], Tensor] | None
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    ) -> dict[str, Edit]:
         """Make the edits of `call` that force the chosen scores; none without a choice."""
         if choose is None:
             return {}
-        return {name: partial(self.force, name, choose=choose) for name in names}
+        return {name: once(name, partial(self.force, name, choose=choose)) for name in names}
 
     def force(self, name: str, activation: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """Replace the value scores by the chosen ones where there is a target."""

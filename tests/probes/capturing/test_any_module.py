@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import xarray as xr
 from torch import nn
 
 import probes
@@ -168,3 +169,92 @@ def test_unknown_hooks_are_named_with_the_nearest():
         capture(hooked(bert()), [], {"a": Quantity("layer.0.hook_out", ("example",))})
     with pytest.raises(TypeError, match=r"^model of hooked must be Module, got str 'bert'$"):
         hooked("bert")
+
+
+def looped(h_cycles=2, l_cycles=3):
+    torch.manual_seed(0)
+    config = transformers.HrmTextConfig(
+        **SMALL, intermediate_size=32, vocab_size=30, H_cycles=h_cycles, L_cycles=l_cycles,
+        max_position_embeddings=16, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.HrmTextForCausalLM(config).eval()
+
+
+def test_the_states_of_a_looped_model_are_its_steps():
+    model = hooked(looped(), use_cache=False)
+    quantities = {
+        name: Quantity(f"model.{name}_module.hook_out", ("example", "pos", "d"), fires="each")
+        for name in "HL"
+    }
+    batch = batch_of({"input_ids": tokens()["input_ids"]})
+    high, low = (capture(model, [batch], {"state": one})["state"] for one in quantities.values())
+    assert high.sizes["step"] == 2
+    assert low.sizes["step"] == 6
+    # The read-out is of the last state of the upper module.
+    expected = model.model.lm_head(torch.from_numpy(high.isel(step=-1).to_numpy()))
+    torch.testing.assert_close(model(**batch.inputs), expected)
+
+
+def test_a_later_state_in_an_earlier_step_of_a_looped_model():
+    model = hooked(looped(), use_cache=False)
+    base, source = ({"input_ids": ids} for ids in torch.randint(1, 30, (2, 4, 5)))
+    last = probes.At("model.H_module.hook_out", step=1)
+    result = interchange(
+        model, base, source, hooks={"last": last}, answer=lambda logits: logits[:, -1].argmax(-1),
+        where=torch.ones(1, 1, 1, dtype=torch.bool),
+        outcomes={"source": model(**source)[:, -1].argmax(-1)},
+    )  # fmt: skip
+    assert result["rate"].sel(site="last", outcome="source") == 1
+
+
+def test_control_flow_of_a_looped_model_without_gates():
+    """State changes and attention of a model of transformers, by step."""
+    model = hooked(looped(), use_cache=False)
+    ids = tokens()["input_ids"]
+    layer = "model.L_module.layers.0"
+    columns = probes.capture_control_flow(
+        model, [batch_of({"input_ids": ids})], answer=lambda logits: logits[:, -1].argmax(-1),
+        gates=None, attention=f"{layer}.self_attn.hook_out_1",
+        before=f"{layer}.hook_in", after=f"{layer}.hook_out",
+    )  # fmt: skip
+    assert columns["attention"].dims == ("example", "step", "head", "query_pos", "key_pos")
+    assert dict(columns.sizes) == {
+        "example": 6, "step": 6, "pos": 5, "head": 2, "query_pos": 5, "key_pos": 5
+    }  # fmt: skip
+    np.testing.assert_allclose(columns["attention"].sum("key_pos"), 1, rtol=1e-5)
+    assert ((columns["change"] > 0) & (columns["change"] <= 1)).all()
+    valid = xr.DataArray(np.ones((6, 5), dtype=bool), dims=("example", "pos"))
+    graphs = probes.extract_control_flow(
+        columns["change"], columns["attention"], valid,
+        gate_threshold=float(columns["change"].median()), attention_threshold=0.3,
+    )  # fmt: skip
+    graph = probes.to_networkx(graphs, 0)
+    assert graph.number_of_nodes() > 5
+    with pytest.raises(RuntimeError, match="silent"):
+        capture(
+            model,
+            [batch_of({"input_ids": ids})],
+            {"none": Quantity(f"{layer}.mlp.hook_out_1", ("example", "pos", "d"))},
+        )
+
+
+def mixtral():
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        **SMALL, intermediate_size=32, vocab_size=30, num_key_value_heads=2, num_local_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_routers_of_experts_are_by_example_and_position(n):
+    model, ids = mixtral(), tokens(n)["input_ids"]
+    router = Quantity("model.layers.*.mlp.gate.hook_out", ("example", "pos", "expert"))
+    data = capture(hooked(model), [batch_of({"input_ids": ids})], {"router": router})
+    assert dict(data.sizes) == {"example": n, "layer": 2, "pos": 5, "expert": 4}
+    logits = model(ids, output_router_logits=True).router_logits
+    for layer in range(2):
+        shown = data["router"].sel(layer=layer).to_numpy().reshape(-1, 4)
+        expected = logits[layer].softmax(-1) if (shown >= 0).all() else logits[layer]
+        np.testing.assert_allclose(shown, expected.detach().numpy(), rtol=1e-5)

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from torch import nn
 
 from probes import capture, cut, extract_control_flow, to_networkx
 from probes.capturing.quantity import Quantity
@@ -150,6 +151,23 @@ def test_a_drawing_that_is_not_used_breaks_nothing(programs):
     result = run(programs, model=model, targets=torch.from_numpy(programs.leaf.sum(axis=1)))
     assert result["right"].all()
     assert (result["rate"] == 0).all()
+
+
+class OneCore(ProgramModel):
+    """All steps have the same hook points."""
+
+    def __init__(self, steps=STEPS):
+        super().__init__(1)
+        self.blocks = nn.ModuleList([self.blocks[0]] * steps)
+        self.setup()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_one_hook_that_fires_in_each_step_is_cut_like_one_for_each(programs, lasting):
+    graphs = graphs_of(ProgramModel(), programs)
+    core = {"gates": "blocks.0.hook_gate", "attention": "blocks.0.attn.hook_pattern"}
+    one = run(programs, model=OneCore(), graphs=graphs, lasting=lasting, **core)
+    assert one.identical(run(programs, graphs=graphs, lasting=lasting))
 
 
 class Repeating(ProgramModel):

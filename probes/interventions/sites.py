@@ -1,0 +1,97 @@
+"""Where interventions act: hooks, at one or all of their firings, by site name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from probes.capturing.hooking import HookedModel, evaluating, resolve_hooks
+from probes.capturing.inputs import Inputs, call
+
+NO_SITE = "none"
+"""The run without intervention."""
+
+
+@dataclass(frozen=True)
+class At:
+    """A hook, at one or all of its firings, and what is patched in there.
+
+    Attributes:
+        hook: a hook name or glob.
+        step: number of the firing, from 0, of a module that fires several times in a pass; None
+            for all.
+        source: for `interchange`: the hook of the source run whose activation is patched in; None
+            for the same hook.
+        source_step: the firing of that hook; None for the number of the firing that is patched.
+
+    Raises:
+        ValueError: a step is negative.
+
+    Example:
+        A state patched into an earlier step: `At("core.hook_resid_post", step=1, source_step=5)`,
+        or `At("blocks.1.hook_resid_post", source="blocks.5.hook_resid_post")`.
+    """
+
+    hook: str
+    step: int | None = None
+    source: str | None = None
+    source_step: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step", "source_step"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+
+    @property
+    def source_hook(self) -> str:
+        """The hook of the source run."""
+        return self.source or self.hook
+
+
+Hooks = Mapping[str, str | At | Sequence[str | At]]
+"""Hooks by site name; those of a site are changed together."""
+
+
+def resolve_sites(model: HookedModel, hooks: Hooks) -> dict[str, list[At]]:
+    """The hooks of each site, from names or globs.
+
+    Raises:
+        KeyError: an unknown hook.
+        ValueError: there is no site, one has no hook, or one is named "none".
+    """
+    if not hooks or NO_SITE in hooks:
+        raise ValueError(
+            f"hooks must name at least one site, and none {NO_SITE!r} (the unpatched run), "
+            f"got {list(hooks)}"
+        )
+    sites: dict[str, list[At]] = {}
+    for site, given in hooks.items():
+        listed = [given] if isinstance(given, str | At) else given
+        places = [place if isinstance(place, At) else At(place) for place in listed]
+        if not places:
+            raise ValueError(f"hooks[{site!r}] must name at least one hook, got {given!r}")
+        for place in places:
+            if place.source is not None:
+                resolve_hooks(model, place.source)
+        sites[site] = [
+            *dict.fromkeys(
+                replace(place, hook=name)
+                for place in places
+                for name in resolve_hooks(model, place.hook)
+            )
+        ]
+    return sites
+
+
+def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[tuple[str, int]]:
+    """The hooks that fire in a pass, in this order, with the number of the firing."""
+    fired: list[tuple[str, int]] = []
+
+    def note(activation: Any, hook: Any) -> None:
+        fired.append((hook.name, sum(name == hook.name for name, _ in fired)))
+
+    with evaluating(model), model.hooks(fwd_hooks=[(name, note) for name in hooks]):
+        call(model, inputs)
+    return fired
