@@ -15,6 +15,9 @@
   `draw_control_flow`; `examine_control_flow` runs them all. `score_heads` (which pairs a head
   joins), `score_timing` (when operations are done) and `plot_column_maps` also take models without
   gates.
+- Loops: `score_steps` (answers after each step), `score_states` (fixed points and cycles),
+  `nudge_states` (sensitivity) and
+  `score_halting` (steps taken against steps needed).
 - Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`
   and `adapt_paths` (the best paths through the modules). `measure_specialization` and
   `measure_paths` run a model; `draw_specialization` and `ordered_activation` are for plots.

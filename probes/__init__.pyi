@@ -52,6 +52,10 @@ from .interventions.latent_codes import interchange_codes as interchange_codes
 from .interventions.latent_codes import interchange_pairs as interchange_pairs
 from .interventions.latent_codes import latent_code as latent_code
 from .interventions.sites import At as At
+from .loops.answers import score_steps as score_steps
+from .loops.halting import score_halting as score_halting
+from .loops.nudges import nudge_states as nudge_states
+from .loops.states import score_states as score_states
 from .oracle.adaptation import adapt_paths as adapt_paths
 from .oracle.paths import PathModel as PathModel
 from .oracle.scores import score_paths as score_paths

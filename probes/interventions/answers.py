@@ -1,10 +1,16 @@
 """Answers that are compared with outcomes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from probes.statistics.intervals import bootstrap_ratio, interval_variables
+
+Metric = Callable[[Any, slice], Tensor]
+"""Maps the model's output and the examples it is for to floats [example]."""
 
 
 def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:
@@ -42,3 +48,39 @@ def hits_of(
     return np.stack(
         [matches.reshape(len(matches), -1).all(dim=1).numpy() for matches in equal]
     ).astype(np.int8)
+
+
+def check_metric(name: str, values: Tensor, rows: slice) -> Float[np.ndarray, " example"]:
+    """Check the values of a metric for some examples.
+
+    Raises:
+        ValueError: they are not one finite number for each example.
+    """
+    examples = rows.stop - rows.start
+    if not isinstance(values, Tensor) or values.shape != (examples,):
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"metrics[{name!r}] must return a tensor [{examples} examples], got {shape}"
+        )
+    array = values.detach().double().cpu().numpy()
+    if not np.isfinite(array).all():
+        raise ValueError(f"metrics[{name!r}] must be finite, got NaN or infinity")
+    return array
+
+
+def metric_variables(
+    values: Float[np.ndarray, "scope site metric example"], *, resamples: int, seed: int
+) -> dict[str, Any]:
+    """Means of metrics and their changes against the first site, with intervals."""
+    dims = ("scope", "site", "metric")
+    columns = np.moveaxis(values, -1, 0)
+    value, change = (
+        bootstrap_ratio(part, resamples=resamples, seed=seed)
+        for part in (columns, columns - columns[:, :, :1])
+    )
+    about = {"long_name": "metric of each example"}
+    return {
+        **interval_variables("value", value, dims, long_name="mean of the metric"),
+        **interval_variables("change", change, dims, long_name="change against no intervention"),
+        "example_value": ((*dims, "example"), values, about),
+    }

@@ -13,7 +13,13 @@ from torch import Tensor
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, check_answer, count_examples, slices, take_rows
 from probes.checking import checked
-from probes.interventions.answers import check_outcomes, hits_of
+from probes.interventions.answers import (
+    Metric,
+    check_metric,
+    check_outcomes,
+    hits_of,
+    metric_variables,
+)
 from probes.interventions.sites import NO_SITE, At, Hooks, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
@@ -27,9 +33,12 @@ def interchange(
     *,
     hooks: Hooks,
     where: Bool[Tensor, "#example ..."] | Mapping[str, Bool[Tensor, "#example ..."]],
-    answer: Callable[[Any], Tensor],
-    outcomes: Mapping[str, Tensor],
+    answer: Callable[[Any], Tensor] | None = None,
+    outcomes: Mapping[str, Tensor] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     batch_size: int = 256,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> xr.Dataset:
     """Patch activations of source examples into the runs on base examples, and score the answers.
 
@@ -59,12 +68,20 @@ def interchange(
         answer: maps the model's output to answers, integers [example] or [example, ...].
         outcomes: candidate answers by name, each with the shape of all answers. An answer is a hit
             if all its entries equal the candidate's; -1 in a candidate matches anything.
+        metrics: numbers by name, instead of or beside answers: functions of the model's output and
+            the examples (a slice) to floats [example], such as a difference of logits, a
+            probability or an error.
         batch_size: examples per forward pass.
+        resamples, seed: of the bootstrap of metrics.
 
     Returns:
         `hit` [site, outcome, example] (int8, 0 or 1); `rate`, `rate_low`, `rate_high`
         [site, outcome]: the share of hits and its exact 95% interval (Clopper-Pearson). The first
         site is "none". With several masks, `scope` is the first dim of all.
+
+        With metrics: `value` [site, metric], the mean over examples; `change` [site, metric], the
+        mean difference to the site "none", both with percentile bootstrap 95% intervals (`_low`,
+        `_high`); and `example_value` [site, metric, example].
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
@@ -81,37 +98,53 @@ def interchange(
     sites = resolve_sites(model, hooks)
     examples = count_examples("base_inputs", base_inputs)
     scopes = where if isinstance(where, Mapping) else {"": where}
+    metrics = metrics or {}
+    if (answer is None) != (outcomes is None) or (outcomes is None and not metrics):
+        raise ValueError("answer and outcomes must be passed together, or metrics, got neither")
     _check_arguments(examples, source_inputs, scopes, outcomes, batch_size)
-
-    answers: dict[tuple[str, str], list[Tensor]] = {
-        (scope, site): [] for scope in scopes for site in (NO_SITE, *sites)
-    }
+    keys = [(scope, site) for scope in scopes for site in (NO_SITE, *sites)]
+    answers: dict[tuple[str, str], list[Tensor]] = {key: [] for key in keys}
+    numbers: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in keys}
     sources = list(dict.fromkeys(at.source_hook for site in sites.values() for at in site))
+
+    def keep(scope: str, site: str, output: Any, rows: slice) -> None:
+        if answer is not None:
+            answers[scope, site].append(check_answer(answer(output), rows.stop - rows.start))
+        values = [check_metric(name, metrics[name](output, rows), rows) for name in metrics]
+        numbers[scope, site].append(np.array(values).reshape(len(metrics), rows.stop - rows.start))
+
     with evaluating(model):
         for rows in progress([*slices(examples, batch_size)], "interchange"):
-            n_rows = rows.stop - rows.start
             base = take_rows(base_inputs, rows)
             source = _collect(model, take_rows(source_inputs, rows), sources)
-            unpatched = check_answer(answer(call(model, base)), n_rows)
+            unpatched = call(model, base)
             for scope, entries in scopes.items():
-                answers[scope, NO_SITE].append(unpatched)
+                keep(scope, NO_SITE, unpatched, rows)
                 batch_entries = entries[rows] if len(entries) == examples else entries
                 for site, places in sites.items():
                     output = _run_patched(model, base, places, source, batch_entries)
-                    answers[scope, site].append(check_answer(answer(output), n_rows))
+                    keep(scope, site, output, rows)
 
-    hits = np.stack([hits_of(torch.cat(batches), outcomes) for batches in answers.values()])
-    hits = hits.reshape(len(scopes), 1 + len(sites), len(outcomes), examples)
-    dims = ("scope", "site", "outcome")
-    long_name = "share of answers equal to the outcome"
     result = xr.Dataset(
-        {
-            "hit": ((*dims, "example"), hits, {"long_name": "the answer is the outcome"}),
-            **interval_variables("rate", exact_rates(hits), dims, long_name=long_name),
-        },
-        coords={"scope": list(scopes), "site": [NO_SITE, *sites], "outcome": list(outcomes)},
-        attrs={"examples": examples, "interval": "exact 95% (Clopper-Pearson) over examples"},
+        coords={"scope": list(scopes), "site": [NO_SITE, *sites]}, attrs={"examples": examples}
     )
+    shape = len(scopes), 1 + len(sites)
+    if outcomes is not None:
+        hits = np.stack([hits_of(torch.cat(batches), outcomes) for batches in answers.values()])
+        hits = hits.reshape(*shape, len(outcomes), examples)
+        dims = ("scope", "site", "outcome")
+        long_name = "share of answers equal to the outcome"
+        result = result.assign_coords(outcome=list(outcomes))
+        result["hit"] = (*dims, "example"), hits, {"long_name": "the answer is the outcome"}
+        rates = interval_variables("rate", exact_rates(hits), dims, long_name=long_name)
+        result = result.assign(rates)
+        result.attrs["interval"] = "exact 95% (Clopper-Pearson) over examples"
+    if metrics:
+        values = np.stack([np.concatenate(batches, axis=1) for batches in numbers.values()])
+        values = values.reshape(*shape, len(metrics), examples)
+        result = result.assign_coords(metric=list(metrics)).assign(
+            metric_variables(values, resamples=resamples, seed=seed)
+        )
     return result if isinstance(where, Mapping) else result.isel(scope=0, drop=True)
 
 
@@ -119,7 +152,7 @@ def _check_arguments(
     examples: int,
     source_inputs: Inputs,
     scopes: Mapping[str, Tensor],
-    outcomes: Mapping[str, Tensor],
+    outcomes: Mapping[str, Tensor] | None,
     batch_size: int,
 ) -> None:
     sources = count_examples("source_inputs", source_inputs)
@@ -137,7 +170,8 @@ def _check_arguments(
             raise ValueError(
                 f"{name} must have {examples} examples or 1, got shape {tuple(where.shape)}"
             )
-    check_outcomes(outcomes, examples)
+    if outcomes is not None:
+        check_outcomes(outcomes, examples)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 

@@ -1,0 +1,1 @@
+"""Loops: what becomes of states and answers over the steps of a model."""

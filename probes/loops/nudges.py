@@ -1,0 +1,173 @@
+"""Sensitivity of a looped model: what becomes of a small change of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from transformer_lens.utilities.statistics import derive_generator
+
+from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
+from probes.checking import checked
+from probes.interventions.sites import firings
+from probes.progress import progress
+from probes.statistics.intervals import bootstrap_ratio, interval_variables
+
+DIRECTIONS = ("random", "other example")
+_Firing = tuple[str, int]
+
+
+@checked
+def nudge_states(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    hook: str,
+    steps: Sequence[int] | None = None,
+    size: float = 0.01,
+    untrained: HookedModel | None = None,
+    batch_size: int = 256,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Change a state by a small share of its length, and see whether the change grows.
+
+    A model that settles forgets the change (growth below 1); one that is sensitive to it, as a
+    chaotic system is, makes it larger with each step.
+
+    Args:
+        model: an eager model with hooks; see `hooked` for others.
+        inputs: inputs of the model [example, ...].
+        hook: the states: a hook that fires in each step, or a glob with a hook for each step.
+        steps: numbers of the steps whose state is changed; None for all but the last.
+        size: length of the change, as a share of the length of the state of the example.
+        untrained: the same model with random weights, as a control.
+        batch_size: examples per forward pass.
+        resamples: number of bootstrap resamples.
+        seed: seed of the directions and of the bootstrap.
+
+    Returns:
+        - `growth, growth_low, growth_high` [control, direction, nudged, step]: length of the change
+          of the state of a step, as a share of the state's length, over `size`; the mean over
+          examples, with its percentile bootstrap 95% interval. NaN before the step `nudged`, and 1
+          at it. `control`: "trained" and, if passed, "untrained". `direction`: "random", or towards
+          the state of an "other example" at this step.
+        - `rate` [control, direction, nudged]: mean over examples of the logarithm of the growth per
+          step, up to the last one: negative where changes vanish.
+
+    Raises:
+        KeyError: an unknown hook; the message lists the nearest names.
+        TypeError: the model cannot be hooked.
+        ValueError: there are fewer than two steps or examples, or a number is out of range.
+
+    Example:
+        `nudge_states(model, batch.inputs, hook="blocks.*.hook_resid_post")["growth"]`
+    """
+    models = {"trained": model} | ({} if untrained is None else {"untrained": untrained})
+    n = count_examples("inputs", inputs)
+    if n < 2 or batch_size < 2 or not size > 0:
+        raise ValueError(
+            "inputs and batch_size must have at least 2 examples and size must be positive, got "
+            f"{n}, {batch_size} and {size}"
+        )
+    lengths, nudged = [], []
+    for one in models.values():
+        check_model(one)
+        places = firings(one, take_rows(inputs, slice(1)), resolve_hooks(one, hook))
+        nudged = list(range(len(places) - 1) if steps is None else steps)
+        if len(places) < 2 or not set(nudged) <= set(range(len(places))):
+            raise ValueError(
+                f"steps must be in 0..{len(places) - 1}, of at least two steps, got {nudged}"
+            )
+        with evaluating(one):
+            lengths.append(_changes(one, inputs, places, nudged, size, batch_size, seed))
+    growth = np.stack(lengths, axis=1) / size
+    n_steps = growth.shape[-1]
+    is_later = np.arange(n_steps) >= np.array(nudged)[:, None]
+    means = bootstrap_ratio(np.nan_to_num(growth), resamples=resamples, seed=seed)
+    dims = ("control", "direction", "nudged", "step")
+    variables = interval_variables(
+        "growth",
+        type(means)(*(np.where(is_later, values, np.nan) for values in means)),
+        dims,
+        long_name="relative change of the state, over that of the nudge",
+    )
+    per_step = np.maximum(n_steps - 1 - np.array(nudged), 1)
+    logarithms = np.log(np.maximum(growth[..., -1], np.finfo(float).tiny)) / per_step
+    about = {"long_name": "logarithm of the growth per step, mean over examples"}
+    variables["rate"] = (dims[:-1], logarithms.mean(axis=0), about)
+    coords = {
+        "control": list(models),
+        "direction": list(DIRECTIONS),
+        "nudged": nudged,
+        "step": np.arange(n_steps),
+    }
+    attrs = {
+        "size": size,
+        "seed": seed,
+        "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",
+    }
+    return xr.Dataset(variables, coords, attrs)
+
+
+def _changes(
+    model: HookedModel,
+    inputs: Inputs,
+    places: Sequence[_Firing],
+    nudged: Sequence[int],
+    size: float,
+    batch_size: int,
+    seed: int,
+) -> np.ndarray:
+    """Relative changes of states [example, direction, nudged, step]."""
+    batches = []
+    for rows in progress([*slices(count_examples("inputs", inputs), batch_size)], "nudge"):
+        batch = take_rows(inputs, rows)
+        generator = derive_generator(seed, f"directions {rows.start}")
+        states = _run(model, batch, places)
+        by_direction = []
+        for direction in DIRECTIONS:
+            by_step = []
+            for step in nudged:
+                state = states[step]
+                if direction == "random":
+                    towards = torch.randn(state.shape, generator=generator).to(state)
+                else:
+                    towards = state.roll(1, 0) - state
+                change = size * _length(state) / _length(towards).clamp(min=1e-30) * towards
+                moved = _run(model, batch, places, places[step], change)
+                changed = [_length(a - b) / _length(b) for a, b in zip(moved, states, strict=True)]
+                by_step.append(torch.stack([one.flatten() for one in changed], dim=1))
+            by_direction.append(torch.stack(by_step, dim=1))
+        batches.append(torch.stack(by_direction, dim=1).double().cpu().numpy())
+    return np.concatenate(batches)
+
+
+def _length(state: Tensor) -> Tensor:
+    """The length of each example's state, with the dims of the state."""
+    return state.flatten(1).norm(dim=1).reshape(-1, *[1] * (state.ndim - 1))
+
+
+def _run(
+    model: HookedModel,
+    inputs: Inputs,
+    places: Sequence[_Firing],
+    changed: _Firing | None = None,
+    change: Tensor | None = None,
+) -> list[Tensor]:
+    """The states of a forward pass, in which one of them is changed."""
+    found: dict[_Firing, Tensor] = {}
+
+    def edit(activation: Tensor, step: int, name: str) -> Tensor:
+        if change is not None and (name, step) == changed:
+            activation = activation + change
+        found[name, step] = activation.clone()
+        return activation
+
+    call(model, inputs, {name: partial(edit, name=name) for name, _ in places})
+    return [found[place] for place in places]

@@ -1,0 +1,71 @@
+"""Nudges of linear maps, whose growth is known."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from probes import nudge_states
+
+STEPS = 5
+
+
+class Linear(HookedRootModule):
+    """state -> factor * state + start: differences grow by the factor."""
+
+    def __init__(self, factor, own_hooks=False):
+        super().__init__()
+        self.factor = factor
+        point = HookPoint()
+        points = [HookPoint() if own_hooks else point for _ in range(STEPS)]
+        self.steps = nn.ModuleList(points)
+        self.setup()
+
+    def forward(self, start):
+        state = start
+        for point in self.steps:
+            state = point(self.factor * state + start)
+        return state
+
+
+START = torch.randn(20, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("own_hooks", [False, True])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_growth_is_that_of_the_map(factor, own_hooks):
+    hook = "steps.*" if own_hooks else "steps.0"
+    found = nudge_states(Linear(factor, own_hooks), START, hook=hook)
+    assert found["growth"].dims == ("control", "direction", "nudged", "step")
+    size = np.cumsum(factor ** np.arange(STEPS + 1))[1:]  # of the states, in units of the start
+    for nudged in range(STEPS - 1):
+        for step in range(STEPS):
+            growth = found["growth"].sel(nudged=nudged, step=step)
+            if step < nudged:
+                assert growth.isnull().all()
+            else:
+                expected = factor ** (step - nudged) * size[nudged] / size[step]
+                np.testing.assert_allclose(growth, expected, rtol=1e-4)
+    np.testing.assert_allclose(found["growth"].sel(nudged=2, step=2), 1, rtol=1e-4)
+    last = factor ** (STEPS - 1) * size[0] / size[-1]
+    np.testing.assert_allclose(found["rate"].sel(nudged=0), np.log(last) / (STEPS - 1), rtol=1e-3)
+
+
+def test_the_untrained_model_is_a_control():
+    found = nudge_states(
+        Linear(0.5), START, hook="steps.0", steps=[1], untrained=Linear(1.5), batch_size=7
+    )
+    assert found["nudged"].values.tolist() == [1]
+    last = found["growth"].sel(nudged=1, step=STEPS - 1)
+    assert (last.sel(control="trained") < last.sel(control="untrained")).all()
+
+
+def test_invalid_input_is_refused():
+    with pytest.raises(ValueError, match=r"steps must be in 0..4, .* got \[7\]"):
+        nudge_states(Linear(1.0), START, hook="steps.0", steps=[7])
+    with pytest.raises(ValueError, match="at least 2 examples"):
+        nudge_states(Linear(1.0), START[:1], hook="steps.0")
+    with pytest.raises(KeyError, match="steps"):
+        nudge_states(Linear(1.0), START, hook="step")
