@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import (
     Inputs,
     call,
@@ -23,7 +23,7 @@ from probes.capturing.inputs import (
 )
 from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
-from probes.interventions.sites import firings
+from probes.interventions.sites import firings, hooks_that_fire
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -345,11 +345,10 @@ def _dataset(
 
 def _hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
     """The hook of each step: those that a glob matches and that fire, or one for each firing."""
-    matched = resolve_hooks(model, pattern)
-    fired = [name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)]
-    if len(matched) == 1:
-        return fired or matched
-    return [name for name in matched if name in fired] or matched
+    matched = hooks_that_fire(model, inputs, pattern)
+    if len(matched) > 1:
+        return matched
+    return [name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)] or matched
 
 
 def _check_answers(answers: Tensor, *, examples: int) -> Tensor:

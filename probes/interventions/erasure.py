@@ -126,7 +126,8 @@ def erase(
     check_model(model)
     n_fit, n = count_examples("fit_inputs", fit_inputs), count_examples("inputs", inputs)
     _check_arguments(labels, n_fit, n, outcomes, samples, draws)
-    sites = _in_order(model, take_rows(fit_inputs, slice(1)), resolve_sites(model, hooks))
+    sites = resolve_sites(model, hooks, fit_inputs)
+    sites = _in_order(model, take_rows(fit_inputs, slice(1)), sites)
     code = _Code(model, entries, samples, batch_size)
     conditions = [("erased", 0), *product(CONTROLS, range(draws))]
     jobs = [(site, *condition) for site in sites for condition in conditions]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from probes.capturing.hooking import HookedModel, evaluating, resolve_hooks
-from probes.capturing.inputs import Inputs, call
+from probes.capturing.hooking import HookedModel, evaluating, is_glob, resolve_hooks
+from probes.capturing.inputs import Inputs, call, take_rows
 
 NO_SITE = "none"
 """The run without intervention."""
@@ -54,8 +54,13 @@ Hooks = Mapping[str, str | At | Sequence[str | At]]
 """Hooks by site name; those of a site are changed together."""
 
 
-def resolve_sites(model: HookedModel, hooks: Hooks) -> dict[str, list[At]]:
+def resolve_sites(model: HookedModel, hooks: Hooks, inputs: Inputs) -> dict[str, list[At]]:
     """The hooks of each site, from names or globs.
+
+    Args:
+        model: the model.
+        hooks: see `Hooks`.
+        inputs: inputs of the model, on which one pass shows which hooks fire.
 
     Raises:
         KeyError: an unknown hook.
@@ -79,10 +84,22 @@ def resolve_sites(model: HookedModel, hooks: Hooks) -> dict[str, list[At]]:
             *dict.fromkeys(
                 replace(place, hook=name)
                 for place in places
-                for name in resolve_hooks(model, place.hook)
+                for name in hooks_that_fire(model, inputs, place.hook)
             )
         ]
     return sites
+
+
+def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
+    """The hooks that a name or glob matches, without those of steps that a model does not take.
+
+    A model that was once called with more steps has the hooks of these steps, too.
+    """
+    matched = resolve_hooks(model, pattern)
+    if not is_glob(pattern):
+        return matched
+    fired = {name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)}
+    return [name for name in matched if name in fired] or matched
 
 
 def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[tuple[str, int]]:

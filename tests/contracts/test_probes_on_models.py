@@ -301,3 +301,34 @@ def test_a_compiled_transformer_is_refused():
     quantity = probes.Quantity("hook_embed", dims=("example", "pos", "d_model"))
     with pytest.raises(ValueError, match="Pass the eager model"):
         probes.capture(compiled, [TASK.batch("id", 0, 2)], {"x": quantity})
+
+
+def test_probes_work_after_a_call_with_more_steps():
+    """A model with shared weights keeps the hook points of all steps that it ever took."""
+    model = transformer(shared=True, n_layers=3)
+    base, source = (TASK.batch("id", index, 20).inputs for index in (0, 1))
+    hooks = {"all": "blocks.*.hook_resid_post"}
+    quantity = probes.Quantity("blocks.*.hook_resid_post", ("example", "pos", "d"))
+    batches = [TASK.batch("id", 0, 20)]
+    before = probes.capture(model, batches, {"state": quantity})
+    with torch.no_grad():
+        answers = ranking(model(source))
+        longer = ranking(model(source, n_steps=7))
+    assert len(probes.resolve_hooks(model, hooks["all"])) == 7
+    assert before.identical(probes.capture(model, batches, {"state": quantity}))
+    rate = patch_all_positions(model, base, source, hooks=hooks, answer=ranking, answers=answers)
+    assert rate.sel(site="all") == 1
+    more = probes.hooked(model, n_steps=7)
+    assert probes.capture(more, batches, {"state": quantity}).sizes["layer"] == 7
+    rate = patch_all_positions(more, base, source, hooks=hooks, answer=ranking, answers=longer)
+    assert rate.sel(site="all") == 1
+
+
+def test_a_recurrent_network_can_be_captured_after_a_longer_batch():
+    config = mechanisms.LstmConfig(d_input=8, d_output=8, d_embed=8, d_hidden=8)
+    model = mechanisms.Lstm(config).eval()
+    long, short = torch.randint(8, (2, 9)), torch.randint(8, (2, 4))
+    model(long)
+    quantity = probes.Quantity("layers.0.steps.*.hook_hidden", ("example", "d"))
+    batch = tasks.Batch(short, short, torch.ones_like(short).bool(), {})
+    assert probes.capture(model, [batch], {"h": quantity}).sizes["layer"] == 4
