@@ -17,7 +17,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     # One is a file of its own, and run as such.
     blocks = [block for block in blocks if "main(STUDY)" not in block]
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     monkeypatch.chdir(tmp_path)
     changes = ["model=hyla", "training.n_steps=10", "decoding.n=60"]
     run(STUDY, "smoke", changes, resources=Resources(root=Path("runs")))
@@ -33,6 +33,9 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert (names["forced"]["removed"].sel(condition=["true", "random"]) < 1).all()
     (wide,) = [block for block in blocks if "stream.zarr" in block]
     assert len([line for line in wide.splitlines() if line]) <= 60
+    of_encoder = names["of_encoder"]["score"].sel(split="test", metric="accuracy")
+    assert (of_encoder.sel(control="probe") > 0.9).all()
+    assert (of_encoder.sel(control="shuffled") < 0.7).all()
     assert names["last"].attrs["batches"] == 4
     assert (names["decoded"]["score"].sel(control="probe", metric="accuracy") > 0.9).all()
     assert (names["decoded"]["score"].sel(control="shuffled", metric="accuracy") < 0.3).all()

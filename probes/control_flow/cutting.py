@@ -110,6 +110,7 @@ def cut(
         `cut(model, inputs, graphs, readout=readout, gates="blocks.*.hook_gate", ...)["rate"]`
     """
     check_model(model)
+    count_examples("inputs", inputs)
     hooks = {
         name: _hooks_that_fire(model, inputs, pattern)
         for name, pattern in (("gates", gates), ("attention", attention))
