@@ -82,6 +82,11 @@ def _checkable(hint: Any) -> Any:
     return hint
 
 
+def shape_of(value: object) -> str:
+    """The shape of a tensor, or the type of anything else."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
 def described(value: object) -> str:
     """The type of a value with its shape, or else with the start of its text; see `checked`."""
     kind = type(value).__name__

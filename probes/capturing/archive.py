@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from torch import Tensor, nn
+
+from probes.capturing.quantity import fill_of
 
 _SAMPLED = 64  # values of each parameter that identify a model
 
@@ -80,7 +81,7 @@ class Archive:
                 name: {
                     "chunks": _chunks(variable),
                     "compressors": None,
-                    "fill_value": _fill_of(variable.dtype),
+                    "fill_value": fill_of(variable.dtype),
                 }
                 for name, variable in batch.data_vars.items()
             }
@@ -121,7 +122,7 @@ class Archive:
                     for dim, size in zip(variable.dims[1:], largest, strict=True)
                     if size > variable.sizes[dim]
                 }
-                filled = variable.pad(missing, constant_values=_fill_of(variable.dtype))
+                filled = variable.pad(missing, constant_values=fill_of(variable.dtype))
                 padded[str(name)] = filled.astype(variable.dtype)
         return batch.drop_vars([*padded]).assign(padded)
 
@@ -161,10 +162,6 @@ def weights_digest(model: object) -> str:
                 values = weight.detach().flatten()[::step].double().cpu().numpy()
                 digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _fill_of(dtype: np.dtype) -> Any:
-    return {"f": math.nan, "i": -1, "u": 0, "b": False, "O": ""}.get(dtype.kind)
 
 
 def _shapes(data: xr.Dataset) -> dict[str, tuple[int, ...]]:

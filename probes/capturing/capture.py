@@ -15,7 +15,7 @@ from torch import Tensor
 from probes.capturing.archive import Archive, weights_digest
 from probes.capturing.hooking import HookedModel, check_model
 from probes.capturing.passes import Batch, Firings, Passes, read_latents
-from probes.capturing.quantity import Labels, Quantity
+from probes.capturing.quantity import Labels, Quantity, fill_of
 from probes.checking import checked
 from probes.progress import progress
 
@@ -155,13 +155,14 @@ class _Rows:
         self._name, self._quantity = name, quantity
         self._stepped = quantity.fires == "each"
         self._is_ragged = [dim in quantity.ragged for dim in quantity.dims[1:]]
+        self._count = 0
         self._counts: list[int] = []
         self._sizes: list[tuple[int, ...]] = []
         self._buffer = torch.empty(0)
 
     def append(self, firings: Firings) -> None:
         """Copy one batch: tensors [example, ...] by layer and step."""
-        first, count = firings[0][0], sum(self._counts)
+        first, count = firings[0][0], self._count
         shape = self._shape(firings)
         examples = len(first)
         if not self._counts:
@@ -181,6 +182,7 @@ class _Rows:
             for step, part in enumerate(of_layer):
                 at = (rows, layer, *([step] if self._stepped else []))
                 self._buffer[(*at, *map(slice, part.shape[1:]))] = part
+        self._count += examples
         self._counts.append(examples)
         self._sizes.append(shape[1:])
 
@@ -205,14 +207,14 @@ class _Rows:
         return (len(firings), *steps, *shape)
 
     def _new(self, capacity: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if not self._quantity.ragged_dims:
-            return torch.empty(capacity, *shape, dtype=dtype)
-        fill = math.nan if dtype.is_floating_point else -1 if dtype != torch.bool else False
-        return torch.full((capacity, *shape), fill, dtype=dtype)
+        buffer = torch.empty(capacity, *shape, dtype=dtype)
+        if self._quantity.ragged_dims:
+            buffer.fill_(fill_of(buffer.numpy().dtype))
+        return buffer
 
     def array(self) -> np.ndarray:
         """All examples so far."""
-        values = self._buffer[: sum(self._counts)]
+        values = self._buffer[: self._count]
         return (values if self._quantity.has_layers else values[:, 0]).numpy()
 
     def sizes(self) -> dict[str, np.ndarray]:

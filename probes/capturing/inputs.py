@@ -1,11 +1,12 @@
 """Inputs of a model: call it on them, count and slice examples, and check its answers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor
 
 from probes.capturing.hooking import HookedModel
+from probes.checking import shape_of
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """The inputs of a model: one tensor, positional arguments, or keyword arguments.
@@ -83,7 +84,7 @@ def check_answer(answers: Tensor, n_examples: int) -> Tensor:
         ValueError: the answers are not a tensor with one row per example.
     """
     if not isinstance(answers, Tensor) or answers.ndim == 0 or len(answers) != n_examples:
-        shape = tuple(answers.shape) if isinstance(answers, Tensor) else type(answers).__name__
+        shape = shape_of(answers)
         raise ValueError(f"answer must return a tensor [{n_examples} examples, ...], got {shape}")
     if answers.is_floating_point() or answers.is_complex():
         raise TypeError(f"answer must return integers, got {answers.dtype}")
@@ -126,7 +127,7 @@ def take_rows(inputs: Inputs, rows: slice) -> Inputs:
     return tuple(map(take, inputs))
 
 
-def slices(n_examples: int, batch_size: int) -> Iterator[slice]:
-    """Yield slices of at most `batch_size` examples that cover all examples."""
-    for start in range(0, n_examples, batch_size):
-        yield slice(start, min(start + batch_size, n_examples))
+def slices(n_examples: int, batch_size: int) -> list[slice]:
+    """Slices of at most `batch_size` examples that cover all examples."""
+    starts = range(0, n_examples, batch_size)
+    return [slice(start, min(start + batch_size, n_examples)) for start in starts]

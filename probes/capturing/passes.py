@@ -18,6 +18,7 @@ from probes.capturing.hooking import (
 )
 from probes.capturing.inputs import Inputs, call, count_examples
 from probes.capturing.quantity import Quantity
+from probes.checking import shape_of
 
 
 class Batch(Protocol):
@@ -44,7 +45,8 @@ def read_latents(batch: Batch) -> dict[str, np.ndarray]:
     if not hasattr(batch, "inputs") or not isinstance(latents, Mapping):
         raise TypeError(
             "batches must have inputs and latents (a mapping of arrays), like those of tasks; wrap "
-            f"others, as in SimpleNamespace(inputs=x, latents={{'label': y}}), got {_shape(batch)}"
+            "others, as in SimpleNamespace(inputs=x, latents={'label': y}), got "
+            f"{shape_of(batch)}"
         )
     return {
         str(name): latent.detach().cpu().numpy() if isinstance(latent, Tensor) else np.array(latent)
@@ -82,8 +84,9 @@ class Passes:
         self._seen: dict[str, Firings] = {}
         self._batch: Batch | None = None
         self._n_examples = 0
-        # Hooks after which a pass may end; 0 if it must not, None before the first pass.
+        # Firings after which a pass may end; 0 if it must not, None before the first pass.
         self._n_expected: int | None = None
+        self._n_seen = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -108,6 +111,7 @@ class Passes:
         sizes = [len(latent) for latent in latents.values() if latent.ndim]
         self._n_examples = sizes[0] if sizes else count_examples("inputs", batch.inputs)
         self._seen = {name: [[] for _ in matched] for name, matched in self._hooks.items()}
+        self._n_seen = 0
         try:
             output = call(self.model, batch.inputs)
         except _Enough:
@@ -144,8 +148,8 @@ class Passes:
                 f"got a pass in which {hook.name!r} fires; capture them in separate datasets"
             )
         self._keep(name, index, activation, f"hook {hook.name!r}")
-        n_seen = sum(bool(firings) for hooks in self._seen.values() for firings in hooks)
-        if self._n_expected and n_seen == self._n_expected:
+        self._n_seen += 1
+        if self._n_seen == self._n_expected:
             raise _Enough
 
     def _keep(self, name: str, index: int, activation: Any, source: str) -> None:
@@ -179,8 +183,8 @@ def _reduce(
     reduced = activation if quantity.reduce is None else quantity.reduce(*arguments)
     if not isinstance(reduced, Tensor) or reduced.ndim != len(quantity.dims):
         raise ValueError(
-            f"quantity {name!r} must have the dims {quantity.dims}, got {_shape(reduced)} from "
-            f"{source} {_shape(activation)}"
+            f"quantity {name!r} must have the dims {quantity.dims}, got {shape_of(reduced)} from "
+            f"{source} {shape_of(activation)}"
         )
     return reduced.detach().clone()
 
@@ -208,7 +212,3 @@ def _check_batch(
     if len(set(counts.values())) > 1:
         shown = {name: tuple(count) for name, count in counts.items()}
         raise ValueError(f"first dims must be the examples of the batch, got sizes {shown}")
-
-
-def _shape(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__

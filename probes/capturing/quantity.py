@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -29,8 +31,8 @@ class Quantity:
             `step` dim after `example` and `layer`, for modules that a model applies several times.
         ragged: dims whose size may differ between batches.
 
-    What a ragged dim lacks is NaN, or -1 for integers, or False; `n_step` (or `n_` and the name of
-    another ragged dim) [example] is the size that the batch of an example had.
+    What a ragged dim lacks is NaN, -1 (0 for unsigned integers) or False; `n_step` (or `n_` and the
+    name of another ragged dim) [example] is the size that the batch of an example had.
 
     Raises:
         ValueError: `dims` do not begin with `example`, repeat a dim or name one that is added, or
@@ -65,7 +67,7 @@ class Quantity:
         """Whether the hook is a glob."""
         return self.hook is not None and is_glob(self.hook)
 
-    @property
+    @cached_property
     def takes_batch(self) -> bool:
         """Whether `reduce` has two arguments without defaults: the activation and the batch."""
         if self.reduce is None:
@@ -89,6 +91,11 @@ class Quantity:
     def ragged_dims(self) -> tuple[str, ...]:
         """The dims whose size may differ between batches."""
         return (*(("step",) if self.fires == "each" else ()), *self.ragged)
+
+
+def fill_of(dtype: np.dtype) -> Any:
+    """What stands where a ragged dim ends."""
+    return {"f": math.nan, "i": -1, "u": 0, "b": False, "O": ""}.get(dtype.kind)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import (
     Inputs,
     call,
@@ -23,7 +23,7 @@ from probes.capturing.inputs import (
 )
 from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
-from probes.interventions.sites import firings, hooks_that_fire
+from probes.interventions.sites import firings
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
 
@@ -112,7 +112,7 @@ def cut(
     check_model(model)
     count_examples("inputs", inputs)
     hooks = {
-        name: _hooks_that_fire(model, inputs, pattern)
+        name: _hook_of_each_step(model, inputs, pattern)
         for name, pattern in (("gates", gates), ("attention", attention))
     }
     _check_arguments(hooks, inputs, graphs, targets, cuts, batch_size)
@@ -126,7 +126,7 @@ def cut(
     answers: dict[str, list[Tensor]] = {condition: [] for condition in generators}
     unpatched_answers: list[Tensor] = []
     with evaluating(model):
-        for rows in progress([*slices(len(targets), batch_size)], "cut"):
+        for rows in progress(slices(len(targets), batch_size), "cut"):
             batch = take_rows(inputs, rows)
             n_rows = rows.stop - rows.start
             check = partial(_check_answers, examples=n_rows)
@@ -344,12 +344,10 @@ def _dataset(
     return result
 
 
-def _hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
-    """The hook of each step: those that a glob matches and that fire, or one for each firing."""
-    matched = hooks_that_fire(model, inputs, pattern)
-    if len(matched) > 1:
-        return matched
-    return [name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)] or matched
+def _hook_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
+    """The hooks that fire, in this order: one for each step, or one that fires in all."""
+    fired = firings(model, take_rows(inputs, slice(1)), resolve_hooks(model, pattern))
+    return [name for name, _ in fired]
 
 
 def _check_answers(answers: Tensor, *, examples: int) -> Tensor:

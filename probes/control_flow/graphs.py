@@ -277,7 +277,7 @@ def _edges(
         "head": [np.full(len(pos), NO_HEAD)],
         "weight": [1 - gate[example, step, pos]],
     }
-    for batch in progress([*slices(len(update), _CHUNK)], "extract control flow"):
+    for batch in progress(slices(len(update), _CHUNK), "extract control flow"):
         example, step, pos = np.nonzero(update[batch])
         example += batch.start
         rows = attention[example, step, :, pos, :]  # [node, head, key_pos]

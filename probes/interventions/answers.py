@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.checking import shape_of
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 Metric = Callable[[Any, slice], Tensor]
@@ -58,9 +59,8 @@ def check_metric(name: str, values: Tensor, rows: slice) -> Float[np.ndarray, " 
     """
     examples = rows.stop - rows.start
     if not isinstance(values, Tensor) or values.shape != (examples,):
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"metrics[{name!r}] must return a tensor [{examples} examples], got {shape}"
+            f"metrics[{name!r}] must return a tensor [{examples} examples], got {shape_of(values)}"
         )
     array = values.detach().double().cpu().numpy()
     if not np.isfinite(array).all():

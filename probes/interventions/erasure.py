@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from types import EllipsisType
+from types import EllipsisType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -281,7 +281,7 @@ class _Code:
 
         n = count_examples("inputs", inputs)
         for rows in slices(n, self.batch_size):
-            edits = self._edits(erasers, [place], collect)
+            edits = self._edits(erasers, {place: collect})
             call(self.model, take_rows(inputs, rows), edits)
         read = torch.cat(collected) if collected else torch.empty(0)
         if len(read) != n:
@@ -304,16 +304,15 @@ class _Code:
     def _edits(
         self,
         erasers: Mapping[_Firing, _Eraser],
-        read: Sequence[_Firing] = (),
-        collect: Callable[[Tensor], None] | None = None,
+        readers: Mapping[_Firing, Callable[[Tensor], None]] = MappingProxyType({}),
     ) -> dict[str, Edit]:
         def edit(activation: Tensor, step: int, name: str) -> Tensor:
-            if collect and (name, step) in read:
-                collect(activation)
+            if reader := readers.get((name, step)):
+                reader(activation)
             eraser = erasers.get((name, step))
             return activation if eraser is None else self._erased(activation, eraser)
 
-        return {name: partial(edit, name=name) for name, _ in (*erasers, *read)}
+        return {name: partial(edit, name=name) for name, _ in (*erasers, *readers)}
 
     def _erased(self, activation: Tensor, eraser: _Eraser) -> Tensor:
         part = activation[self.entries]

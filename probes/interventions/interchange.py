@@ -114,7 +114,7 @@ def interchange(
         numbers[scope, site].append(np.array(values).reshape(len(metrics), rows.stop - rows.start))
 
     with evaluating(model):
-        for rows in progress([*slices(examples, batch_size)], "interchange"):
+        for rows in progress(slices(examples, batch_size), "interchange"):
             base = take_rows(base_inputs, rows)
             source = _collect(model, take_rows(source_inputs, rows), sources)
             unpatched = call(model, base)

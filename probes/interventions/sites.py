@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,9 +106,11 @@ def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[st
 def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[tuple[str, int]]:
     """The hooks that fire in a pass, in this order, with the number of the firing."""
     fired: list[tuple[str, int]] = []
+    counts: Counter[str] = Counter()
 
     def note(activation: Any, hook: Any) -> None:
-        fired.append((hook.name, sum(name == hook.name for name, _ in fired)))
+        fired.append((hook.name, counts[hook.name]))
+        counts[hook.name] += 1
 
     with evaluating(model), model.hooks(fwd_hooks=[(name, note) for name in hooks]):
         call(model, inputs)

@@ -67,15 +67,13 @@ def score_halting(
     order = np.random.default_rng(seed).permutation(len(truth))
     controls = {"observed": truth, "shuffled": truth[order]}
 
-    def correlations(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
-        per_rule = [
-            np.stack([_correlation(_ranks(rule), _ranks(c), weights) for c in controls.values()], 1)
-            for rule in rules.values()
-        ]
-        return np.stack(per_rule, axis=1)
+    pairs = [
+        (_ranks(rule), _ranks(control)) for rule in rules.values() for control in controls.values()
+    ]
 
     def statistic(weights: Float[np.ndarray, "draw example"]) -> Float[np.ndarray, "draw ..."]:
-        found = correlations(weights)
+        found = np.stack([_correlation(*pair, weights) for pair in pairs], axis=1)
+        found = found.reshape(len(weights), len(rules), len(controls))
         return np.concatenate([found, found[:, :1] - found[:, -1:]], axis=1)
 
     interval = bootstrap(statistic, (len(truth),), resamples=resamples, seed=seed)

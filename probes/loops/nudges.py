@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from probes.capturing.inputs import Inputs, call, count_examples, slices, take_r
 from probes.checking import checked
 from probes.interventions.sites import firings
 from probes.progress import progress
-from probes.statistics.intervals import bootstrap_ratio, interval_variables
+from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
 DIRECTIONS = ("random", "other example")
 _Firing = tuple[str, int]
@@ -93,7 +94,7 @@ def nudge_states(
     dims = ("control", "direction", "nudged", "step")
     variables = interval_variables(
         "growth",
-        type(means)(*(np.where(is_later, values, np.nan) for values in means)),
+        Interval(*(np.where(is_later, values, np.nan) for values in means)),
         dims,
         long_name="relative change of the state, over that of the nudge",
     )
@@ -126,26 +127,24 @@ def _changes(
 ) -> np.ndarray:
     """Relative changes of states [example, direction, nudged, step]."""
     batches = []
-    for rows in progress([*slices(count_examples("inputs", inputs), batch_size)], "nudge"):
+    for rows in progress(slices(count_examples("inputs", inputs), batch_size), "nudge"):
         batch = take_rows(inputs, rows)
         generator = derive_generator(seed, f"directions {rows.start}")
         states = _run(model, batch, places)
-        by_direction = []
-        for direction in DIRECTIONS:
-            by_step = []
-            for step in nudged:
-                state = states[step]
-                if direction == "random":
-                    towards = torch.randn(state.shape, generator=generator).to(state)
-                else:
-                    towards = state.roll(1, 0) - state
-                change = size * _length(state) / _length(towards).clamp(min=1e-30) * towards
-                moved = _run(model, batch, places, places[step], change)
-                changed = [_length(a - b) / _length(b) for a, b in zip(moved, states, strict=True)]
-                by_step.append(torch.stack([one.flatten() for one in changed], dim=1))
-            by_direction.append(torch.stack(by_step, dim=1))
-        batches.append(torch.stack(by_direction, dim=1).double().cpu().numpy())
-    return np.concatenate(batches)
+        changes = []
+        for direction, step in product(DIRECTIONS, nudged):
+            state = states[step]
+            if direction == "random":
+                towards = torch.randn(state.shape, generator=generator).to(state)
+            else:
+                towards = state.roll(1, 0) - state
+            change = size * _length(state) / _length(towards).clamp(min=1e-30) * towards
+            moved = _run(model, batch, places, places[step], change)
+            shares = [_length(a - b) / _length(b) for a, b in zip(moved, states, strict=True)]
+            changes.append(torch.stack([share.flatten() for share in shares], dim=1))
+        batches.append(torch.stack(changes, dim=1).double().cpu().numpy())
+    changed = np.concatenate(batches)
+    return changed.reshape(len(changed), len(DIRECTIONS), len(nudged), len(places))
 
 
 def _length(state: Tensor) -> Tensor:

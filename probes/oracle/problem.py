@@ -151,14 +151,12 @@ def example_chunks(
 ) -> Iterator[tuple[slice, PathProblem]]:
     """Yield slices of the examples, with their problems, that fit into the memory limit."""
     size = min(_MOST_EXAMPLES, max(1, problem.memory_limit // bytes_per_example))
-    for rows in progress([*slices(len(problem), size)], "paths"):
+    for rows in progress(slices(len(problem), size), "paths"):
         yield rows, problem.take(rows)
 
 
-def path_chunks(
-    problem: PathProblem, partial: Float[Tensor, "example path state"]
-) -> Iterator[slice]:
-    """Yield slices of the paths that can be advanced within the memory limit."""
+def path_chunks(problem: PathProblem, partial: Float[Tensor, "example path state"]) -> list[slice]:
+    """Slices of the paths that can be advanced within the memory limit."""
     bytes_per_path = len(partial) * problem.n_modules * problem.entry_bytes
     return slices(partial.shape[1], max(1, problem.memory_limit // bytes_per_path))
 

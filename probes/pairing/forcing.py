@@ -113,7 +113,7 @@ def force_pairing(
     random_numbers = torch.rand(targets.shape, generator=generator, dtype=torch.double)
     errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
     with evaluating(model):
-        for rows in progress([*slices(examples, batch_size)], "force pairing"):
+        for rows in progress(slices(examples, batch_size), "force pairing"):
             batch = take_rows(inputs, rows)
             batch_scores = None if familiar_scores is None else familiar_scores[rows]
             pairing = _Pairing(searches, targets[rows], random_numbers[rows], batch_scores)
