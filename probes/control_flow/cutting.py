@@ -1,35 +1,38 @@
 """Test control-flow graphs by intervention: close gates and cut attention on and off the path."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import (
+    Edit,
     Inputs,
     call,
     check_answer,
     count_examples,
-    once,
     slices,
     take_rows,
 )
 from probes.checking import checked
-from probes.control_flow.graphs import NO_HEAD, column_numbers, newest_update
+from probes.control_flow.cut_cells import Masks, choose_cells
+from probes.control_flow.graphs import column_numbers
+from probes.interventions.answers import Metric, measure
 from probes.interventions.sites import firings
 from probes.progress import progress
-from probes.statistics.intervals import exact_rates, interval_variables
+from probes.statistics.intervals import bootstrap_ratio, exact_rates, interval_variables
 
 NODE_CONDITIONS = ("node on the path", "node off the path", "no node")
 EDGE_CONDITIONS = ("edge on the path", "edge off the path", "no edge")
 OUTCOMES = ("changed", "broken")
+
+_Firing = tuple[str, int]
 
 
 @checked
@@ -39,23 +42,24 @@ def cut(
     graphs: xr.Dataset,
     *,
     readout: xr.DataArray,
-    gates: str,
+    gates: str | tuple[str, str],
     attention: str,
-    answer: Callable[[Any], Tensor],
-    targets: Int[Tensor, " example"],
+    answer: Callable[[Any], Tensor] | None = None,
+    targets: Int[Tensor, " example"] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     cuts: int = 1,
     lasting: bool = False,
     seed: int = 0,
     batch_size: int = 256,
 ) -> xr.Dataset:
-    """Set random gates or attention weights to zero and measure how often the answer changes.
+    """Close random gates or cut attention weights, and measure how often the answer changes.
 
     A graph is a causal claim: nodes that are not ancestors of the read-out column's last node
     cannot affect the answer. "On the path" are that node, its ancestors, and their reads. So
     closing a gate on the path should change the answer, and closing one off the path should not.
     Cells outside the graph are a further control, but a weak one: their gates and weights are
     already small. Each condition is a separate forward pass in which `cuts` random cells per
-    example are set to zero together:
+    example are closed together:
 
     - "node on the path", "node off the path": the gate of an update node, at its step and column.
     - "no node": the gate of a valid column at a step where it does not update.
@@ -76,19 +80,26 @@ def cut(
         inputs: inputs of the model: the examples of the graphs, in order.
         graphs: result of `extract_control_flow` for the same hooks.
         readout: [example] int, the column from which the answer is read.
-        gates: glob of the gate hooks, one per step (`blocks.*.hook_gate`), each [batch, pos, d]
-            (d may be 1; all features are closed).
-        attention: glob of the attention hooks, one per step (`blocks.*.attn.hook_pattern`), each
-            [batch, head, query_pos, key_pos].
+        gates: glob of the gate hooks, one per step (`blocks.*.hook_gate`), or the name of one hook
+            that fires in each step; each [batch, pos, d] (d may be 1; all features are set to 0).
+            Of a model without gates a pair: the hooks of the column states [batch, pos, d] before
+            and after a step; a closed column keeps its state.
+        attention: as `gates`, the attention hooks (`blocks.*.attn.hook_pattern`), each [batch,
+            head, query_pos, key_pos]; weights are set to 0.
         answer: maps the model's output to answers, integers [batch].
         targets: the correct answers.
+        metrics: numbers by name, instead of or beside answers: functions of the model's output and
+            the examples (a slice) to floats [example], such as a difference of logits.
         cuts: number of cells per example and condition; examples with fewer are left out.
         lasting: whether a cut holds until the last step.
-        seed: seed of the choice of cells.
+        seed: seed of the choice of cells, and of the bootstrap of metrics.
         batch_size: examples per forward pass; does not affect the choice of cells.
 
     Returns:
-        Coordinates `condition` and `outcome`: "changed" (the answer differs from that without the
+        `cut_step`, `cut_pos`, `cut_key_pos` [condition, cut, example]: the cells that were cut,
+        -1 for none; `cut_key_pos` is -1 for gates.
+
+        With answers, coordinate `outcome`: "changed" (the answer differs from that without the
         cut) and "broken" (it was correct and is now wrong).
 
         - `hit` [condition, outcome, example] int8: 0 or 1; -1 where the example has too few cells
@@ -96,152 +107,78 @@ def cut(
         - `rate, rate_low, rate_high` [condition, outcome]: the share of hits among the trials and
           its exact 95% interval (Clopper-Pearson); NaN without trials. `trials`: their number.
         - `right` [example]: the answer without a cut is correct.
-        - `cut_step`, `cut_pos`, `cut_key_pos` [condition, cut, example]: the cells that were cut,
-          -1 for none; `cut_key_pos` is -1 for gates.
+
+        With metrics, over the examples with enough cells: `value` [condition, metric], the mean
+        with the cut; `change` [condition, metric], the mean difference to the run without it, both
+        with percentile bootstrap 95% intervals (`_low`, `_high`); and `example_change` [condition,
+        metric, example], NaN where the example has too few cells.
 
     Raises:
-        KeyError: an unknown hook; the message lists the nearest names.
+        KeyError: an unknown hook.
         TypeError: the model cannot be hooked, or answers are not integers.
-        ValueError: the model is compiled, sizes do not match, read-out columns are not valid, or a
-            number is out of range.
-        RuntimeError: a hook did not fire exactly once in a forward pass.
+        ValueError: the model is compiled, sizes do not match, read-out columns are not valid, there
+            are neither answers nor metrics, or a number is out of range.
+        RuntimeError: a hook did not fire, or more often than for the first example.
 
     Example:
         `cut(model, inputs, graphs, readout=readout, gates="blocks.*.hook_gate", ...)["rate"]`
     """
     check_model(model)
     count_examples("inputs", inputs)
+    metrics = metrics or {}
     hooks = {
-        name: _hook_of_each_step(model, inputs, pattern)
-        for name, pattern in (("gates", gates), ("attention", attention))
+        f"gates[{number}]" if isinstance(gates, tuple) else "gates": pattern
+        for number, pattern in enumerate(gates if isinstance(gates, tuple) else (gates,))
     }
-    _check_arguments(hooks, inputs, graphs, targets, cuts, batch_size)
+    fired = {
+        name: _firing_of_each_step(model, inputs, pattern)
+        for name, pattern in (hooks | {"attention": attention}).items()
+    }
+    _check_arguments(fired, inputs, graphs, (answer, targets), metrics, (cuts, batch_size))
     column = column_numbers("readout", readout, graphs["valid"].to_numpy())
-    masks = _Masks.of(graphs, column)
+    masks = Masks.of(graphs, column)
     generators = {
         condition: np.random.default_rng([seed, number])
         for number, condition in enumerate((*NODE_CONDITIONS, *EDGE_CONDITIONS))
     }
     chosen_cells: dict[str, list[np.ndarray]] = {condition: [] for condition in generators}
-    answers: dict[str, list[Tensor]] = {condition: [] for condition in generators}
-    unpatched_answers: list[Tensor] = []
+    answers: dict[str, list[np.ndarray]] = {condition: [] for condition in ("", *generators)}
+    numbers: dict[str, list[np.ndarray]] = {condition: [] for condition in ("", *generators)}
+
+    def keep(condition: str, output: Any, rows: slice) -> None:
+        if answer is not None:
+            answers[condition].append(_check_answers(answer(output), rows).numpy())
+        numbers[condition].append(measure(metrics, output, rows))
+
     with evaluating(model):
-        for rows in progress(slices(len(targets), batch_size), "cut"):
+        for rows in progress(slices(graphs.sizes["example"], batch_size), "cut"):
             batch = take_rows(inputs, rows)
-            n_rows = rows.stop - rows.start
-            check = partial(_check_answers, examples=n_rows)
-            unpatched_answers.append(check(answer(call(model, batch))))
+            keep("", call(model, batch), rows)
             for condition, generator in generators.items():
                 cells = masks.cells(condition, rows, lasting=lasting)
-                chosen = _choose(cells, cuts, generator)
-                target = "gates" if condition in NODE_CONDITIONS else "attention"
+                chosen = choose_cells(cells, cuts, generator)
                 closed = _closed(chosen, cells.shape[1:], lasting=lasting)
-                output = _run_cut(model, batch, hooks[target], closed)
-                answers[condition].append(check(answer(output)))
+                if condition in EDGE_CONDITIONS:
+                    edits = _zeros(fired["attention"], closed)
+                elif isinstance(gates, tuple):
+                    edits = _kept_states(fired["gates[0]"], fired["gates[1]"], closed)
+                else:
+                    edits = _zeros(fired["gates"], closed)
+                keep(condition, call(model, batch, edits), rows)
                 chosen_cells[condition].append(chosen)
-    unpatched = torch.cat(unpatched_answers).numpy()
-    right = unpatched == targets.cpu().numpy()
     chosen = {condition: np.concatenate(parts) for condition, parts in chosen_cells.items()}
-    hits = np.stack(
-        [
-            _hits(torch.cat(answers[condition]).numpy(), unpatched, right, chosen[condition])
-            for condition in generators
-        ]
-    )
-    return _dataset(hits, right, chosen, graphs, lasting=lasting, seed=seed)
-
-
-@dataclass(frozen=True)
-class _Masks:
-    """Graphs as boolean masks.
-
-    Attributes:
-        update: the column updates at the step.
-        on_path: the update node is the read-out column's last, or an ancestor of it.
-        valid: the column is not padding.
-        reads: example, step, target and source column of each read, for all heads.
-    """
-
-    update: Bool[np.ndarray, "example step pos"]
-    on_path: Bool[np.ndarray, "example step pos"]
-    valid: Bool[np.ndarray, "example pos"]
-    reads: Int[np.ndarray, "index edge"]
-
-    @classmethod
-    def of(cls, graphs: xr.Dataset, readout: Int[np.ndarray, " example"]) -> "_Masks":
-        columns = ("edge_example", "target_step", "target_pos", "source_pos")
-        is_read = graphs["head"].to_numpy() != NO_HEAD
-        return cls(
-            graphs["update"].to_numpy(),
-            _ancestors(graphs, readout),
-            graphs["valid"].to_numpy(),
-            np.stack([graphs[name].to_numpy()[is_read] for name in columns]),
-        )
-
-    def cells(
-        self, condition: str, rows: slice, *, lasting: bool
-    ) -> Bool[np.ndarray, "example step ..."]:
-        """Cells that a condition may cut: [example, step, pos], or for edges [..., query, key]."""
-        update, on_path, valid = self.update[rows], self.on_path[rows], self.valid[rows]
-        # Cells of controls: a lasting cut must not reach a node on the path.
-        allowed = np.ones_like(on_path)
-        if lasting:
-            allowed = ~np.logical_or.accumulate(on_path[:, ::-1], axis=1)[:, ::-1]
-        if condition == "node on the path":
-            return on_path
-        if condition == "node off the path":
-            return update & ~on_path & allowed
-        if condition == "no node":
-            return ~update & valid[:, None] & allowed
-        example, step, target, source = self.reads
-        in_rows = (example >= rows.start) & (example < rows.stop)
-        reads = np.zeros((*update.shape, update.shape[2]), dtype=bool)
-        reads[example[in_rows] - rows.start, step[in_rows], target[in_rows], source[in_rows]] = True
-        if condition == "edge on the path":
-            return reads & on_path[..., None]
-        if condition == "edge off the path":
-            return reads & ~on_path[..., None] & allowed[..., None]
-        other_columns = valid[:, None, None, :] & ~np.eye(update.shape[2], dtype=bool)
-        if lasting:
-            # A column that is not read now may be read later by a node on the path.
-            read_on_path = reads & on_path[..., None]
-            reads = np.logical_or.accumulate(read_on_path[:, ::-1], axis=1)[:, ::-1] | reads
-        return on_path[..., None] & other_columns & ~reads
-
-
-def _ancestors(
-    graphs: xr.Dataset, readout: Int[np.ndarray, " example"]
-) -> Bool[np.ndarray, "example step pos"]:
-    """Mark the read-out column's last update node and its ancestors."""
-    update = graphs["update"].to_numpy()
-    examples, steps, width = update.shape
-    rows = np.arange(examples)
-    # Index 0 is the input (step -1), so that edges from it need no special case.
-    reached = np.zeros((examples, steps + 1, width), dtype=bool)
-    reached[rows, newest_update(update)[rows, -1, readout] + 1, readout] = True
-    example, target_step, target, source_step, source = (
-        graphs[name].to_numpy()
-        for name in ("edge_example", "target_step", "target_pos", "source_step", "source_pos")
-    )
-    for step in reversed(range(steps)):
-        edges = np.flatnonzero(target_step == step)
-        edges = edges[reached[example[edges], step + 1, target[edges]]]
-        reached[example[edges], source_step[edges] + 1, source[edges]] = True
-    return reached[:, 1:]
-
-
-def _choose(
-    cells: Bool[np.ndarray, "example step ..."], cuts: int, generator: np.random.Generator
-) -> Int64[np.ndarray, "example cut index"]:
-    """Choose random cells of each example, (step, pos) or (step, query, key); -1 if too few."""
-    flat = cells.reshape(len(cells), -1)
-    keys = np.where(flat, generator.random(flat.shape), -1)
-    if flat.shape[1] < cuts:
-        return np.full((len(cells), cuts, cells.ndim - 1), -1)
-    largest = np.argpartition(keys, -cuts, axis=1)[:, -cuts:]
-    index = np.stack(np.unravel_index(largest, cells.shape[1:]), axis=-1)
-    index[flat.sum(axis=1) < cuts] = -1
-    return index
+    result = _cells_dataset(chosen, graphs, lasting=lasting, seed=seed)
+    if answer is not None and targets is not None:
+        by_condition = [np.concatenate(parts) for parts in answers.values()]
+        right = by_condition[0] == targets.cpu().numpy()
+        result = result.assign(_outcomes(by_condition, right, [*chosen.values()]))
+        result["outcome"] = "outcome", list(OUTCOMES), {"long_name": "what becomes of the answer"}
+        result.attrs["interval"] = "exact 95% (Clopper-Pearson) over examples"
+    if metrics:
+        values = np.stack([np.concatenate(parts, axis=1) for parts in numbers.values()])
+        result = result.assign(_changes(values, [*chosen.values()], seed=seed))
+        result["metric"] = "metric", list(metrics), {"long_name": "what is measured"}
+    return result
 
 
 def _closed(
@@ -254,131 +191,173 @@ def _closed(
     return torch.from_numpy(np.logical_or.accumulate(mask, axis=1) if lasting else mask)
 
 
-def _run_cut(
-    model: HookedModel,
-    inputs: Inputs,
-    hooks: Sequence[str],
-    closed: Bool[Tensor, "example step ..."],
-) -> Any:
-    """Run a forward pass with the closed entries of each step's activation set to zero."""
+def _zeros(fired: Sequence[_Firing], closed: Bool[Tensor, "example step ..."]) -> dict[str, Edit]:
+    """Edits that set the closed entries of each step's activation to zero."""
 
-    def close(activation: Tensor, step: int, *, name: str) -> Tensor:
-        entries = closed[:, step].to(activation.device)
-        # A gate is [batch, pos, d], closed for all d; a pattern [batch, head, query, key].
-        entries = entries[..., None] if entries.ndim == 2 else entries[:, None]
-        if not broadcasts(entries, activation):
-            raise ValueError(
-                f"the activation at {name!r} must have the shape {tuple(entries.shape)} of the "
-                f"graphs (1 stands for features or heads), got {tuple(activation.shape)}"
-            )
-        return activation.masked_fill(entries, 0)
+    def close(activation: Tensor, step: int, name: str) -> Tensor:
+        return activation.masked_fill(_entries(closed, step, activation, name), 0)
 
-    if len({*hooks}) < len(hooks):
-        return call(model, inputs, {hooks[0]: partial(close, name=hooks[0])})
-    edits = {
-        name: once(name, partial(close, step=step, name=name)) for step, name in enumerate(hooks)
-    }
-    return call(model, inputs, edits)
+    return _at_each_step(fired, close)
 
 
-def _hits(
-    answers: Int[np.ndarray, " example"],
-    unpatched: Int[np.ndarray, " example"],
+def _kept_states(
+    before: Sequence[_Firing],
+    after: Sequence[_Firing],
+    closed: Bool[Tensor, "example step pos"],
+) -> dict[str, Edit]:
+    """Edits with which closed columns keep the state that they had before the step."""
+    states: dict[int, Tensor] = {}
+
+    def remember(activation: Tensor, step: int, name: str) -> Tensor:
+        states[step] = activation
+        return activation
+
+    def restore(activation: Tensor, step: int, name: str) -> Tensor:
+        entries = _entries(closed, step, activation, name)
+        return torch.where(entries, states.pop(step), activation)
+
+    return _at_each_step(before, remember) | _at_each_step(after, restore)
+
+
+def _entries(
+    closed: Bool[Tensor, "example step ..."], step: int, activation: Tensor, name: str
+) -> Tensor:
+    entries = closed[:, step].to(activation.device)
+    # A gate is [batch, pos, d], closed for all d; a pattern [batch, head, query, key].
+    entries = entries[..., None] if entries.ndim == 2 else entries[:, None]
+    if not broadcasts(entries, activation):
+        raise ValueError(
+            f"the activation at {name!r} must have the shape {tuple(entries.shape)} of the "
+            f"graphs (1 stands for features or heads), got {tuple(activation.shape)}"
+        )
+    return entries
+
+
+def _at_each_step(
+    fired: Sequence[_Firing], edit: Callable[[Tensor, int, str], Tensor]
+) -> dict[str, Edit]:
+    """Edits by hook from a function of the activation, the step and the hook's name."""
+    steps = {firing: step for step, firing in enumerate(fired)}
+
+    def edit_firing(activation: Tensor, number: int, name: str) -> Tensor:
+        if (name, number) not in steps:
+            raise RuntimeError(f"hook {name!r} must fire as often as for the first example")
+        return edit(activation, steps[name, number], name)
+
+    return {name: partial(edit_firing, name=name) for name, _ in fired}
+
+
+def _outcomes(
+    answers: Sequence[Int[np.ndarray, " example"]],
     right: Bool[np.ndarray, " example"],
-    chosen: Int64[np.ndarray, "example cut index"],
-) -> Int[np.ndarray, "outcome example"]:
-    changed = answers != unpatched
-    done = (chosen >= 0).all(axis=(1, 2))
-    return np.stack([np.where(done, changed, -1), np.where(done & right, changed, -1)]).astype(
-        np.int8
+    chosen: Sequence[Int64[np.ndarray, "example cut index"]],
+) -> dict[str, Any]:
+    """Whether each condition changes the answer of the run without a cut, the first one."""
+    hits = []
+    for answer, cells in zip(answers[1:], chosen, strict=True):
+        changed, done = answer != answers[0], (cells >= 0).all(axis=(1, 2))
+        hits.append([np.where(done, changed, -1), np.where(done & right, changed, -1)])
+    hit = np.array(hits, dtype=np.int8)
+    dims = ("condition", "outcome")
+    rates = interval_variables(
+        "rate", exact_rates(hit), dims, long_name="share of examples whose answer changes"
     )
+    return {
+        "hit": ((*dims, "example"), hit, {"long_name": "the cut has the outcome"}),
+        **rates,
+        "trials": (dims, (hit >= 0).sum(axis=2), {"long_name": "examples that were tried"}),
+        "right": ("example", right, {"long_name": "the answer without a cut is right"}),
+    }
 
 
-def _dataset(
-    hits: Int[np.ndarray, "condition outcome example"],
-    right: Bool[np.ndarray, " example"],
+def _changes(
+    values: Float[np.ndarray, "run metric example"],
+    chosen: Sequence[Int64[np.ndarray, "example cut index"]],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """Metrics of each condition, and their changes against the run without a cut, the first one."""
+    done = np.stack([(cells >= 0).all(axis=(1, 2)) for cells in chosen])
+    trials = np.moveaxis(np.broadcast_to(done[:, None], values[1:].shape), -1, 0)
+    changes = np.where(done[:, None], values[1:] - values[:1], np.nan)
+    value, change = (
+        bootstrap_ratio(np.where(trials, np.moveaxis(part, -1, 0), 0), trials, seed=seed)
+        for part in (values[1:], changes)
+    )
+    dims = ("condition", "metric")
+    about = {"long_name": "change of the metric of each example"}
+    return {
+        **interval_variables("value", value, dims, long_name="mean of the metric with the cut"),
+        **interval_variables("change", change, dims, long_name="change of the metric by the cut"),
+        "example_change": ((*dims, "example"), changes, about),
+    }
+
+
+def _cells_dataset(
     chosen: Mapping[str, Int64[np.ndarray, "example cut index"]],
     graphs: xr.Dataset,
     *,
     lasting: bool,
     seed: int,
 ) -> xr.Dataset:
-    dims = ("condition", "outcome")
-    long_name = "share of examples whose answer changes"
     index = np.stack(
         [
-            np.pad(
-                cells_of_condition,
-                ((0, 0), (0, 0), (0, 3 - cells_of_condition.shape[2])),
-                constant_values=-1,
-            )
-            for cells_of_condition in chosen.values()
+            np.pad(cells, ((0, 0), (0, 0), (0, 3 - cells.shape[2])), constant_values=-1)
+            for cells in chosen.values()
         ]
     )
-    cells = ("condition", "cut", "example")
+    dims = ("condition", "cut", "example")
     index = index.transpose(3, 0, 2, 1)
     result = xr.Dataset(
         {
-            "hit": ((*dims, "example"), hits, {"long_name": "the cut has the outcome"}),
-            **interval_variables("rate", exact_rates(hits), dims, long_name=long_name),
-            "trials": (
-                dims,
-                (hits >= 0).sum(axis=2),
-                {"long_name": "examples that were tried"},
-            ),
-            "right": ("example", right, {"long_name": "the answer without a cut is right"}),
-            "cut_step": (cells, index[0], {"long_name": "step of the cut"}),
-            "cut_pos": (cells, index[1], {"long_name": "column whose gate or reading is cut"}),
-            "cut_key_pos": (cells, index[2], {"long_name": "column that is read, -1 for gates"}),
+            "cut_step": (dims, index[0], {"long_name": "step of the cut"}),
+            "cut_pos": (dims, index[1], {"long_name": "column whose gate or reading is cut"}),
+            "cut_key_pos": (dims, index[2], {"long_name": "column that is read, -1 for gates"}),
         },
-        coords={"condition": list(chosen), "outcome": list(OUTCOMES)},
-        attrs={
-            **graphs.attrs,
-            "cut_lasting": int(lasting),
-            "cut_seed": seed,
-            "interval": "exact 95% (Clopper-Pearson) over examples",
-        },
+        coords={"condition": list(chosen)},
+        attrs={**graphs.attrs, "cut_lasting": int(lasting), "cut_seed": seed},
     )
     result["condition"].attrs["long_name"] = "what is cut"
-    result["outcome"].attrs["long_name"] = "what becomes of the answer"
     return result
 
 
-def _hook_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
-    """The hooks that fire, in this order: one for each step, or one that fires in all."""
-    fired = firings(model, take_rows(inputs, slice(1)), resolve_hooks(model, pattern))
-    return [name for name, _ in fired]
+def _firing_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[_Firing]:
+    """The firings of the hooks, in order: one of each hook, or those of a hook that all share."""
+    return firings(model, take_rows(inputs, slice(1)), resolve_hooks(model, pattern))
 
 
-def _check_answers(answers: Tensor, *, examples: int) -> Tensor:
-    checked = check_answer(answers, examples)
+def _check_answers(answers: Tensor, rows: slice) -> Tensor:
+    checked = check_answer(answers, rows.stop - rows.start)
     if checked.ndim != 1:
         raise ValueError(f"answer must return one number per example, got {tuple(checked.shape)}")
     return checked
 
 
 def _check_arguments(
-    hooks: Mapping[str, Sequence[str]],
+    fired: Mapping[str, Sequence[_Firing]],
     inputs: Inputs,
     graphs: xr.Dataset,
-    targets: Tensor,
-    cuts: int,
-    batch_size: int,
+    answers: tuple[Callable[[Any], Tensor] | None, Tensor | None],
+    metrics: Mapping[str, Metric],
+    sizes: tuple[int, int],
 ) -> None:
     examples, steps = graphs.sizes["example"], graphs.sizes["step"]
-    for name, matched in hooks.items():
-        if len(matched) != steps:
+    for name, firings_of_hook in fired.items():
+        if len(firings_of_hook) != steps:
+            names = [hook for hook, _ in firings_of_hook]
             raise ValueError(
                 f"{name} must match one hook per step, {steps} in the graphs, or one that fires in "
-                f"each, got {len(matched)}: "
-                f"{', '.join(matched[:6])}{', ...' if len(matched) > 6 else ''}"
+                f"each, got {len(names)}: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
             )
     if count_examples("inputs", inputs) != examples:
         raise ValueError(
             f"inputs must have the {examples} examples of the graphs, "
             f"got {count_examples('inputs', inputs)}"
         )
-    if targets.shape != (examples,):
+    answer, targets = answers
+    if (answer is None) != (targets is None) or (answer is None and not metrics):
+        raise ValueError("answer and targets must be passed together, or metrics, got neither")
+    if targets is not None and targets.shape != (examples,):
         raise ValueError(f"targets must have the shape ({examples},), got {tuple(targets.shape)}")
-    if cuts < 1 or batch_size < 1:
-        raise ValueError(f"cuts and batch_size must be at least 1, got {cuts} and {batch_size}")
+    if min(sizes) < 1:
+        raise ValueError(f"cuts and batch_size must be at least 1, got {sizes[0]} and {sizes[1]}")

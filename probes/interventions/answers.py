@@ -60,23 +60,48 @@ def check_metric(name: str, values: Tensor, rows: slice) -> Float[np.ndarray, " 
     examples = rows.stop - rows.start
     if not isinstance(values, Tensor) or values.shape != (examples,):
         raise ValueError(
-            f"metrics[{name!r}] must return a tensor [{examples} examples], got {shape_of(values)}"
+            f"{name} must return a tensor [{examples} examples], got {shape_of(values)}"
         )
     array = values.detach().double().cpu().numpy()
     if not np.isfinite(array).all():
-        raise ValueError(f"metrics[{name!r}] must be finite, got NaN or infinity")
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
     return array
 
 
+def measure(
+    metrics: Mapping[str, Metric], output: Any, rows: slice
+) -> Float[np.ndarray, "metric example"]:
+    """Apply metrics to the output for some examples.
+
+    Raises:
+        ValueError: a metric is not one finite number for each example.
+    """
+    values = [
+        check_metric(f"metrics[{name!r}]", metric(output, rows), rows)
+        for name, metric in metrics.items()
+    ]
+    return np.array(values).reshape(len(metrics), rows.stop - rows.start)
+
+
 def metric_variables(
-    values: Float[np.ndarray, "scope site metric example"], *, resamples: int, seed: int
+    values: Float[np.ndarray, "... run metric example"],
+    dims: tuple[str, ...],
+    *,
+    resamples: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Means of metrics and their changes against the first site, with intervals."""
-    dims = ("scope", "site", "metric")
+    """Means of metrics and their changes against the first run, with intervals.
+
+    Args:
+        values: of the dims `dims` and `example`; the last of `dims` is `metric`, the one before it
+            is that of the runs, of which the first one is without intervention.
+        dims: their names.
+        resamples, seed: of the bootstrap.
+    """
     columns = np.moveaxis(values, -1, 0)
     value, change = (
         bootstrap_ratio(part, resamples=resamples, seed=seed)
-        for part in (columns, columns - columns[:, :, :1])
+        for part in (columns, columns - columns[..., :1, :])
     )
     about = {"long_name": "metric of each example"}
     return {

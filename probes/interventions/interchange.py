@@ -15,9 +15,9 @@ from probes.capturing.inputs import Inputs, call, check_answer, count_examples, 
 from probes.checking import checked
 from probes.interventions.answers import (
     Metric,
-    check_metric,
     check_outcomes,
     hits_of,
+    measure,
     metric_variables,
 )
 from probes.interventions.sites import NO_SITE, At, Hooks, resolve_sites
@@ -110,8 +110,7 @@ def interchange(
     def keep(scope: str, site: str, output: Any, rows: slice) -> None:
         if answer is not None:
             answers[scope, site].append(check_answer(answer(output), rows.stop - rows.start))
-        values = [check_metric(name, metrics[name](output, rows), rows) for name in metrics]
-        numbers[scope, site].append(np.array(values).reshape(len(metrics), rows.stop - rows.start))
+        numbers[scope, site].append(measure(metrics, output, rows))
 
     with evaluating(model):
         for rows in progress(slices(examples, batch_size), "interchange"):
@@ -143,7 +142,7 @@ def interchange(
         values = np.stack([np.concatenate(batches, axis=1) for batches in numbers.values()])
         values = values.reshape(*shape, len(metrics), examples)
         result = result.assign_coords(metric=list(metrics)).assign(
-            metric_variables(values, resamples=resamples, seed=seed)
+            metric_variables(values, ("scope", "site", "metric"), resamples=resamples, seed=seed)
         )
     return result if isinstance(where, Mapping) else result.isel(scope=0, drop=True)
 

@@ -1,9 +1,8 @@
 """Force the value scores to the true pairing and measure the error."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from transformer_lens.utilities.statistics import derive_generator
 from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import Edit, Inputs, call, count_examples, once, slices, take_rows
 from probes.checking import checked
+from probes.interventions.answers import Metric, check_metric, measure, metric_variables
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -31,7 +31,8 @@ def force_pairing(
     assignment: xr.Dataset,
     hook: str | Sequence[str],
     *,
-    error: Callable[[Any, slice], Float[Tensor, " batch"]],
+    error: Metric,
+    metrics: Mapping[str, Metric] | None = None,
     activation: xr.DataArray | None = None,
     batch_size: int = 256,
     resamples: int = 1000,
@@ -66,6 +67,8 @@ def force_pairing(
             together.
         error: maps the model's output and the slice of its examples to their errors [example of
             the slice], at least 0.
+        metrics: further numbers by name: functions like `error`, of any sign, such as a difference
+            of logits or a probability.
         activation: `activation` of `score_pairing` [search, true_retrieval, model_retrieval] for
             one group; NaN is not forced.
         batch_size: examples per forward pass.
@@ -78,6 +81,9 @@ def force_pairing(
         - `error` [condition, example]; `mean_error`, with `_low` and `_high` [condition].
         - `removed`, with `_low` and `_high` [condition]: share of the error of "none" that the
           condition removes: 1 for all of it, negative if it adds error; NaN if there is no error.
+        - with metrics, `value` and `change` [condition, metric]: their mean, and that of the
+          difference to "none", with `_low` and `_high`; `example_value` [condition, metric,
+          example].
 
         Intervals: 95%, percentile bootstrap over examples, all conditions resampled together.
         Attribute `forced`: number of searches and positions with a forced pairing.
@@ -111,7 +117,8 @@ def force_pairing(
     # Drawn for all examples at once, so that the batch size does not matter.
     generator = derive_generator(seed, "random pairing")
     random_numbers = torch.rand(targets.shape, generator=generator, dtype=torch.double)
-    errors: dict[str, list[Tensor]] = {condition: [] for condition in conditions}
+    numbers: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
+    errors: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
     with evaluating(model):
         for rows in progress(slices(examples, batch_size), "force pairing"):
             batch = take_rows(inputs, rows)
@@ -120,9 +127,16 @@ def force_pairing(
             choices = (None, pairing.true, pairing.random, pairing.hardened, pairing.familiar)
             for condition, choose in zip(conditions, choices, strict=False):
                 output = call(model, batch, pairing.edits(names, choose))
-                errors[condition].append(_check_error(error(output, rows), rows))
-    values = torch.stack([torch.cat(batches) for batches in errors.values()])
-    return _dataset(values, conditions, int((targets >= 0).sum()), resamples, seed)
+                errors[condition].append(check_metric("error", error(output, rows), rows))
+                numbers[condition].append(measure(metrics or {}, output, rows))
+    values = np.stack([np.concatenate(parts) for parts in errors.values()])
+    result = _dataset(values, conditions, int((targets >= 0).sum()), resamples, seed)
+    if metrics:
+        values = np.stack([np.concatenate(parts, axis=1) for parts in numbers.values()])
+        result = result.assign_coords(metric=list(metrics)).assign(
+            metric_variables(values, ("condition", "metric"), resamples=resamples, seed=seed)
+        )
+    return result
 
 
 @dataclass(frozen=True)
@@ -251,30 +265,21 @@ def _familiar_scores(
     return scores[torch.arange(len(names)), labels.clamp(min=0)]
 
 
-def _check_error(errors: Tensor, rows: slice) -> Float[Tensor, " batch"]:
-    if not isinstance(errors, Tensor) or errors.shape != (rows.stop - rows.start,):
-        shape = tuple(errors.shape) if isinstance(errors, Tensor) else type(errors).__name__
-        raise ValueError(
-            f"error must return a tensor of shape ({rows.stop - rows.start},), got {shape}"
-        )
-    if not (errors.isfinite() & (errors >= 0)).all():
-        raise ValueError("error must return finite numbers of at least 0, got others")
-    return errors.detach().double().cpu()
-
-
 def _dataset(
-    errors: Float[Tensor, "condition example"],
+    errors: Float[np.ndarray, "condition example"],
     conditions: Sequence[str],
     forced: int,
     resamples: int,
     seed: int,
 ) -> xr.Dataset:
-    by_example = errors.numpy().T
+    if (errors < 0).any():
+        raise ValueError(f"error must be at least 0, got {errors.min()}")
+    by_example = errors.T
     ratio = partial(bootstrap_ratio, resamples=resamples, seed=seed)
     mean = ratio(by_example)
     removed = ratio(by_example, by_example[:, :1], transform=lambda left: 1 - left)
     result = xr.Dataset(
-        {"error": (("condition", "example"), errors.numpy(), {"long_name": "error"})},
+        {"error": (("condition", "example"), errors, {"long_name": "error"})},
         coords={"condition": list(conditions)},
         attrs={
             "forced": forced,

@@ -4,10 +4,11 @@ import pytest
 import torch
 import xarray as xr
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 
 from probes import capture, cut, extract_control_flow, to_networkx
 from probes.capturing.quantity import Quantity
-from probes.control_flow.cutting import _ancestors
+from probes.control_flow.cut_cells import _ancestors
 from tests.probes.conftest import SimpleBatch
 from tests.probes.control_flow.programs import HEADS, STEPS, ProgramModel, answer_of, make_programs
 
@@ -205,6 +206,61 @@ def test_a_network_that_recomputes_recovers_from_all_but_lasting_cuts(programs):
     assert (plain["rate"].sel(condition=list(OFF)) == 0).all()
 
 
+class WithoutGates(ProgramModel):
+    """Shows its states, before and after each step, and no gates."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.hook_gate = nn.Identity()
+            block.before, block.after = HookPoint(), HookPoint()
+        self.setup()
+
+    def forward(self, args, when, leaf, readout):
+        state = leaf[..., None]
+        head = torch.arange(HEADS)[:, None, None] == torch.arange(args.shape[-1]) % HEADS
+        own = (torch.arange(when.shape[1]) != readout[:, None]).float()[..., None]
+        for step, block in enumerate(self.blocks):
+            state = block.before(state)
+            pattern = block.attn.hook_pattern(args[:, None] * head)
+            update = own + (pattern @ state[:, None]).sum(dim=1)
+            state = block.after(torch.where((when == step)[..., None], update, state))
+        return state[torch.arange(len(state)), readout, 0]
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_column_without_gate_keeps_its_state(programs, lasting):
+    graphs = graphs_of(ProgramModel(), programs)
+    states = ("blocks.*.before", "blocks.*.after")
+    result = run(programs, model=WithoutGates(), graphs=graphs, gates=states, lasting=lasting)
+    assert result.identical(run(programs, graphs=graphs, lasting=lasting))
+
+
+def test_metrics_say_how_much_an_output_changes():
+    # Without a second tree, there is nothing off the path to cut.
+    programs = make_programs(40, second_tree=False)
+    graphs = graphs_of(ProgramModel(), programs)
+    targets = torch.from_numpy(programs.answer).float()
+    metrics = {
+        "answer": lambda output, rows: output,
+        "error": lambda output, rows: (output - targets[rows]).abs(),
+    }
+    result = run(programs, graphs=graphs, metrics=metrics, batch_size=15)
+    change = result["example_change"]
+    # Where the whole-number answer changes, so does the error; elsewhere both are zero.
+    assert ((change.sel(metric="error") > 0) == (result["hit"].sel(outcome="changed") == 1)).all()
+    untried = (result["hit"].sel(outcome="changed") == -1).to_numpy()
+    assert untried.any()
+    assert (np.isnan(change.sel(metric="error")) == untried).all()
+    np.testing.assert_allclose(result["change"], change.mean("example"))
+    assert (result["change_low"].sel(condition=list(ON), metric="error") > 0).all()
+    error = result["value"].sel(metric="error")
+    np.testing.assert_allclose(error, result["change"].sel(metric="error"), atol=1e-6)
+    alone = run(programs, graphs=graphs, metrics=metrics, answer=None, targets=None)
+    assert "rate" not in alone
+    assert alone["example_change"].equals(change)
+
+
 def test_examples_without_such_a_cell_are_left_out():
     alone = make_programs(40, second_tree=False)
     result = run(alone)
@@ -265,6 +321,10 @@ def test_invalid_input_is_refused(programs):
         run(programs, graphs=graphs, answer=lambda output: output)
     with pytest.raises(ValueError, match="one number per example"):
         run(programs, graphs=graphs, answer=lambda output: answer_of(output)[:, None])
+    with pytest.raises(ValueError, match="answer and targets must be passed together, or metrics"):
+        run(programs, graphs=graphs, targets=None)
+    with pytest.raises(ValueError, match=r"metrics\['sum'\] must return a tensor \[120 examples\]"):
+        run(programs, graphs=graphs, metrics={"sum": lambda output, rows: output.sum()})
     # Patterns are no gates.
     with pytest.raises(ValueError, match="must have the shape"):
         run(programs, graphs=graphs, gates="blocks.*.attn.hook_pattern")

@@ -278,6 +278,22 @@ def test_only_what_has_a_counterpart_is_forced_in_all_layers():
     assert (np.bincount(drawn, minlength=5) > 3).all()
 
 
+def test_metrics_of_any_sign_are_measured_in_each_condition():
+    batch = TASK.batch("ood", 0, 200)
+
+    def minus(output, rows):
+        return -TASK.score(output, batch[rows])["absolute_error"].mean(1)
+
+    result = force("pairing", metrics={"minus": minus}, batch_size=64)
+    assert result[[*force("pairing")]].identical(force("pairing"))
+    values = result["example_value"].sel(metric="minus", drop=True)
+    np.testing.assert_allclose(values, -result["error"])
+    np.testing.assert_allclose(result["value"][:, 0], -result["mean_error"])
+    change = result["change"].sel(metric="minus")
+    np.testing.assert_allclose(change, (values - values.sel(condition="none")).mean("example"))
+    assert result["change_low"].sel(metric="minus", condition="true") > 0.1
+
+
 def test_hooks_are_gone_after_an_error():
     model = Shows().train()
 
@@ -305,8 +321,12 @@ def test_hooks_are_gone_after_an_error():
         ({"assignment": assigned([2], [0, 1])}, ValueError, r"at least \(3, 1\) like assignment"),
         ({"assignment": xr.Dataset()}, KeyError, r"must hold 'search_assignment'"),
         ({"assignment": assigned([0], [0, 1]).expand_dims("fitted")}, ValueError, r"one of 'fitt"),
-        ({"error": lambda o, p: o.sum()}, ValueError, r"error must return .* \(2,\), got \(\)"),
-        ({"error": lambda o, p: -torch.ones(2)}, ValueError, r"of at least 0, got others"),
+        (
+            {"error": lambda o, p: o.sum()},
+            ValueError,
+            r"error must return .* \[2 examples\], got \(\)",
+        ),
+        ({"error": lambda o, p: -torch.ones(2)}, ValueError, r"error must be at least 0, got -1"),
     ],
 )
 def test_invalid_input_is_refused(changes, kind, message):
