@@ -34,6 +34,7 @@ from .control_flow.picture import DrawnExample as DrawnExample
 from .control_flow.picture import draw_control_flow as draw_control_flow
 from .control_flow.picture import plot_control_flow as plot_control_flow
 from .control_flow.scores import score_control_flow as score_control_flow
+from .control_flow.sensitivity import sweep_thresholds as sweep_thresholds
 from .control_flow.timing import score_timing as score_timing
 from .costs import count_blocks as count_blocks
 from .costs import count_operations as count_operations

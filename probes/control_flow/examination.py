@@ -30,6 +30,10 @@ def examine_control_flow(
     untrained: HookedModel,
     answer: Callable[[Any], Tensor],
     thresholds: Mapping[str, GateThreshold],
+    gates: str | None = "blocks.*.hook_gate",
+    attention: str = "blocks.*.attn.hook_pattern",
+    before: str = "blocks.*.hook_resid_pre",
+    after: str = "blocks.*.hook_resid_post",
     attention_threshold: float = 0.1,
     routes: int | None = None,
     seed: int = 0,
@@ -41,8 +45,7 @@ def examine_control_flow(
     `match_control_flow` of an untrained model, and `cut` (one step and lasting).
 
     Args:
-        model: a model whose blocks have `hook_gate`, `hook_resid_pre`, `hook_resid_post` and
-            `attn.hook_pattern`.
+        model: an eager HookedRootModule or TransformerBridge, such as any looped transformer.
         inputs: inputs of the model.
         truth: `truth` of `score_control_flow`, with `depth` and `target` (the correct answers)
             [example], `readout`, and `valid` [example, pos].
@@ -50,6 +53,9 @@ def examine_control_flow(
         answer: maps the model's output to answers, integers [example].
         thresholds: `gate_threshold` of `extract_control_flow` by quantity that defines nodes,
             "gate" or "change".
+        gates, attention, before, after: hooks of gates, attention and column states, see
+            `capture_control_flow`. With `gates=None`, for models without gates, nodes are defined
+            by "change" alone, and a column that is cut keeps its state.
         attention_threshold: smallest attention weight of a read.
         routes: see `score_control_flow`.
         seed: seed of permutations, bootstrap and cuts.
@@ -65,7 +71,8 @@ def examine_control_flow(
 
     Raises:
         KeyError: an unknown hook, or `truth` lacks a variable.
-        TypeError, ValueError: as in these functions.
+        TypeError, ValueError: as in these functions; or nodes are defined by the gates of a model
+            without.
 
     Example:
         ::
@@ -79,11 +86,27 @@ def examine_control_flow(
                 thresholds={"gate": (0.1, 0.2), "change": 0.2},
             )
     """
+    quantities = ("change",) if gates is None else ("gate", "change")
+    if not thresholds or not {*thresholds} <= {*quantities}:
+        raise ValueError(
+            f"thresholds must be of {' or '.join(quantities)} with gates={gates!r}, "
+            f"got {list(thresholds)}"
+        )
     examples = [
         _Examples(take_rows(inputs, rows)) for rows in slices(truth.sizes["example"], batch_size)
     ]
-    columns = capture_control_flow(model, examples, answer=answer)
-    control = capture_control_flow(untrained, examples, answer=answer)
+    columns, control = (
+        capture_control_flow(
+            each,
+            examples,
+            answer=answer,
+            gates=gates,
+            attention=attention,
+            before=before,
+            after=after,
+        )
+        for each in (model, untrained)
+    )
     valid, target = truth["valid"], truth["target"].to_numpy()
     correct = columns["answer"].to_numpy() == target
     labelled_truth = truth.assign(correct=("example", correct))
@@ -110,8 +133,8 @@ def examine_control_flow(
                 inputs,
                 graphs,
                 readout=truth["readout"],
-                gates="blocks.*.hook_gate",
-                attention="blocks.*.attn.hook_pattern",
+                gates=(before, after) if gates is None else gates,
+                attention=attention,
                 answer=answer,
                 targets=torch.from_numpy(target),
                 lasting=lasting,

@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
-from transformer_lens.utilities.statistics import derive_generator
 
 from probes.checking import checked
 from probes.control_flow.graphs import collapse_columns, column_numbers, group_numbers, ordered
@@ -19,6 +18,7 @@ from probes.control_flow.metrics import (
     last_updates,
     score_examples,
 )
+from probes.control_flow.nulls import NEIGHBOURS, neighbour_graphs, shuffled_graphs
 from probes.decoding.cells import ALL
 from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
@@ -69,6 +69,9 @@ def score_control_flow(
 
     Controls:
 
+    - "left neighbour", "right neighbour": the habit "read your neighbour, in turn", which needs no
+      model and knows nothing of the expression: see `neighbour_graphs`. Where it scores high, as on
+      chains, a score cannot tell a graph from a habit: use tasks whose dataflow branches.
     - "shuffled": the same graphs with the valid columns of each example permuted at random, which
       keeps the shape of the graph and the steps. The mean over `permutations` where the score is
       defined.
@@ -90,13 +93,16 @@ def score_control_flow(
         seed: seed of permutations and bootstrap.
 
     Returns:
-        Coordinates `control` ("trained", "shuffled", "untrained"), a dim per name in `by`
+        Coordinates `control` ("trained", "shuffled", "left neighbour", "right neighbour",
+        "untrained"), a dim per name in `by`
         (strings, last "all"), `metric`.
 
         - `score, score_low, score_high` [control, *by, metric]: mean over the examples where it is
           defined, and its percentile bootstrap 95% interval over examples (NaN for one example).
         - `above_chance, above_chance_low, above_chance_high` [*by, metric]: trained minus
           shuffled, resampled together, over the examples where both are defined.
+        - `above_neighbour, above_neighbour_low, above_neighbour_high` [*by, metric]: the same minus
+          the neighbour, left or right, that has the larger mean F1; its name is an attribute.
         - `examples` [control, *by, metric]: number of examples of a score.
         - `example_score` [control, metric, example].
         - `updates_per_step` and `done_per_step` [control, example, step]: update nodes of
@@ -124,7 +130,14 @@ def score_control_flow(
     first = _first_of_group(truth, valid.shape)
     merged = dataflow.merged(first)
     flow = _flow(graphs)
-    sources = {"trained": [flow], "shuffled": _shuffled(flow, valid, permutations, seed)}
+    sources = {
+        "trained": [flow],
+        "shuffled": shuffled_graphs(flow, valid, permutations=permutations, seed=seed),
+        **{
+            name: [neighbour_graphs(merged.level, flow.update.shape[1], direction=direction)]
+            for name, direction in NEIGHBOURS.items()
+        },
+    }
     if untrained is not None:
         if dict(untrained.sizes) | {"edge": 0} != dict(graphs.sizes) | {"edge": 0}:
             raise ValueError(
@@ -187,21 +200,6 @@ def score_control_flow(
 
 def _flow(graphs: xr.Dataset) -> Flow:
     return Flow(collapse_columns(graphs).to_numpy() > 0, graphs["update"].to_numpy())
-
-
-def _shuffled(
-    flow: Flow, valid: Bool[np.ndarray, "example pos"], permutations: int, seed: int
-) -> list[Flow]:
-    generator = np.random.default_rng(derive_generator(seed, "columns").initial_seed())
-    valid_first = np.argsort(~valid, axis=1, kind="stable")  # valid columns first
-    flows = []
-    for _ in range(permutations):
-        keys = np.where(valid, generator.random(valid.shape), np.inf)
-        order = np.empty(valid.shape, dtype=np.int64)
-        # Both list the valid columns first; the others follow in their order and stay in place.
-        np.put_along_axis(order, valid_first, np.argsort(keys, axis=1, kind="stable"), axis=1)
-        flows.append(flow.relabelled(order))
-    return flows
 
 
 def _mean(scores: list[np.ndarray]) -> np.ndarray:
@@ -273,6 +271,10 @@ def _summarise(
     """Compute means with intervals, over all examples and by the variables in `by`."""
     scores = result["example_score"].to_numpy()
     examples = scores.shape[2]
+    f1 = result["example_score"].sel(metric="f1").fillna(0).mean("example")
+    neighbour = max(NEIGHBOURS, key=lambda name: float(f1.sel(control=name)))
+    nulls = {"chance": "shuffled", "neighbour": neighbour}
+    numbers = {name: result["control"].to_numpy().tolist().index(nulls[name]) for name in nulls}
     labels: dict[str, np.ndarray] = {}
     for name in by:
         if name not in truth:
@@ -288,7 +290,7 @@ def _summarise(
     sizes = [len(unique_values) + 1 for unique_values in values.values()]
     shape = (len(scores), *sizes, scores.shape[1])
     score = np.full((3, *shape), np.nan)
-    above_chance = np.full((3, *shape[1:]), np.nan)
+    above = {name: np.full((3, *shape[1:]), np.nan) for name in nulls}
     count = np.zeros(shape, dtype=np.int64)
     done, operations = result["done_per_step"], result["operations_per_level"]
     mean_done = np.full((done.sizes["control"], done.sizes["step"], *sizes), np.nan)
@@ -303,9 +305,9 @@ def _summarise(
         selected_scores = scores[:, :, selected]
         count[:, *index] = np.isfinite(selected_scores).sum(axis=-1)
         score[:, :, *index] = _interval(selected_scores, resamples, seed)
-        above_chance[:, *index] = _interval(
-            selected_scores[0] - selected_scores[1], resamples, seed
-        )
+        for name, number in numbers.items():
+            differences = selected_scores[0] - selected_scores[number]
+            above[name][:, *index] = _interval(differences, resamples, seed)
         mean_done[:, :, *index] = done.to_numpy()[:, selected].mean(axis=1)
         mean_operations[:, *index] = operations.to_numpy()[selected].mean(axis=0)
     by_dims = tuple(by)
@@ -316,11 +318,12 @@ def _summarise(
         result[name].attrs["long_name"] = f"{name} of the example"
         result[f"example_{name}"] = truth[name].assign_attrs(long_name=f"{name} of the example")
     dims = (*by_dims, "metric")
-    long_name = "mean score minus that of shuffled columns"
-    result.update(
-        interval_variables("score", Interval(*score), ("control", *dims), long_name="mean score")
-        | interval_variables("above_chance", Interval(*above_chance), dims, long_name=long_name)
-    )
+    score_dims = ("control", *dims)
+    result.update(interval_variables("score", Interval(*score), score_dims, long_name="mean score"))
+    for name, null in nulls.items():
+        values, about = Interval(*above[name]), f"mean score minus that of {null!r}"
+        result.update(interval_variables(f"above_{name}", values, dims, long_name=about))
+    result.attrs["neighbour"] = neighbour
     result["examples"] = (
         ("control", *by_dims, "metric"),
         count,

@@ -103,9 +103,37 @@ def test_scores_are_by_depth_and_by_whether_the_answer_is_right(programs, truth,
     )
     alone = score_control_flow(graphs, truth, by=("depth",))
     for name in ("score", "done"):
-        here = result[name].sel(nodes="gate", correct="all", control=["trained", "shuffled"])
+        here = result[name].sel(nodes="gate", correct="all", control=alone["control"])
         np.testing.assert_allclose(here, alone[name].transpose(*here.dims))
     assert all(result[name].attrs["long_name"] for name in result.variables)
+
+
+def without_gates(*, noisy=False):
+    model = StatefulModel(noisy=noisy)
+    for block in model.blocks:
+        block.hook_gate = nn.Identity()
+    model.setup()
+    return model
+
+
+def test_a_model_without_gates_is_drawn_and_cut_by_its_states(programs, truth, result):
+    arguments = {
+        "untrained": without_gates(noisy=True),
+        "answer": answer_of,
+        "gates": None,
+        "attention_threshold": 0.5,
+        "batch_size": 25,
+    }
+    model = without_gates()
+    alone = examine_control_flow(
+        model, programs.inputs, truth, thresholds={"change": 0.05}, **arguments
+    )
+    # As states keep what closed gates keep, it is the model with gates.
+    assert alone["nodes"].to_numpy().tolist() == ["change"]
+    for name in ("score", "rate", "trials"):
+        np.testing.assert_array_equal(alone[name], result[name].sel(nodes=["change"]))
+    with pytest.raises(ValueError, match=r"thresholds must be of change with gates=None, got"):
+        examine_control_flow(model, programs.inputs, truth, thresholds={"gate": 0.5}, **arguments)
 
 
 def test_the_result_can_be_stored(result, tmp_path):

@@ -275,7 +275,13 @@ def test_scores_by_depth_and_correctness():
     truth = programs.truth.assign(correct=("example", right))
     result = score_control_flow(graphs, truth, untrained=bad, by=("depth", "correct"))
     assert result["score"].dims == ("control", "depth", "correct", "metric")
-    assert result["control"].to_numpy().tolist() == ["trained", "shuffled", "untrained"]
+    assert result["control"].to_numpy().tolist() == [
+        "trained",
+        "shuffled",
+        "left neighbour",
+        "right neighbour",
+        "untrained",
+    ]
     depths = [str(d) for d in np.unique(programs.truth["depth"])]
     assert result["depth"].to_numpy().tolist() == [*depths, "all"]
     assert result["correct"].to_numpy().tolist() == ["False", "True", "all"]
