@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from probes.capturing.hooking import HookedModel, evaluating, is_glob, resolve_hooks
@@ -108,10 +109,12 @@ def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[tu
     fired: list[tuple[str, int]] = []
     counts: Counter[str] = Counter()
 
-    def note(activation: Any, hook: Any) -> None:
-        fired.append((hook.name, counts[hook.name]))
-        counts[hook.name] += 1
+    # Not the hook point's own name: a TransformerBridge has hooks with several names.
+    def note(activation: Any, hook: Any, name: str) -> None:
+        fired.append((name, counts[name]))
+        counts[name] += 1
 
-    with evaluating(model), model.hooks(fwd_hooks=[(name, note) for name in hooks]):
+    functions = [(name, partial(note, name=name)) for name in hooks]
+    with evaluating(model), model.hooks(fwd_hooks=functions):
         call(model, inputs)
     return fired

@@ -60,10 +60,10 @@ def score_specialization(
 
     Args:
         routing: [example, layer, module], in any order: probabilities, each row sums to 1 (within
-            0.01); or integers, such as one-hot choices, 0/1 for the top k, or counts. Rows are
-            divided by their sums. Further dims (`pos`) hold several routings per example. For a
-            mixture of experts: `blocks.*.mlp.hook_expert_weights`, captured with dims
-            ("example", "pos", "module").
+            0.01), or to less, as the largest k of them do; or integers, such as one-hot choices,
+            0/1 for the top k, or counts. Rows are divided by their sums. Further dims (`pos`) hold
+            several routings per example. For a mixture of experts:
+            `blocks.*.mlp.hook_expert_weights`, captured with dims ("example", "pos", "module").
         operation: [example, layer] int, in 0..operations - 1, or -1 for none (padding), which is
             left out. May have the further dims of `routing`; missing dims are broadcast (one label
             for all layers).
@@ -253,12 +253,12 @@ def _normalised(
     sums = rows.sum(axis=1, keepdims=True)
     is_valid = np.isfinite(rows).all(axis=1) & (rows >= 0).all(axis=1) & (sums[:, 0] > 0)
     if not (rows == np.round(rows)).all():
-        is_valid &= np.abs(sums[:, 0] - 1) <= _TOLERANCE
+        is_valid &= sums[:, 0] <= 1 + _TOLERANCE
     if not is_valid.all():
         first = int((~is_valid).argmax())
         raise ValueError(
-            "routing must hold, over the dim 'module', probabilities that sum to 1, or integers "
-            f"(choices, counts) of at least 0, not all 0, got {int((~is_valid).sum())} of "
+            "routing must hold, over the dim 'module', probabilities that sum to at most 1, or "
+            f"integers (choices, counts) of at least 0, not all 0, got {int((~is_valid).sum())} of "
             f"{len(rows)} rows that do not: the first holds "
             f"{rows[first].min():g}..{rows[first].max():g} and sums to {sums[first, 0]:g}"
         )

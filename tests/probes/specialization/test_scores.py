@@ -373,7 +373,9 @@ def test_invalid_input_is_refused():
         score(routing.rename(module="expert"))
     with pytest.raises(ValueError, match=r"none of them empty.*'example': 0"):
         score(routing[:0], operation[:0])
-    with pytest.raises(ValueError, match=r"sum to 1.*600 of 600 rows that do not.*sums to 2"):
+    with pytest.raises(
+        ValueError, match=r"sum to at most 1.*600 of 600 rows that do not.*sums to 2"
+    ):
         score(2 * routing)
     lower = xr.DataArray([-1.0, 1, 1, 0, 0, 0], dims="module")
     with pytest.raises(ValueError, match=r"1 of 600 rows that do not.*holds -1\.\.1"):
