@@ -1,6 +1,7 @@
 """The package's exports and the modules that define them."""
 
 from .batch import Batch as Batch
+from .causal import CausalTask as CausalTask
 from .contextual_retrieval import ContextualRetrieval as ContextualRetrieval
 from .contextual_retrieval import ContextualRetrievalConfig as ContextualRetrievalConfig
 from .esbn import ESBN as ESBN
@@ -38,7 +39,7 @@ from .raven.observer import IdealObserver as IdealObserver
 from .raven.observer import Observation as Observation
 from .raven.observer import RavenCeiling as RavenCeiling
 from .raven.observer import raven_ceilings as raven_ceilings
-from .raven.task import RAVEN_RULES as RAVEN_RULES
+from .raven.rules import RAVEN_RULES as RAVEN_RULES
 from .raven.task import Raven as Raven
 from .raven.task import RavenConfig as RavenConfig
 from .scan import SCAN_ACTIONS as SCAN_ACTIONS

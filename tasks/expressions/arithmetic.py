@@ -10,7 +10,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
+from tasks.causal import Variable
 from tasks.common import require_choice
+from tasks.expressions.causal import ExpressionModel
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe
 from tasks.expressions.trees import CHUNK, N_DIGITS, Notation
@@ -77,6 +79,11 @@ class Arithmetic(NestedTask):
     def vocabulary(self) -> tuple[str, ...]:
         """The digits, the two operators and the two brackets."""
         return (*self.answers, "+", "*", "(", ")")
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        constant = {"depth": Variable(), "edge_used": Variable()}
+        return constant | ExpressionModel(_NOTATION, operate, N_DIGITS).variables()
 
     def _make(self, split: str) -> ExampleSet:
         return self._generate(split)

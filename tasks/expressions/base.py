@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
+from tasks.causal import CausalTask
 from tasks.common import Key
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class ExpressionTask(FiniteTask):
+class ExpressionTask(FiniteTask, CausalTask):
     """A task whose examples are expressions.
 
     Splits: `train`; `id` has other expressions of the depths of `train`; `valid` has deeper ones,
@@ -43,12 +44,18 @@ class ExpressionTask(FiniteTask):
     has its symbol and its brackets;
     `node_token` [batch, node]: the position of the token that represents the node: the literal, or
     the operation's symbol; nodes are numbered in the order of these positions;
+    `node_symbol` [batch, node]: the id of this token, in `vocabulary`;
     `node_value` [batch, node]: its value, an index into `answers`;
     `node_depth` [batch, node]: 0 for a literal, else one more than that of the deepest argument;
     `edges` [batch, edge, 2]: the dataflow between tokens: (position of the argument's token,
     position of the operation's), in the order of the arguments' nodes;
     `edge_used` [batch, edge] bool: whether the answer can depend on this edge (False for padding);
     `root` [batch]: the position of the token whose value is the answer.
+
+    Causal model: `node_symbol` can be set, literals to literals and operations to operations, and
+    `node_value`. The structure of the tree cannot. If a value is set, the inputs stay, and values
+    of the operations above it follow; whether the answer can depend on an edge is always judged by
+    the symbols and the values of the arguments.
     """
 
     SPLITS: ClassVar = ("train", "id", "valid", "ood")

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Int
 
 from tasks.cache import DEFAULT_CACHE, load_arrays, save_arrays
+from tasks.causal import Variable
+from tasks.expressions.causal import ExpressionModel
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe, read
 from tasks.expressions.trees import CHUNK, N_DIGITS, Notation
@@ -38,7 +40,7 @@ _COMPARATORS = (
     *((3, 4), (0, 2), (1, 3), (0, 1), (2, 3)),
 )
 _EXTRA_HEIGHT = 2  # the most by which the nesting depth exceeds the dependency depth
-_CACHE_VERSION = 2  # to be increased when the same config gives other expressions
+_CACHE_VERSION = 3  # to be increased when the same config gives other expressions or latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ class ListOps(NestedTask):
     def vocabulary(self) -> tuple[str, ...]:
         """The digits, the operators with their opening brackets, the closing bracket."""
         return (*self.answers, *(f"[{name}" for name in LISTOPS_OPERATORS), "]")
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        model = ExpressionModel(_NOTATION, operate, N_DIGITS)
+        return {"nesting_depth": Variable(), **model.variables(), **model.pruned()}
 
     def _make(self, split: str) -> ExampleSet:
         if self._cache is None:

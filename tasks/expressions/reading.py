@@ -185,6 +185,7 @@ def _describe(reading: Reading, max_nodes: int) -> ExampleSet:
         "dependency_depth": reading.dependency_depth[:, 0],
         "node": node,
         "node_token": np.where(is_node, node_token, -1),
+        "node_symbol": np.where(is_node, tokens[row, node_token], -1),
         "node_value": at_nodes(reading.value),
         "node_depth": at_nodes(reading.depth),
         "edges": np.where(is_edge[..., None], np.stack([source, target], -1), -1),

@@ -12,10 +12,13 @@ from string import ascii_lowercase
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
+from tasks.causal import Variable
 from tasks.common import Key, require_choice, require_int, require_range
 from tasks.expressions.base import ExpressionTask
+from tasks.expressions.causal import ExpressionModel
+from tasks.expressions.trees import Notation
 from tasks.finite import ExampleSet, allot, balanced_order, small
 
 _MAX_DEPTH = 16
@@ -160,6 +163,24 @@ class TableLookup(ExpressionTask):
         generator = self._key.generator("/tables")
         return np.stack([generator.permutation(self.config.n_symbols) for _ in range(n_tables)])
 
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        n_symbols, n_tables = self.config.n_symbols, len(self.tables)
+        operators = tuple(range(n_symbols, n_symbols + n_tables))
+        notation = Notation(operators=operators, opening=None, closing=-1, n_arguments=(1, 1))
+        constant = {"depth": Variable(), "edge_used": Variable()}
+        return constant | ExpressionModel(notation, self._operate, n_symbols).variables()
+
+    def _operate(
+        self,
+        symbol: Int[np.ndarray, " operation"],
+        values: Int[np.ndarray, "operation 1"],
+        n_arguments: Int[np.ndarray, " operation"],
+    ) -> tuple[Int[np.ndarray, " operation"], Bool[np.ndarray, "operation 1"]]:
+        """Look values up: see `reading.Operate`."""
+        result = self.tables[symbol - self.config.n_symbols, values[:, 0]]
+        return result, np.ones(values.shape, bool)
+
     def _make(self, split: str) -> ExampleSet:
         codes = self._codes(split)
         width = 1 + max(codes)
@@ -269,6 +290,7 @@ def look_up(
         "depth": length - 1,
         "node": node,
         "node_token": node,
+        "node_symbol": tokens,
         "node_value": value,
         "node_depth": node_depth,
         "edges": edges,

@@ -69,9 +69,9 @@ def raven_pairs(task: Raven, base: Batch, source: Batch, n: int) -> dict[str, Ra
     feature = pair % task.config.n_features
     base_rule, source_rule = (batch.latents["rule"][pair, feature] for batch in (base, source))
     base_answer = base.targets[pair, feature]
-    by_rule, defined = task.answers_by_rule(base.latents["values"])
-    source_answer = by_rule[pair, feature, source_rule]
-    differs = defined[pair, feature, source_rule] & (source_answer != base_answer)
+    wanted = task.counterfactual(base, {"rule": source.latents["rule"]})
+    source_answer = wanted.targets[pair, feature]
+    differs = wanted.mask[pair, feature] & (source_answer != base_answer)
     conditions = {
         "other_rule": (base_rule != source_rule) & differs,
         "same_rule": base_rule == source_rule,

@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tasks.raven.task import (
-    DIFFERENCE,
-    DISTRIBUTE,
-    RAVEN_RULES,
-    STEPS,
-    SUM,
-    Raven,
-    RavenConfig,
-    rule_answers,
-)
+from tasks.raven.rules import DIFFERENCE, DISTRIBUTE, RAVEN_RULES, STEPS, SUM, rule_answers
+from tasks.raven.task import Raven, RavenConfig
 
 if TYPE_CHECKING:
     import xarray as xr

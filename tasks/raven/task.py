@@ -12,9 +12,11 @@ from math import comb, factorial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.causal import Allowed, CausalTask, Entries, Variable, integers
 from tasks.common import (
     Key,
     require_bool,
@@ -24,23 +26,7 @@ from tasks.common import (
     require_number,
     require_shape,
 )
-
-RAVEN_RULES = (
-    "constant",
-    "progression +1",
-    "progression +2",
-    "progression -1",
-    "progression -2",
-    "sum",
-    "difference",
-    "distribute three",
-)
-"""The rules' names; a rule's id is its index."""
-
-STEPS = (0, 1, 2, -1, -2)
-"""The difference between successive panels of the rules 0 to 4."""
-
-SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
+from tasks.raven.rules import DISTRIBUTE, RAVEN_RULES, all_rows, rule_answers
 
 _MAX_FEATURES = 8  # there is a table of all K! orders
 _MAX_VALUES = 64  # and one of all F^3 triples
@@ -107,11 +93,17 @@ class RavenConfig:
         )
 
 
-class Raven:
+class Raven(CausalTask):
     """Symbolic Raven matrices.
 
     Splits: `train` and `id` draw from the same rule combinations, `ood` from the held-out ones;
     `id_unpermuted` and `ood_unpermuted` list the features in the same order in all columns.
+
+    Causal model: `rule`, `permutation` and `values` can be set; exogenous values are the first two
+    of each row and the first row's set of "distribute three". From these and the rule follows the
+    last value of each row, as in `rule_answers`, also of rows whose first two values belong to
+    another progression. Where it is undefined it is -1 and has no token; the mask of an undefined
+    answer is False.
 
     Example:
         `Raven(RavenConfig(n_features=2)).batch("ood", 0, 100)`
@@ -234,6 +226,27 @@ class Raven:
         first_row = values[:, 0].transpose(1, 2)
         return rule_answers(first_row, last[:, 0], last[:, 1], self.config.n_values)
 
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        n_features, last = self.config.n_features, self.config.n_values - 1
+        orders = Allowed(f"orders of the features 0 to {n_features - 1}", _is_order)
+        return {
+            "rule": Variable(allowed=integers(0, len(RAVEN_RULES) - 1)),
+            "permutation": Variable(allowed=orders),
+            "combination": Variable(causes=("rule",), compute=self._combination),
+            "response_rule": Variable(causes=("rule", "permutation"), compute=_of_tokens),
+            "values": Variable(
+                causes=("rule",),
+                compute=self._last_values,
+                allowed=integers(0, last),
+                within=True,
+                exogenous=True,
+            ),
+            "inputs": Variable(causes=("values", "permutation"), compute=self._show),
+            "targets": Variable(causes=("values", "permutation"), compute=_answers),
+            "mask": Variable(causes=("targets",), compute=lambda targets: targets >= 0),
+        }
+
     def _require_split(self, split: str) -> None:
         require_choice("split", split, self.SPLITS)
 
@@ -285,10 +298,36 @@ class Raven:
                 "rule": rule,
                 "combination": combination,
                 "permutation": permutation,
-                "response_rule": rule.gather(1, permutation[:, 2]),
+                "response_rule": _of_tokens(rule, permutation),
                 "values": values,
             },
         )
+
+    def _combination(self, rule: Int[Tensor, "batch feature"]) -> Int[Tensor, " batch"]:
+        """Return the number of the combination of rules; combinations are in sorted order."""
+        digits = len(RAVEN_RULES) ** torch.arange(self.config.n_features).flip(0)
+        codes = (self._all_combinations * digits).sum(1)
+        return torch.searchsorted(codes, (rule.sort(1).values * digits).sum(1))
+
+    def _last_values(
+        self, rule: Int[Tensor, "batch feature"], entries: Entries
+    ) -> Int[Tensor, "batch 3 3 feature"]:
+        """Return the grids with the last value of each row by its rule, -1 where undefined."""
+        a, b, last = entries.values.unbind(2)  # each [batch, row, feature]
+        first_row = entries.values[:, :1].transpose(2, 3)
+        answers, _ = rule_answers(first_row, a, b, self.config.n_values)
+        answer = answers.gather(3, rule[:, None, :, None].expand(-1, 3, -1, 1))[..., 0]
+        return torch.stack([a, b, torch.where(entries.is_set[:, :, 2], last, answer)], 2)
+
+    def _show(
+        self,
+        values: Int[Tensor, "batch 3 3 feature"],
+        permutation: Int[Tensor, "batch 3 feature"],
+    ) -> Float[Tensor, "batch pos value"]:
+        permuted = values.gather(3, permutation[:, None].expand(-1, 3, -1, -1)).flatten(1)
+        inputs = (permuted[..., None] == torch.arange(self.config.n_values)).float()
+        inputs[:, -self.config.n_features :] = 0
+        return inputs
 
     def _tables_on(self, device: torch.device) -> "_Tables":
         if device not in self._tables:
@@ -319,37 +358,26 @@ class Raven:
                 device=device,
             ),
             row_start=torch.arange(len(RAVEN_RULES), device=device) * n_values**2,
-            rows=_all_rows(n_values).to(device),
+            rows=all_rows(n_values).to(device),
             one_hot=torch.eye(n_values, device=device),
         )
 
 
-def rule_answers(first_row: Tensor, a: Tensor, b: Tensor, n_values: int) -> tuple[Tensor, Tensor]:
-    """Return the third value of a row under each rule, from the first two.
+def _of_tokens(
+    of_features: Int[Tensor, "batch feature"], permutation: Int[Tensor, "batch 3 feature"]
+) -> Int[Tensor, "batch token"]:
+    """Return what belongs to each token of the last panel, given what belongs to each feature."""
+    return of_features.gather(1, permutation[:, 2])
 
-    Args:
-        first_row: [..., 3], the values of the grid's first row: the set of "distribute three".
-        a: [...], the first value of the row.
-        b: [...], the second value; only sum and difference (a - b) depend on both.
-        n_values: F.
 
-    Returns:
-        answer [..., 8]: in [0, F), -1 where undefined;
-        defined [..., 8]: True for all rules but "distribute three", which requires three distinct
-        values in the first row, with a and b two of them.
-    """
-    steps = torch.tensor(STEPS, device=b.device)
-    by_step = (b[..., None] + steps) % n_values
-    by_pair = torch.stack([a + b, a - b], -1) % n_values
+def _answers(
+    values: Int[Tensor, "batch 3 3 feature"], permutation: Int[Tensor, "batch 3 feature"]
+) -> Int[Tensor, "batch token"]:
+    return _of_tokens(values[:, 2, 2], permutation)
 
-    x, y, z = first_row.unbind(-1)
-    is_defined = (x != y) & (y != z) & (x != z) & (a != b)
-    for value in (a, b):
-        is_defined = is_defined & (value[..., None] == first_row).any(-1)
-    by_set = torch.where(is_defined, x + y + z - a - b, -1)
 
-    answer = torch.cat([by_step, by_pair, by_set[..., None]], -1)
-    return answer, answer >= 0
+def _is_order(new: Tensor, _: Tensor) -> Bool[Tensor, "batch 3 1"]:
+    return (new.sort(-1).values == torch.arange(new.shape[-1])).all(-1, keepdim=True)
 
 
 class _Tables(NamedTuple):
@@ -363,21 +391,6 @@ class _Tables(NamedTuple):
     row_start: Tensor  # [8], the first row of each rule in `rows`
     rows: Tensor  # [n_rows, 3]
     one_hot: Tensor  # [F, F]
-
-
-def _all_rows(n_values: int) -> Tensor:
-    """Return all rows of all rules, [7 F^2 + 6 F (F-1) (F-2), 3].
-
-    Rules 0 to 6 have F^2 rows each, by (a, b), repeated where b has no effect; the rows of
-    "distribute three" are ordered by (triple, order).
-    """
-    a, b = torch.meshgrid(torch.arange(n_values), torch.arange(n_values), indexing="ij")
-    grids = [torch.stack([a, a + step, a + 2 * step], -1) for step in STEPS]
-    grids += [torch.stack([a, b, a + b], -1), torch.stack([a, b, a - b], -1)]
-    triples = torch.tensor(list(permutations(range(n_values), 3)))
-    orders = torch.tensor(list(permutations(range(3))))
-    distributed = triples[:, orders].reshape(-1, 3)
-    return torch.cat([torch.cat(grids).view(-1, 3) % n_values, distributed])
 
 
 def _choose_sides(config: RavenConfig, combinations: Tensor) -> dict[str, Tensor]:

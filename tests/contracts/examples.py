@@ -44,3 +44,9 @@ ATTENTION_CONFIGS = exports_with(mechanisms, "measures_distances", "needs_all_qu
 ATTENTIONS = [example for export in ATTENTION_CONFIGS for example in examples_of(export)]
 TASK_CLASSES = exports_with(tasks, "batch", "splits")
 TASKS = [example for export in TASK_CLASSES for example in examples_of(export)]
+CAUSAL_TASKS = [
+    example
+    for export in TASK_CLASSES
+    if issubclass(export, tasks.CausalTask)
+    for example in examples_of(export)
+]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from string import ascii_lowercase
 
 import networkx
 import numpy as np
@@ -20,6 +21,7 @@ from tasks.expressions.base import dataflow
 from tasks.expressions.listops import ListOps, ListOpsConfig
 from tasks.expressions.table_lookup import TableLookup, TableLookupConfig
 from tasks.finite import Stream, allot, balanced_order, small
+from tests.tasks.expressions.expression_reference import reduce
 
 ROOT = Path(__file__).parents[3]
 FEW = {"n_id": 40, "n_valid": 30, "n_ood": 30}
@@ -162,7 +164,8 @@ def test_dtypes_shapes_and_padding(task):
         assert shapes.pop("nesting_depth", ()) == ()
         assert shapes == {
             **{"length": (), "depth": (), "root": (), "node": (width,)},
-            **{name: (n_nodes,) for name in ("node_token", "node_value", "node_depth")},
+            **{"node_token": (n_nodes,), "node_symbol": (n_nodes,)},
+            **{"node_value": (n_nodes,), "node_depth": (n_nodes,)},
             **{"edges": (n_nodes - 1, 2), "edge_used": (n_nodes - 1,)},
         }
         types = {name: value.dtype for name, value in batch.latents.items()}
@@ -287,3 +290,119 @@ def test_small_keeps_values():
     assert small(np.array([128])).dtype == torch.int16
     with pytest.raises(ValueError, match=r"values must fit into 16 bits, got .* 40000"):
         small(np.array([40_000]))
+
+
+# Counterfactuals
+
+
+def with_other_symbols(task, batch, seed=0):
+    """Symbols in which about half of a batch's are others of the same kind, at random."""
+    symbol = batch.latents["node_symbol"]
+    generator = torch.Generator().manual_seed(seed)
+    n_literals = len(task.answers)
+    is_operator = [name not in (*task.answers, *"()]") for name in task.vocabulary]
+    operators = torch.tensor(is_operator).nonzero()[:, 0]
+    literals = torch.randint(n_literals, symbol.shape, generator=generator)
+    chosen = torch.randint(len(operators), symbol.shape, generator=generator)
+    other = torch.where(symbol < n_literals, literals, operators[chosen])
+    is_kept = (symbol < 0) | (torch.rand(symbol.shape, generator=generator) < 0.5)
+    return torch.where(is_kept, symbol, other)
+
+
+@each_task
+@pytest.mark.parametrize("split", ["train", "ood"])
+def test_expressions_with_other_symbols_are_those_that_are_read_from_their_text(task, split):
+    batch = task.batch(split, 0, 200)
+    symbol = with_other_symbols(task, batch)
+    wanted = task.counterfactual(batch, {"node_symbol": symbol})
+    width = wanted.inputs.shape[1]
+    assert (wanted.inputs != batch.inputs).any(1).float().mean() > 0.5
+    again = task.examples_of([task.text(wanted, i) for i in range(200)])
+    assert torch.equal(again.targets, wanted.targets)
+    assert torch.equal(again.inputs, wanted.inputs[:, : again.inputs.shape[1]])
+    for name, values in again.latents.items():
+        cut = wanted.latents[name]
+        if values.ndim > 1:
+            cut = cut[:, : values.shape[1]]
+        assert torch.equal(values, cut), name
+    assert torch.equal(wanted.latents["node_symbol"], symbol)
+    assert width == batch.inputs.shape[1]
+
+
+@each_task
+def test_values_that_are_set_change_what_is_above_them(task):
+    batch = task.batch("ood", 0, 60)
+    latents = batch.latents
+    generator = torch.Generator().manual_seed(1)
+    shape, n_values = latents["node_value"].shape, len(task.answers)
+    chosen = torch.rand(shape, generator=generator) < 0.2
+    values = torch.randint(n_values, shape, generator=generator)
+    given = torch.where(chosen & (latents["node_token"] >= 0), values, latents["node_value"])
+    wanted = task.counterfactual(batch, {"node_value": given})
+    assert torch.equal(wanted.inputs, batch.inputs)
+    assert torch.equal(wanted.latents["node_symbol"], latents["node_symbol"])
+    is_set = given != latents["node_value"]
+    for i in range(len(batch)):
+        graph = dataflow(latents, i)
+        number = {token: j for j, token in enumerate(latents["node_token"][i].tolist())}
+        value = {}
+        for token in networkx.topological_sort(graph):
+            arguments = sorted(graph.predecessors(token))
+            if is_set[i, number[token]] or not arguments:
+                value[token] = given[i, number[token]].item()
+                continue
+            symbol = task.vocabulary[batch.inputs[i, token]]
+            value[token] = operate(task, symbol, [value[argument] for argument in arguments])
+        for token, number_of_token in number.items():
+            if token >= 0:
+                assert wanted.latents["node_value"][i, number_of_token] == value[token]
+        assert wanted.targets[i, 0] == value[latents["root"][i].item()]
+    assert (wanted.targets != batch.targets).float().mean() > 0.2
+
+
+def operate(task, symbol, values):
+    """The result of an operation, by the reference."""
+    if isinstance(task, TableLookup):
+        return task.tables[ascii_lowercase.index(symbol), values[0]]
+    if isinstance(task, Arithmetic):
+        return eval(f"{values[0]} {symbol} {values[1]}") % 10
+    return reduce(symbol[1:], values)[0]
+
+
+def test_pruning_follows_a_value_that_is_set():
+    task = ListOps(ListOpsConfig(**SHALLOW), cache=None)
+    batch = task.examples_of(["[MIN [MAX 1 2 ] [SM 3 [SM 1 1 ] ] ]"])
+    names = dict(zip(task.words(batch, 0), range(12), strict=False))
+    assert names["[MIN"] == 0
+    given = batch.latents["node_value"].clone()
+    # Nodes: MIN, MAX, 1, 2, SM, 3, SM, 1, 1
+    assert given[0, :9].tolist() == [2, 2, 1, 2, 5, 3, 2, 1, 1]
+    assert (batch.latents["depth"], batch.latents["nesting_depth"]) == (2, 3)
+    given[0, 6] = 7
+    wanted = task.counterfactual(batch, {"node_value": given})
+    assert wanted.latents["node_value"][0, :9].tolist() == [0, 2, 1, 2, 0, 3, 7, 1, 1]
+    assert wanted.targets.item() == 0
+    # Edges of MAX, 1, 2, SM, 3, SM, 1, 1 to what is above them.
+    used = [False, False, False, True, True, True, True, True]
+    assert wanted.latents["edge_used"][0, :8].tolist() == used
+    assert (wanted.latents["depth"], wanted.latents["nesting_depth"]) == (3, 3)
+
+
+@each_task
+def test_symbols_and_values_that_do_not_fit_are_refused(task):
+    batch = task.batch("ood", 0, 20)
+    symbol, value = (batch.latents[name] for name in ("node_symbol", "node_value"))
+    is_literal = batch.latents["node_depth"] == 0
+    for wrong in (
+        torch.where(is_literal, len(task.answers), symbol),  # an operator for a literal
+        torch.where(~is_literal & (symbol >= 0), 0, symbol),
+        torch.where(symbol < 0, 0, symbol),  # padding
+        torch.where(is_literal, symbol, len(task.vocabulary)),
+    ):
+        with pytest.raises(ValueError, match="must be literals for literals and operators for"):
+            task.counterfactual(batch, {"node_symbol": wrong})
+    for wrong in (torch.where(value < 0, 0, value), torch.full_like(value, len(task.answers))):
+        with pytest.raises(
+            ValueError, match=rf"integers from 0 to {len(task.answers) - 1} at nodes"
+        ):
+            task.counterfactual(batch, {"node_value": wrong})

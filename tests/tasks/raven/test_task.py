@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import RAVEN_RULES, Raven, RavenConfig
-from tasks.raven.task import rule_answers
+from tasks.raven.rules import DIFFERENCE, DISTRIBUTE, SUM, rule_answers
 from tests.tasks.raven import raven_reference as reference
 
 CONTRACT_EXAMPLES = {"": lambda folder: Raven(RavenConfig(n_features=2))}
@@ -445,3 +445,71 @@ def test_a_quarter_of_the_combinations_of_four_rules_is_the_references_number():
     config = RavenConfig(rule_order="sorted", cover_rules=False)
     assert (config.n_combinations, config.n_ood) == (330, 82)
     assert len(GOLDEN["latents_idx_out_dist_seed2024"]) == 82
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("split", ["ood", "id_unpermuted"])
+def test_another_rule_of_a_feature_changes_the_last_values_of_its_rows(split):
+    task = Raven(RavenConfig(n_features=3, n_values=5))
+    base, source = (task.batch(split, index, 300) for index in (0, 1))
+    exchanged = torch.arange(3) == torch.arange(300)[:, None] % 3
+    rule = torch.where(exchanged, source.latents["rule"], base.latents["rule"])
+    wanted = task.counterfactual(base, {"rule": rule})
+    grids, expected = base.latents["values"], base.latents["values"].clone()
+    for i, row in np.ndindex(300, 3):
+        grid = grids[i, :, :, i % 3].tolist()
+        answer = reference.answer_by_rule(rule[i, i % 3].item(), [grid[0], None, grid[row]], 5)
+        expected[i, row, 2, i % 3] = -1 if answer is None else answer
+    assert torch.equal(wanted.latents["values"], expected)
+    assert (expected == -1).any()
+    order = base.latents["permutation"]
+    answers = expected[:, 2, 2].gather(1, order[:, 2])
+    assert torch.equal(wanted.targets, answers)
+    assert torch.equal(wanted.mask, answers >= 0)
+    shown = expected.gather(3, order[:, None].expand(-1, 3, -1, -1)).flatten(1)[:, :-3]
+    assert torch.equal(wanted.inputs.argmax(-1)[:, :-3], shown.clamp(min=0))
+    assert torch.equal(wanted.inputs.sum(-1)[:, :-3], (shown >= 0).float())
+    assert (wanted.inputs[:, -3:] == 0).all()
+    assert torch.equal(wanted.latents["response_rule"], rule.gather(1, order[:, 2]))
+    combinations = task._all_combinations[wanted.latents["combination"]]
+    assert torch.equal(combinations, rule.sort(1).values)
+
+
+@pytest.mark.parametrize("rule", [SUM, DIFFERENCE])
+def test_with_the_rule_of_a_sum_all_rows_obey_it(rule):
+    task = Raven(RavenConfig(n_features=2, n_values=5))
+    base = task.batch("id", 0, 100)
+    wanted = task.counterfactual(base, {"rule": torch.full((100, 2), rule)})
+    for i, k in np.ndindex(100, 2):
+        assert reference.obeys(rule, wanted.latents["values"][i, :, :, k].tolist(), 5)
+    assert wanted.mask.all()
+
+
+def test_values_follow_from_what_is_set_in_their_rows():
+    task = Raven(RavenConfig(n_features=1, cover_rules=False))
+    base = task.batch("id", 0, 500)
+    grids, rule = base.latents["values"], base.latents["rule"][:, 0]
+    changed = grids.clone()
+    changed[:, 2, 1] = (grids[:, 2, 1] + 1) % 8
+    wanted = task.counterfactual(base, {"values": changed})
+    for i in range(500):
+        answer = reference.answer_by_rule(rule[i].item(), changed[i, :, :, 0].tolist(), 8)
+        assert wanted.mask[i, 0] == (answer is not None)
+        assert wanted.targets[i, 0] == (-1 if answer is None else answer)
+    assert set(rule[~wanted.mask[:, 0]].tolist()) == {DISTRIBUTE}
+    # The answer itself is set: neither its rule nor what is shown matters.
+    answered = grids.clone()
+    answered[:, 2, 2] = 3
+    wanted = task.counterfactual(base, {"values": answered})
+    assert (wanted.targets == 3).all()
+    assert wanted.mask.all()
+    assert torch.equal(wanted.inputs, base.inputs)
+    # The set of "distribute three" is that of the first row, of whichever rule it is.
+    members = {"values": grids.clone(), "rule": torch.full((500, 1), DISTRIBUTE)}
+    members["values"][:, 0] = torch.tensor([1, 5, 6])[:, None]
+    members["values"][:, 2, :2] = torch.tensor([6, 1])[:, None]
+    wanted = task.counterfactual(base, members)
+    assert (wanted.targets == 5).all()
+    assert wanted.mask.all()
