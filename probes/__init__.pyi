@@ -47,7 +47,10 @@ from .decoding.regression import decode_continuous as decode_continuous
 from .decoding.regression import decode_each as decode_each
 from .decoding.similarity import compare_means as compare_means
 from .interventions.erasure import erase as erase
+from .interventions.attribution import attribute as attribute
+from .interventions.edge_patching import patch_edges as patch_edges
 from .interventions.interchange import interchange as interchange
+from .interventions.faithfulness import measure_faithfulness as measure_faithfulness
 from .interventions.interchange_picture import draw_interchange as draw_interchange
 from .interventions.latent_codes import interchange_codes as interchange_codes
 from .interventions.latent_codes import interchange_pairs as interchange_pairs
