@@ -8,7 +8,8 @@
   codes of labels.
 - Attention: `score_pointing` says whether heads point to the right one of several candidates.
 - Interventions: `interchange` (`draw_interchange`) patches activations from other examples, `At`
-  those of one step; `erase` removes a label;
+  those of one step; `erase` removes a label; `attribute`, `patch_edges` and `measure_faithfulness`
+  find circuits, beside random edges, and `label_patching` labels TransformerLens' patching;
   `latent_code`, `interchange_codes` and `interchange_pairs` (several conditions) are for the
   latent code of attention.
 - Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
