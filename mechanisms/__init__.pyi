@@ -18,6 +18,7 @@ from .attention.positions import sinusoidal_embedding as sinusoidal_embedding
 from .attention.quasi import QuasiAttentionConfig as QuasiAttentionConfig
 from .attention.relative import RelativeAttention as RelativeAttention
 from .attention.relative import RelativeAttentionConfig as RelativeAttentionConfig
+from .checking import check as check
 from .layers.copy_gate import CopyGate as CopyGate
 from .layers.copy_gate import CopyGateConfig as CopyGateConfig
 from .layers.feed_forward import FeedForward as FeedForward

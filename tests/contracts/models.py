@@ -147,7 +147,7 @@ MODELS = {
 """Config and inputs of each; all have dropout 0."""
 
 
-def build(config):
-    """The model of a config, with weights from seed 0."""
+def build(config, generator=None):
+    """The model of a config, with weights from the generator, or from seed 0."""
     model_class = getattr(mechanisms, type(config).__name__.removesuffix("Config"))
-    return model_class(config, generator=torch.Generator().manual_seed(0))
+    return model_class(config, generator=generator or torch.Generator().manual_seed(0))

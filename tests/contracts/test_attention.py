@@ -11,46 +11,23 @@ WIDTH, N_POS = 16, 6
 every_attention = pytest.mark.parametrize("config", ATTENTIONS)
 
 
-def module_of(config, seed=0):
-    module = config.build(WIDTH, generator=torch.Generator().manual_seed(seed))
+def module_of(config):
+    module = config.build(WIDTH, generator=torch.Generator().manual_seed(0))
     return module.double().eval()
 
 
-def tokens(seed=0, n_examples=3):
-    generator = torch.Generator().manual_seed(seed)
+def tokens(n_examples=3):
+    generator = torch.Generator().manual_seed(0)
     return torch.randn(n_examples, N_POS, WIDTH, generator=generator, dtype=torch.float64)
 
 
 @every_attention
-def test_weights_follow_the_generator_alone(config):
+def test_every_attention_keeps_the_rules_of_a_mechanism(config):
     assert config.n_heads == 4
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    weights = [module_of(config, seed).state_dict() for seed in (0, 0, 1)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert any(not torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
-
-
-@every_attention
-def test_examples_do_not_see_one_another(config):
-    module, x = module_of(config), tokens()
-    output = module(x, x)
-    assert output.shape == x.shape
-    assert_close(module(x[:1], x[:1]), output[:1])
-
-
-@every_attention
-def test_masked_keys_do_not_count(config):
-    module, x = module_of(config), tokens()
-    mask = torch.ones(3, 1, 1, N_POS, dtype=torch.bool)
-    mask[:, :, :, 2] = False
-    changed = x.clone()
-    changed[:, 2] = tokens(1)[:, 2]
-    others = torch.arange(N_POS) != 2
-    output, after = (module(each, each, mask=mask)[:, others] for each in (x, changed))
-    assert_close(output, after)
-    assert not torch.allclose(module(x, x)[:, others], output)
+    x = tokens()
+    mechanisms.check(
+        module_of(config), (x, x), build=lambda seed: config.build(WIDTH, generator=seed).double()
+    )
 
 
 @every_attention
@@ -78,26 +55,6 @@ def test_the_order_of_keys_counts_only_where_distances_are_measured(config):
     order = torch.tensor([1, 0, 2, 5, 4, 3])
     same = torch.allclose(module(x, x[:, order]), module(x, x))
     assert same != config.measures_distances
-
-
-@every_attention
-def test_every_weight_is_learned(config):
-    module, x = module_of(config), tokens()
-    module(x, x).square().sum().backward()
-    for name, weight in module.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.isfinite().all(), name
-
-
-@every_attention
-def test_a_call_in_inference_mode_leaves_later_training_as_it_was(config):
-    module = module_of(config)
-    # A length of its own, so that no other test has filled what is cached.
-    x = tokens()[:, :5]
-    with torch.inference_mode():
-        module(x, x)
-    module(x, x).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 @every_attention

@@ -1,0 +1,24 @@
+"""What holds for every model that `mechanisms` exports."""
+
+import pytest
+
+import mechanisms
+from tests.contracts.models import MODELS, build
+
+# Nothing is in memory that could be freed at the first step, and at the last one the weight is what
+# remains, whatever the probability.
+WITHOUT_EFFECT = {
+    "Dnc": ["steps.0.hook_free_gates"],
+    "NeuralDataRouter that halts": ["blocks.2.halt.hook_probability"],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_keeps_the_rules_of_a_mechanism(name):
+    config, inputs = MODELS[name]
+    mechanisms.check(
+        build(config),
+        tuple(inputs),
+        build=lambda generator: build(config, generator),
+        optional=WITHOUT_EFFECT.get(name, ()),
+    )
