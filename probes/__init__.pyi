@@ -1,5 +1,6 @@
 """Public names of the package and the modules that define them."""
 
+from . import plots as plots
 from .capturing.any_module import hooked as hooked
 from .capturing.attention_places import AttentionPlace as AttentionPlace
 from .capturing.attention_places import capture_places as capture_places
@@ -84,8 +85,8 @@ from .signedness.scores import score_signedness as score_signedness
 from .signedness.scores import strongest_head as strongest_head
 from .specialization.capture import measure_paths as measure_paths
 from .specialization.capture import measure_specialization as measure_specialization
+from .specialization.ordering import ordered_activation as ordered_activation
 from .specialization.picture import draw_specialization as draw_specialization
-from .specialization.picture import ordered_activation as ordered_activation
 from .specialization.scores import score_specialization as score_specialization
 from .statistics.grouping import mean_by_labels as mean_by_labels
 from .statistics.intervals import Interval as Interval

@@ -77,36 +77,6 @@ def draw_specialization(
     axes[0].set_ylabel("specialization", fontsize=8)
 
 
-@checked
-def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
-    """Sort the modules of activation matrices by the operations assigned to them.
-
-    Modules without an operation follow, the most used first. One module for each operation then
-    gives a diagonal. Each layer and each network has a separate order.
-
-    Args:
-        scores: `assignment` [..., operation], `utilisation` [..., module] and `activation`
-            [..., operation, module] of `score_specialization`, with any further dims.
-
-    Returns:
-        The activation, in 0..1; `module` is the position in the order.
-
-    Raises:
-        KeyError: a variable is missing.
-
-    Example:
-        `ordered_activation(score_specialization(...)).sel(layer="pooled")`
-    """
-    is_assigned = scores["assignment"] == scores["module"]
-    last = scores.sizes["operation"] + 1 - scores["utilisation"]
-    rank = is_assigned.argmax("operation").where(is_assigned.any("operation"), last)
-    order = rank.copy(data=np.argsort(rank.to_numpy(), axis=rank.get_axis_num("module")))
-    shares, order = xr.broadcast(scores["activation"], order)
-    axis = shares.get_axis_num("module")
-    order = order.transpose(*shares.dims).to_numpy()
-    return shares.copy(data=np.take_along_axis(shares.to_numpy(), order, axis))
-
-
 def _draw_points(axis: Axes, scores: xr.Dataset, label: str, colour: str, marker: str) -> None:
     for control, filling in (("observed", colour), ("shuffled", "none")):
         x, y = (scores[name].sel(control=control) for name in ("collapse", "specialization"))
