@@ -47,6 +47,7 @@ from .decoding.projection_picture import draw_projection as draw_projection
 from .decoding.regression import decode_continuous as decode_continuous
 from .decoding.regression import decode_each as decode_each
 from .decoding.similarity import compare_means as compare_means
+from .interventions.alignment import align as align
 from .interventions.attribution import attribute as attribute
 from .interventions.edge_patching import patch_edges as patch_edges
 from .interventions.erasure import erase as erase
@@ -58,6 +59,9 @@ from .interventions.latent_codes import interchange_pairs as interchange_pairs
 from .interventions.latent_codes import latent_code as latent_code
 from .interventions.patching_results import label_patching as label_patching
 from .interventions.sites import At as At
+from .interventions.swaps import Swaps as Swaps
+from .interventions.swaps import swap as swap
+from .interventions.vectors import Vector as Vector
 from .loops.answers import score_steps as score_steps
 from .loops.halting import score_halting as score_halting
 from .loops.nudges import nudge_states as nudge_states

@@ -133,14 +133,14 @@ def broadcasts(mask: Tensor, activation: Tensor) -> bool:
 
 
 @contextmanager
-def evaluating(model: object) -> Iterator[None]:
-    """Run in evaluation mode without gradients, then restore each module's training flag."""
+def evaluating(model: object, *, gradients: bool = False) -> Iterator[None]:
+    """Run in evaluation mode, without gradients unless asked, then restore the training flags."""
     modules = list(_modules(model))
     flags = [module.training for module in modules]
     for module in modules:
         module.training = False
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             yield
     finally:
         for module, flag in zip(modules, flags, strict=True):

@@ -114,8 +114,8 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def take_rows(inputs: Inputs, rows: slice) -> Inputs:
-    """Take a slice of the examples, in the same layout."""
+def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:
+    """Take a slice of the examples, or those of these indices, in the same layout."""
 
     def take(value: Any) -> Any:
         return value[rows] if isinstance(value, Tensor) else value
