@@ -44,16 +44,21 @@ def numbers(low: float, high: float) -> Allowed:
     return Allowed(f"numbers from {low} to {high}", lambda new, _: (new >= low) & (new <= high))
 
 
+FINITE = Allowed("finite numbers", lambda new, _: new.isfinite())
+"""All numbers are allowed."""
+
+
 class Entries(NamedTuple):
-    """The entries of a latent before it is computed.
+    """The entries of a variable before it is computed.
 
     Attributes:
-        values: [batch, ...], the new value where an entry is set, else that of the example.
-        is_set: [batch, ...] bool.
+        values: [batch, ...], the new value where an entry is set, else that of the example; several
+            inputs are a tuple.
+        is_set: bool, in the shape of the values.
     """
 
-    values: Tensor
-    is_set: Tensor
+    values: Any
+    is_set: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +70,7 @@ class Variable:
         compute: maps the causes' values, each [batch, ...] on the CPU, to those of the variable;
             None: it has no causes.
         allowed: the values that it can be set to; None: it cannot be set.
-        within: whether entries are computed from other entries of the same latent; `compute` then
+        within: whether entries are computed from other entries of the same variable; `compute` then
             gets its `Entries` as the keyword argument `entries`.
         exogenous: whether there are entries that follow from no other latent, though it has causes.
     """
@@ -204,7 +209,7 @@ def _computed(
         causes = [_rows(values[cause], rows) for cause in variable.causes]
         own = {}
         if variable.within:
-            own["entries"] = Entries(given[rows], given[rows] != old[rows])
+            own["entries"] = Entries(*(_rows(part, rows) for part in (given, _unequal(given, old))))
         new = _with_rows(old, rows, variable.compute(*causes, **own))
     return torch.where(given != old, given, new) if given is not old else new
 
@@ -223,10 +228,16 @@ def _with_rows(value: Any, rows: Tensor, new: Any) -> Any:
     return value.index_copy(0, rows, new)
 
 
+def _unequal(new: Any, old: Any) -> Any:
+    if isinstance(new, tuple):
+        return tuple(new_part != part for new_part, part in zip(new, old, strict=True))
+    return new != old
+
+
 def _differs(new: Any, old: Any) -> Bool[Tensor, " batch"]:
     if isinstance(new, tuple):
-        return torch.stack([_differs(*parts) for parts in zip(new, old, strict=True)]).any(0)
-    return _any(new != old)
+        return torch.stack([_any(part) for part in _unequal(new, old)]).any(0)
+    return _any(_unequal(new, old))
 
 
 def _any(mask: Bool[Tensor, "batch ..."]) -> Bool[Tensor, " batch"]:

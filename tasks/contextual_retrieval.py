@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.causal import FINITE, CausalTask, Variable, integers
 from tasks.common import Key, require_choice, require_int, require_shape
 from tasks.stream_task import StreamTask
 
@@ -89,7 +90,7 @@ class _Drawn:
     coefficients: str = "drawn"
 
 
-class ContextualRetrieval(StreamTask):
+class ContextualRetrieval(StreamTask, CausalTask):
     """Contextual retrieval.
 
     All features are drawn from N(0, 1). With x_j the features of object j, alpha_s the weight of
@@ -109,11 +110,15 @@ class ContextualRetrieval(StreamTask):
 
     A batch has inputs [batch, N, S + R + S R] float32: search features, retrieval features, and
     the one-hot preferences, the first search's first; targets [batch, N] float32; mask [batch, N],
-    all True; and the latents (int64 but for `retrieved`)
+    all True; and the latents (int64 but for `retrieved` and the features)
+    `search_feature` [batch, N, S] float32, `retrieval_feature` [batch, N, R] float32;
     `preference` [batch, N, S]: v, 0 to R - 1;
     `winner` [batch, N, S]: w, the nearest other object;
     `retrieved` [batch, N, S] float32: x_w[v_s], unweighted;
     `combination` [batch, N]: the number of the combination v.
+
+    Causal model: features and preferences can be set, and in between `winner` (to any object) and
+    `retrieved`, which change the targets only.
 
     Example:
         `ContextualRetrieval(ContextualRetrievalConfig()).batch("ood", 0, 100)`
@@ -160,24 +165,38 @@ class ContextualRetrieval(StreamTask):
         shape = (size, self.config.n_objects)
         ranks = generator.integers(self._n_combinations(split), size=shape)
         combination = self._numbers(split, ranks)
-        preference = self._preferences(combination)
+        searches = self.config.n_searches
+        n_drawn = searches + self.config.n_retrievals
+        features = generator.standard_normal((*shape, n_drawn), np.float32)
+        drawn = {
+            "search_feature": features[..., :searches].copy(),
+            "retrieval_feature": features[..., searches:].copy(),
+            "preference": self._preferences(combination),
+            "combination": combination,
+        }
+        return self._completed({name: torch.from_numpy(value) for name, value in drawn.items()})
 
-        searches, retrievals = self.config.n_searches, self.config.n_retrievals
-        n_drawn = searches + retrievals
-        inputs = np.zeros((*shape, self.n_features), np.float32)
-        inputs[..., :n_drawn] = generator.standard_normal((*shape, n_drawn), np.float32)
-        one_hot = preference[..., None] == np.arange(retrievals)
-        inputs[..., n_drawn:] = one_hot.reshape(*shape, -1)
-
-        targets, latents = self._solve(inputs, preference)
-        targets = torch.from_numpy(targets.astype(np.float32))
-        return Batch(
-            inputs=torch.from_numpy(inputs),
-            targets=targets,
-            mask=torch.ones_like(targets, dtype=torch.bool),
-            latents={name: torch.from_numpy(value) for name, value in latents.items()}
-            | {"combination": torch.from_numpy(combination)},
-        )
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        preferences = integers(0, self.config.n_retrievals - 1)
+        features = ("search_feature", "retrieval_feature")
+        return {
+            **{name: Variable(allowed=FINITE) for name in features},
+            "preference": Variable(allowed=preferences),
+            "combination": Variable(causes=("preference",), compute=self._combination),
+            "winner": Variable(
+                causes=("search_feature",),
+                compute=_nearest,
+                allowed=integers(0, self.config.n_objects - 1),
+            ),
+            "retrieved": Variable(
+                causes=("winner", "preference", "retrieval_feature"),
+                compute=_retrieve,
+                allowed=FINITE,
+            ),
+            "inputs": Variable(causes=(*features, "preference"), compute=self._shown),
+            "targets": Variable(causes=("retrieved",), compute=self._sums),
+        }
 
     def solve(
         self, inputs: Float[Tensor, "batch object feature"]
@@ -200,13 +219,16 @@ class ContextualRetrieval(StreamTask):
                 f"inputs must have shape (batch, object, {self.n_features}) with at least 2 "
                 f"objects, got {shape}"
             )
-        values = inputs.detach().cpu().numpy()
         searches, retrievals = self.config.n_searches, self.config.n_retrievals
-        preferred = values[..., searches + retrievals :]
-        preference = preferred.reshape(*shape[:2], searches, retrievals).argmax(-1)
-        targets, latents = self._solve(values, preference)
-        return torch.from_numpy(targets).to(inputs), {
-            name: torch.from_numpy(value).to(inputs.device) for name, value in latents.items()
+        search_feature, retrieval_feature, preferred = (
+            inputs.detach().cpu().split([searches, retrievals, searches * retrievals], -1)
+        )
+        preference = preferred.unflatten(-1, (searches, retrievals)).argmax(-1)
+        winner = _nearest(search_feature)
+        retrieved = _retrieve(winner, preference, retrieval_feature)
+        latents = {"preference": preference, "winner": winner, "retrieved": retrieved}
+        return self._sums(retrieved).to(inputs), {
+            name: value.to(inputs.device) for name, value in latents.items()
         }
 
     def score(
@@ -283,22 +305,52 @@ class ContextualRetrieval(StreamTask):
         powers = retrievals ** np.arange(self.config.n_searches - 1, -1, -1)
         return combination[..., None] // powers % retrievals
 
-    def _solve(
+    def _combination(
+        self, preference: Int[Tensor, "batch object search"]
+    ) -> Int[Tensor, "batch object"]:
+        """Return the numbers of combinations, of which the preferences are the digits."""
+        powers = self.config.n_retrievals ** torch.arange(self.config.n_searches - 1, -1, -1)
+        return (preference * powers).sum(-1)
+
+    def _shown(
         self,
-        inputs: Float[np.ndarray, "batch object feature"],
-        preference: Int[np.ndarray, "batch object search"],
-    ) -> tuple[Float[np.ndarray, "batch object"], dict[str, np.ndarray]]:
-        searches = self.config.n_searches
-        # In double precision, differences of single-precision numbers are exact.
-        feature = inputs[..., :searches].transpose(0, 2, 1).astype(np.float64)
-        distance = np.abs(feature[..., None] - feature[..., None, :])
-        diagonal = np.arange(inputs.shape[1])
-        distance[..., diagonal, diagonal] = np.inf
-        winner = np.ascontiguousarray(distance.argmin(-1).transpose(0, 2, 1))
-        example = np.arange(len(inputs))[:, None, None]
-        retrieved = inputs[example, winner, searches + preference]
-        latents = {"preference": preference, "winner": winner, "retrieved": retrieved}
-        return retrieved @ self.coefficients, latents
+        search_feature: Float[Tensor, "batch object search"],
+        retrieval_feature: Float[Tensor, "batch object retrieval"],
+        preference: Int[Tensor, "batch object search"],
+    ) -> Float[Tensor, "batch object feature"]:
+        preferred = preference.numpy()[..., None] == np.arange(self.config.n_retrievals)
+        preferred = preferred.reshape(*preference.shape[:2], -1).astype(np.float32)
+        parts = [search_feature.numpy(), retrieval_feature.numpy(), preferred]
+        return torch.from_numpy(np.concatenate(parts, -1))
+
+    def _sums(
+        self, retrieved: Float[Tensor, "batch object search"]
+    ) -> Float[Tensor, "batch object"]:
+        """Return the weighted sums of what is retrieved, in its precision."""
+        return torch.from_numpy(retrieved.numpy() @ self.coefficients).to(retrieved)
+
+
+def _nearest(
+    search_feature: Float[Tensor, "batch object search"],
+) -> Int[Tensor, "batch object search"]:
+    """Return the other object that is nearest to each object in each search feature."""
+    # In double precision, differences of single-precision numbers are exact.
+    feature = search_feature.numpy().transpose(0, 2, 1).astype(np.float64)
+    distance = np.abs(feature[..., None] - feature[..., None, :])
+    diagonal = np.arange(feature.shape[2])
+    distance[..., diagonal, diagonal] = np.inf
+    return torch.from_numpy(np.ascontiguousarray(distance.argmin(-1).transpose(0, 2, 1)))
+
+
+def _retrieve(
+    winner: Int[Tensor, "batch object search"],
+    preference: Int[Tensor, "batch object search"],
+    retrieval_feature: Float[Tensor, "batch object retrieval"],
+) -> Float[Tensor, "batch object search"]:
+    """Return the preferred retrieval features of the winners."""
+    example = np.arange(len(winner))[:, None, None]
+    retrieved = retrieval_feature.numpy()[example, winner.numpy(), preference.numpy()]
+    return torch.from_numpy(retrieved)
 
 
 def _first_equal(rows: Int[np.ndarray, "row search"]) -> Int[np.ndarray, "row search"]:

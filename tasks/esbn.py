@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
+from tasks.causal import CausalTask, Variable, integers
 from tasks.common import Key, SeedConfig, require_choice, require_int
 
 ESBN_CHARACTERS = (
@@ -74,7 +75,7 @@ class ESBNConfig:
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
-class ESBN:
+class ESBN(CausalTask):
     """The ESBN tasks; below, different letters stand for different objects.
 
     `same_different`: AB or AA; the answer is 0 (different) or 1 (same).
@@ -96,6 +97,9 @@ class ESBN:
     stream, each pair of relation and answer occurs once before any occurs again, up to the order
     within a batch, which is random. Few objects make few problems, so those of `id` can occur in
     `train`: with m = 98, same_different has four problems in all.
+
+    Causal model: `relation`, `answer` (but in same_different, where it follows from the relation),
+    `variant` and `letters` can be set. The mask is False where two letters have the same object.
 
     Example:
         `ESBN(ESBNConfig(rule="rmts", n_withheld=50)).batch("ood", 0, 32)`
@@ -173,6 +177,8 @@ class ESBN:
             mask [batch, 1], all True;
             latents (int64):
             `objects` [batch, image]: ids, indices into `ESBN_CHARACTERS`;
+            `letters` [batch, letter]: the ids of the objects A, B, ..., also of those not shown;
+            `variant` [batch]: which of the patterns of images with this relation and answer;
             `relation` [batch]: index into `relations`; in distribution_of_three the order of the
             second row, in rmts the relation of the first pair;
             `answer` [batch]: the target.
@@ -186,24 +192,44 @@ class ESBN:
         generator = self._key.generator(f"/{split}/{index}")
         slot, relation, answer = self._problems
         outcome = (index * size + generator.permutation(size)) % len(slot)
-        pattern = slot[outcome, generator.integers(slot.shape[1], size=size)]
-        object_of_slot = objects[
-            generator.random((size, len(objects))).argsort(1)[:, : slot.max() + 1]
-        ]
-        shown = torch.from_numpy(np.take_along_axis(object_of_slot, pattern, 1)).to(device)
+        variant = generator.integers(slot.shape[1], size=size)
+        order = generator.random((size, len(objects))).argsort(1)
+        drawn = {
+            **{"relation": relation[outcome], "answer": answer[outcome], "variant": variant},
+            "letters": objects[order[:, : slot.max() + 1]],
+        }
+        on_device = {name: torch.from_numpy(value).to(device) for name, value in drawn.items()}
+        return self._completed(on_device)
 
-        images = _pictures(str(shown.device)).index_select(0, shown.flatten())
-        answers = torch.from_numpy(answer[outcome]).to(device)
-        return Batch(
-            inputs=images.view(size, self.n_images, 1, _PIXELS, _PIXELS),
-            targets=answers[:, None],
-            mask=torch.ones_like(answers[:, None], dtype=torch.bool),
-            latents={
-                "objects": shown,
-                "relation": torch.from_numpy(relation[outcome]).to(device),
-                "answer": answers,
-            },
-        )
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        answer = Variable(allowed=integers(0, self.n_answers - 1))
+        if self.config.rule == "same_different":
+            answer = Variable(causes=("relation",), compute=torch.clone)
+        return {
+            "relation": Variable(allowed=integers(0, len(self.relations) - 1)),
+            "answer": answer,
+            "variant": Variable(allowed=integers(0, self._problems.slot.shape[1] - 1)),
+            "letters": Variable(allowed=integers(0, len(ESBN_CHARACTERS) - 1)),
+            "objects": Variable(
+                causes=("relation", "answer", "variant", "letters"), compute=self._objects
+            ),
+            "inputs": Variable(causes=("objects",), compute=_shown),
+            "targets": Variable(causes=("answer",), compute=lambda answer: answer[:, None].clone()),
+            "mask": Variable(causes=("letters",), compute=_are_different),
+        }
+
+    def _objects(
+        self,
+        relation: Int[Tensor, " batch"],
+        answer: Int[Tensor, " batch"],
+        variant: Int[Tensor, " batch"],
+        letters: Int[Tensor, "batch letter"],
+    ) -> Int[Tensor, "batch image"]:
+        slot, relations, answers = map(torch.from_numpy, self._problems)
+        is_outcome = (relation.cpu()[:, None] == relations) & (answer.cpu()[:, None] == answers)
+        pattern = slot[is_outcome.int().argmax(1), variant.cpu()]
+        return letters.gather(1, pattern.to(letters.device))
 
     def groups(self, batch: Batch) -> dict[str, Bool[Tensor, " batch"]]:
         """Return, for each of the `relations`, the mask of the problems that have it."""
@@ -262,6 +288,15 @@ def _problems(rule: str) -> _Problems:
     outcomes = sorted(patterns)
     relation, answer = np.array(outcomes).T
     return _Problems(np.array([patterns[outcome] for outcome in outcomes]), relation, answer)
+
+
+def _shown(objects: Int[Tensor, "batch image"]) -> Float[Tensor, "batch image 1 height width"]:
+    images = _pictures(str(objects.device)).index_select(0, objects.flatten())
+    return images.view(*objects.shape, 1, _PIXELS, _PIXELS)
+
+
+def _are_different(letters: Int[Tensor, "batch letter"]) -> Bool[Tensor, "batch 1"]:
+    return (letters.sort(1).values.diff(dim=1) != 0).all(1, keepdim=True)
 
 
 @cache

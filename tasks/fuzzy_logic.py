@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.causal import CausalTask, Variable, integers, numbers
 from tasks.common import (
     Key,
     require_choice,
@@ -26,6 +27,7 @@ from tasks.common import (
     require_number,
     require_shape,
 )
+from tasks.rows import find_rows
 from tasks.stream_task import StreamTask
 
 _MAX_VARIABLES = 8
@@ -86,7 +88,7 @@ class FuzzyLogicConfig:
         return int(self.held_out * self.n_combinations)
 
 
-class FuzzyLogic(StreamTask):
+class FuzzyLogic(StreamTask, CausalTask):
     """Fuzzy logic functions in context.
 
     Points are drawn from U(0, 1)^L. The binary digits of a term's number, the first variable's
@@ -100,13 +102,18 @@ class FuzzyLogic(StreamTask):
 
     A batch has inputs [batch, N, L + 1] float32: points, each with its value, where the last value,
     the query's, is 0; targets [batch, 1] float32: the query's value, to be read out at the last
-    position; mask [batch, 1], all True; and the latents (int64 but for the last two)
+    position; mask [batch, 1], all True; and the latents (int64 but for the last three)
     `terms` [batch, K]: the terms' numbers, ascending;
     `literals` [batch, K, L]: 1 where a variable of a term is plain, 0 where it is negated;
     `combination` [batch]: the row in `combinations(split)`;
+    `points` [batch, N, L] float32;
     `values` [batch, N] float32: the function's value at each point;
     `variance` [batch] float32: the variance of `values`: the squared error of predicting their
     mean, averaged over the points.
+
+    Causal model: `terms` and `points` can be set, and in between `literals` and `values`, which the
+    inputs show but for the query's. Terms stay in the order in which they are set; `combination`
+    is then the row in the combinations of the split that has these terms, -1 if none does.
 
     Example:
         `FuzzyLogic(FuzzyLogicConfig()).batch("ood", 0, 100)`
@@ -149,22 +156,34 @@ class FuzzyLogic(StreamTask):
         combination = generator.integers(len(combinations), size=size)
         shape = (size, self.config.n_examples, self.config.n_variables)
         points = generator.random(shape, np.float32)
-        terms = combinations[combination]
-        literals = self.conjunctions[terms]
-        values = _values(points, literals)
-        inputs = np.concatenate([points, values[..., None]], -1)
-        inputs[:, -1, -1] = 0
-        targets = torch.from_numpy(values[:, -1:].copy())
-        latents = {
-            **{"terms": terms, "literals": literals, "combination": combination},
-            **{"values": values, "variance": values.var(1)},
+        drawn = {
+            "terms": combinations[combination],
+            "combination": combination,
+            "points": points,
         }
-        return Batch(
-            inputs=torch.from_numpy(inputs),
-            targets=targets,
-            mask=torch.ones_like(targets, dtype=torch.bool),
-            latents={name: torch.from_numpy(value) for name, value in latents.items()},
-        )
+        return self._completed({name: torch.from_numpy(value) for name, value in drawn.items()})
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        return {
+            "terms": Variable(allowed=integers(0, 2**self.config.n_variables - 1)),
+            "literals": Variable(
+                causes=("terms",),
+                compute=lambda terms: torch.from_numpy(self.conjunctions[terms.numpy()]),
+                allowed=integers(0, 1),
+            ),
+            "combination": Variable(causes=("terms",), compute=self._combination),
+            "points": Variable(allowed=numbers(0, 1)),
+            "values": Variable(
+                causes=("points", "literals"), compute=self.solve, allowed=numbers(0, 1)
+            ),
+            "variance": Variable(causes=("values",), compute=_variance),
+            "inputs": Variable(causes=("points", "values"), compute=_shown),
+            "targets": Variable(causes=("values",), compute=lambda values: values[:, -1:].clone()),
+        }
+
+    def _combination(self, terms: Int[Tensor, "batch term"]) -> Int[Tensor, " batch"]:
+        return torch.from_numpy(find_rows(np.sort(terms.numpy()), self._sides.values()))
 
     def fixed_query(
         self, split: str, index: int, size: int, device: str | torch.device = "cpu"
@@ -182,14 +201,9 @@ class FuzzyLogic(StreamTask):
         Args:
             batch: a batch of this task, or some of its examples, on any device.
         """
-        inputs = batch.inputs.clone()
-        inputs[:, -1, :-1] = torch.from_numpy(self.query).to(inputs)
-        target = self.solve(inputs[:, -1:, :-1], batch.latents["literals"])
-        values = torch.cat([batch.latents["values"][:, :-1], target], 1)
-        # With numpy, as in `batch`, for bit-identical results.
-        variance = torch.from_numpy(values.cpu().numpy().var(1)).to(values)
-        latents = batch.latents | {"values": values, "variance": variance}
-        return replace(batch, inputs=inputs, targets=target, latents=latents)
+        points = batch.latents["points"].clone()
+        points[:, -1] = torch.from_numpy(self.query)
+        return self.counterfactual(batch, {"points": points})
 
     def solve(
         self,
@@ -253,6 +267,19 @@ def _values(
     for term in terms:
         np.maximum(value, term, out=value)
     return value
+
+
+def _variance(values: Float[Tensor, "batch example"]) -> Float[Tensor, " batch"]:
+    return torch.from_numpy(values.numpy().var(1))
+
+
+def _shown(
+    points: Float[Tensor, "batch example variable"], values: Float[Tensor, "batch example"]
+) -> Float[Tensor, "batch example feature"]:
+    """Return points and values without the query's value."""
+    inputs = np.concatenate([points.numpy(), values.numpy()[..., None]], -1)
+    inputs[:, -1, -1] = 0
+    return torch.from_numpy(inputs)
 
 
 def _combinations_of(terms: range, size: int) -> Int[np.ndarray, "combination term"]:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.causal import FINITE, CausalTask, Entries, Variable, integers, numbers
 from tasks.common import (
     Key,
     require_bool,
@@ -135,7 +136,7 @@ class _TasksConfig:
     seed: int
 
 
-class MathEquations(FiniteTask):
+class MathEquations(FiniteTask, CausalTask):
     """Math equations.
 
     With x1, x2 ~ U(-1, 1), the results are r_1 = o_1(x1, x2), r_l = o_l(r_(l-1), x1), and the
@@ -150,7 +151,8 @@ class MathEquations(FiniteTask):
     A batch has inputs [batch, variable, feature] float32: the variables x1, x2, o_1 to o_L and
     the constant; the features are a scalar (0 for an operator), the operator (one-hot, 0 for a
     number) and, with `variable_id`, the variable's number (one-hot); targets [batch, 1] float32,
-    r_L; mask [batch, 1], all True; and the latents (int64 but for `result`)
+    r_L; mask [batch, 1], all True; and the latents (int64 but for `point` and `result`)
+    `point` [batch, 2] float32: x1 and x2;
     `operator` [batch, position]: indices into `operations`;
     `operation` [batch, position]: the same, as indices into `MATH_OPERATIONS`;
     `task` [batch]: the combination's number, its row in `combinations`;
@@ -159,6 +161,9 @@ class MathEquations(FiniteTask):
     A held-out combination is not always a new function: after `square_second`, `add_subtract`,
     `sin_second` or `cos_second` the answer does not depend on earlier results. With the first 5
     operations and L = 2, one of the 5 held-out tasks therefore has the answers of tasks in `train`.
+
+    Causal model: `operator`, `point` and, leaving the inputs, `result` can be set. A result that is
+    set is the operand of the next operation.
 
     Example:
         `MathEquations(MathEquationsConfig(n_operators=3)).batch("ood", 0, 100)`
@@ -261,28 +266,46 @@ class MathEquations(FiniteTask):
         all_tasks = np.arange(len(self.combinations))
         tasks = self.held_out if split == "ood" else np.setdiff1d(all_tasks, self.held_out)
         task = np.resize(self._key.generator(f"/order/{split}").permutation(tasks), len(points))
-        operator = self.combinations[task]
-        operation = self._operations[operator]
-        result = results(operation, points)
+        drawn = {
+            "operator": torch.from_numpy(self.combinations[task]),
+            "point": torch.from_numpy(points.astype(np.float32)),  # exact
+        }
+        batch = self._completed(drawn)
+        return ExampleSet(batch.inputs, batch.targets, batch.latents)
 
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        return {
+            "operator": Variable(allowed=integers(0, self.config.n_operators - 1)),
+            "point": Variable(allowed=numbers(-1, 1)),
+            "operation": Variable(
+                causes=("operator",),
+                compute=lambda operator: torch.from_numpy(self._operations[operator.numpy()]),
+            ),
+            "task": Variable(causes=("operator",), compute=self._task),
+            "result": Variable(
+                causes=("operation", "point"), compute=_single_results, allowed=FINITE, within=True
+            ),
+            "inputs": Variable(causes=("operator", "point"), compute=self._shown),
+            "targets": Variable(causes=("result",), compute=lambda result: result[:, -1:].clone()),
+        }
+
+    def _task(self, operator: Int[Tensor, "n position"]) -> Int[Tensor, " n"]:
+        """Return the numbers of combinations, of which the operators are the digits."""
+        powers = self.config.n_operators ** torch.arange(self.config.length - 1, -1, -1)
+        return (operator * powers).sum(-1)
+
+    def _shown(
+        self, operator: Int[Tensor, "n position"], point: Float[Tensor, "n 2"]
+    ) -> Float[Tensor, "n variable feature"]:
         n_operators = self.config.n_operators
-        inputs = np.zeros((len(points), self.n_variables, self.n_features), np.float32)
-        inputs[:, :2, 0] = points
+        inputs = torch.zeros(len(point), self.n_variables, self.n_features)
+        inputs[:, :2, 0] = point
         inputs[:, -1, 0] = self.config.constant
-        inputs[:, self.deciding, 1 : 1 + n_operators] = np.eye(n_operators)[operator]
+        inputs[:, self.deciding, 1 : 1 + n_operators] = torch.eye(n_operators)[operator]
         if self.config.variable_id:
-            inputs[:, :, 1 + n_operators :] = np.eye(self.n_variables)
-        result = torch.from_numpy(result.astype(np.float32))
-        return ExampleSet(
-            inputs=torch.from_numpy(inputs),
-            targets=result[:, -1],
-            latents={
-                "operator": torch.from_numpy(operator),
-                "operation": torch.from_numpy(operation),
-                "task": torch.from_numpy(task),
-                "result": result,
-            },
-        )
+            inputs[:, :, 1 + n_operators :] = torch.eye(self.n_variables)
+        return inputs
 
     @cached_property
     def _operations(self) -> Int[np.ndarray, " operator"]:
@@ -323,13 +346,16 @@ def apply_operation(
 
 
 def results(
-    operation: Int[np.ndarray, "n position"], points: Float[np.ndarray, "n 2"]
+    operation: Int[np.ndarray, "n position"],
+    points: Float[np.ndarray, "n 2"],
+    known: Float[np.ndarray, "n position"] | None = None,
 ) -> Float[np.ndarray, "n position"]:
     """Return the results r_1 to r_L of equations.
 
     Args:
         operation: indices into `MATH_OPERATIONS`.
         points: x1 and x2.
+        known: results that replace the computed ones, also as operands, but for NaN; None: none.
     """
     result = np.empty(operation.shape)
     x, y = points.T
@@ -338,5 +364,21 @@ def results(
             rows = np.flatnonzero(operation_ids == operation_id)
             name = MATH_OPERATIONS[operation_id]
             result[rows, position] = apply_operation(name, x[rows], y[rows])
+        if known is not None:
+            rows = np.flatnonzero(~np.isnan(known[:, position]))
+            result[rows, position] = known[rows, position]
         x, y = result[:, position], points[:, 0]
     return result
+
+
+def _single_results(
+    operation: Int[Tensor, "n position"],
+    point: Float[Tensor, "n 2"],
+    entries: Entries | None = None,
+) -> Float[Tensor, "n position"]:
+    """Return the results in single precision; they are computed in double precision."""
+    known = None
+    if entries is not None:
+        known = torch.where(entries.is_set, entries.values, torch.nan).numpy()
+    result = results(operation.numpy(), point.double().numpy(), known)
+    return torch.from_numpy(result.astype(np.float32))

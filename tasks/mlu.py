@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tasks.answers import score_sequence
 from tasks.batch import Batch
+from tasks.causal import CausalTask, Variable, integers
 from tasks.common import Key, require_held_out, require_int, require_number
 from tasks.stream_task import StreamTask
 
@@ -117,7 +118,7 @@ class MLULinesConfig:
         return round(self.test_share * self.n_lines)
 
 
-class _Lines(StreamTask[tuple[Tensor, Tensor]]):
+class _Lines(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]):
     """An endless stream of lines, each given by the numbers x and y and one of 24 forms."""
 
     def __init__(self, *, key: Key, low: int, high: int) -> None:
@@ -136,16 +137,58 @@ class _Lines(StreamTask[tuple[Tensor, Tensor]]):
     ) -> Batch[tuple[Tensor, Tensor]]:
         pair, form = self._chosen(split, size, generator)
         first, operator, left, right = np.unravel_index(form, _FORMS)
-        numbers = np.stack(np.divmod(pair, self._high - self._low), 1) + self._low
+        x, y = np.stack(np.divmod(pair, self._high - self._low)) + self._low
+        drawn = {"x": x, "y": y, "operator": operator}
+        drawn |= {"left": left, "right": right, "first": first}
+        return self._completed({name: torch.from_numpy(value) for name, value in drawn.items()})
 
-        row = np.arange(size)
-        a, b = numbers[row, left], numbers[row, right]
-        result = np.choose(operator, [a + b, a - b, a * b])
-        digits = _n_digits(self._low, self._high - 1)
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        number, variable = integers(self._low, self._high - 1), integers(0, 1)
+        operation = ("x", "y", "operator", "left", "right")
+        return {
+            **{"x": Variable(allowed=number), "y": Variable(allowed=number)},
+            "operator": Variable(allowed=integers(0, len(MLU_OPERATORS) - 1)),
+            **{name: Variable(allowed=variable) for name in ("left", "right", "first")},
+            "result": Variable(
+                causes=operation, compute=_calculate, allowed=integers(*self._results)
+            ),
+            "length": Variable(causes=("result",), compute=self._length),
+            "targets": Variable(causes=("result",), compute=self._answer),
+            "inputs": Variable(causes=(*operation, "first", "targets"), compute=self._shown),
+            "mask": Variable(causes=("length",), compute=self._mask),
+        }
+
+    def _answer(self, result: Int[Tensor, " batch"]) -> Int[Tensor, "batch target_pos"]:
+        tokens = _packed(_tokens(result.numpy(), _n_digits(*self._results)))
+        targets = np.pad(tokens, ((0, 0), (0, 1)))[:, : self._widths[1]]
+        targets[np.arange(len(tokens)), (tokens != _PAD).sum(1)] = _EOS
+        return torch.from_numpy(targets)
+
+    def _length(self, result: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        powers = 10 ** torch.arange(1, _n_digits(*self._results))
+        return (result < 0) + 1 + (result.abs()[:, None] >= powers).sum(1)
+
+    def _mask(self, length: Int[Tensor, " batch"]) -> Bool[Tensor, "batch target_pos"]:
+        return torch.arange(self._widths[1]) <= length[:, None]
+
+    def _shown(
+        self,
+        x: Int[Tensor, " batch"],
+        y: Int[Tensor, " batch"],
+        operator: Int[Tensor, " batch"],
+        left: Int[Tensor, " batch"],
+        right: Int[Tensor, " batch"],
+        first: Int[Tensor, " batch"],
+        answer: Int[Tensor, "batch target_pos"],
+    ) -> tuple[Int[Tensor, "batch source_pos"], Int[Tensor, "batch target_pos"]]:
+        """Return the lines, and the answers after <bos>."""
+        numbers = torch.stack([x, y], 1).numpy()
+        row, digits = np.arange(len(numbers)), _n_digits(self._low, self._high - 1)
         source = _packed(
             *(
                 part
-                for variable in (first, 1 - first)
+                for variable in (first.numpy(), 1 - first.numpy())
                 for part in (
                     _VARIABLES[variable],
                     "=",
@@ -155,21 +198,9 @@ class _Lines(StreamTask[tuple[Tensor, Tensor]]):
             ),
             *(_VARIABLES[left], _SIGNS[operator], _VARIABLES[right]),
         )[:, : self._widths[0]]
-        answer = _packed(_tokens(result, _n_digits(*self._results)))
-        length = (answer != _PAD).sum(1)
-        targets = np.pad(answer, ((0, 0), (0, 1)))[:, : self._widths[1]]
-        shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=_BOS)
-        targets[row, length] = _EOS
-        latents = {
-            **{"x": numbers[:, 0], "y": numbers[:, 1], "operator": operator, "left": left},
-            **{"right": right, "first": first, "result": result, "length": length},
-        }
-        return Batch(
-            inputs=(torch.from_numpy(source), torch.from_numpy(shifted)),
-            targets=torch.from_numpy(targets),
-            mask=torch.from_numpy(np.arange(targets.shape[1]) <= length[:, None]),
-            latents={name: torch.from_numpy(values.copy()) for name, values in latents.items()},
-        )
+        shifted = torch.where(answer == _EOS, _PAD, answer).roll(1, 1)
+        shifted[:, 0] = _BOS
+        return torch.from_numpy(source), shifted
 
     def text(self, batch: Batch[tuple[Tensor, Tensor]], example: int) -> str:
         """Return the line of one example of a batch."""
@@ -239,6 +270,10 @@ class MLU(_Lines):
     Latents, each [batch] int64: the numbers `x`, `y` and `result`; `operator`, an index into
     `MLU_OPERATORS`; the operands `left` and `right`, 0 for x and 1 for y; `first`, the variable
     that is assigned first, 0 or 1; `length`, characters of the answer.
+
+    Causal model: all but `length` can be set. If `result` is set the line stays; the second input,
+    for teacher forcing, follows the answer. Lines that result from other numbers or forms may
+    belong to another split.
 
     Example:
         `MLU(MLUConfig()).batch("train", 0, 64)`
@@ -324,6 +359,17 @@ class MLULines(_Lines):
     def _variants(self) -> Int[np.ndarray, " line"]:
         """The order of the variables and the operands of each line, one of 8."""
         return self._key.generator("/lines").integers(8, size=self.config.n_lines, dtype=np.int8)
+
+
+def _calculate(
+    x: Int[Tensor, " batch"],
+    y: Int[Tensor, " batch"],
+    operator: Int[Tensor, " batch"],
+    left: Int[Tensor, " batch"],
+    right: Int[Tensor, " batch"],
+) -> Int[Tensor, " batch"]:
+    a, b = torch.where(left == 0, x, y), torch.where(right == 0, x, y)
+    return torch.stack([a + b, a - b, a * b]).gather(0, operator[None])[0]
 
 
 def _check_numbers(config: MLUConfig | MLULinesConfig) -> None:

@@ -6,7 +6,6 @@ the long ones, or those that contain a certain phrase.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -16,30 +15,20 @@ from torch import Tensor
 
 from tasks.answers import score_sequence
 from tasks.batch import Batch
+from tasks.causal import Allowed, CausalTask, Entries, Variable, integers
 from tasks.common import Key, require_choice, require_int, require_number
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
-
-SCAN_LATENTS = {
-    "verb": ("walk", "look", "run", "jump", "turn"),
-    "direction": ("none", "left", "right"),
-    "manner": ("none", "opposite", "around"),
-    "conjunction": ("none", "and", "after"),
-}
-"""The name of each id of the latents."""
-
-SCAN_WORDS = (
-    "<pad>",
-    *("walk", "look", "run", "jump", "turn"),
-    *("left", "right", "opposite", "around", "twice", "thrice", "and", "after"),
+from tasks.rows import find_rows
+from tasks.scan_grammar import (
+    EOS,
+    PAD,
+    SCAN_ACTIONS,
+    SCAN_LATENTS,
+    SCAN_WORDS,
+    all_commands,
+    answers_of,
 )
-"""The tokens of commands; a token's id is its index."""
-
-SCAN_ACTIONS = (
-    *("<pad>", "<bos>", "<eos>"),
-    *("I_WALK", "I_LOOK", "I_RUN", "I_JUMP", "I_TURN_LEFT", "I_TURN_RIGHT"),
-)
-"""The tokens of answers; a token's id is its index."""
 
 _Split = Literal[
     "simple",
@@ -52,8 +41,8 @@ _Split = Literal[
     "template_right",
 ]
 
-_PAD, _BOS, _EOS = range(3)
 _MAX_LENGTH = 48
+_PHRASE = ("verb", "direction", "manner", "times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +96,7 @@ class ScanConfig:
         return 4_182 if self.split == "simple" else 500
 
 
-class Scan(FiniteTask[tuple[Tensor, Tensor]]):
+class Scan(FiniteTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]):
     """SCAN: translation of commands into actions.
 
     Splits: `train`; `id` has other commands of the same distribution; `ood` has the commands that
@@ -127,6 +116,11 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
     `verb_2`, `direction_2`, `manner_2`, `times_2` [batch]: the second phrase, -1 if there is none;
     `length` [batch]: number of actions, 1 to 48;
     `command` [batch]: the command's number, 0 to 20,909.
+
+    Causal model: the conjunction and both phrases can be set; without a conjunction there is no
+    second phrase. The mask is False where the phrases make no command (then `command` is -1 and
+    `length` 0, and inputs and targets stay), and where the command or its actions are longer than
+    the batch is wide.
 
     Args:
         config: the settings.
@@ -151,7 +145,7 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
 
     def text(self, batch: Batch[tuple[Tensor, Tensor]], example: int) -> str:
         """Return the command of one example of a batch."""
-        return " ".join(SCAN_WORDS[i] for i in batch.inputs[0][example].tolist() if i != _PAD)
+        return " ".join(SCAN_WORDS[i] for i in batch.inputs[0][example].tolist() if i != PAD)
 
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
         """Return the names of the actions before the first `<eos>`.
@@ -160,14 +154,14 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
             ids: of `SCAN_ACTIONS`; `<pad>` and `<bos>` are skipped.
         """
         tokens = ids.tolist()
-        end = tokens.index(_EOS) if _EOS in tokens else len(tokens)
-        return " ".join(SCAN_ACTIONS[token] for token in tokens[:end] if token > _EOS)
+        end = tokens.index(EOS) if EOS in tokens else len(tokens)
+        return " ".join(SCAN_ACTIONS[token] for token in tokens[:end] if token > EOS)
 
     score = staticmethod(score_sequence)
 
     def _make(self, split: str) -> ExampleSet[tuple[Tensor, Tensor]]:
         sides = _sides(self.config.split, self.config.cutoff)
-        commands = _commands()
+        commands = all_commands()
         rows = np.flatnonzero(sides.held_out if split == "ood" else sides.known)
         width = commands.length[rows].max() + 1
         if split != "ood":
@@ -183,21 +177,39 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
             generator = self._key.generator(f"/order/{split}")
             rows = rows[balanced_order(commands.length[rows], generator)]
 
-        length = commands.length[rows]
-        targets = np.pad(commands.actions[rows], ((0, 0), (0, 1)))[:, :width]
-        shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=_BOS)
-        targets[np.arange(len(rows)), length] = _EOS
+        targets, shifted = answers_of(rows, width)
         latents = {"conjunction": commands.conjunction, "length": commands.length}
-        for name in ("verb", "direction", "manner", "times"):
+        for name in _PHRASE:
             first, second = getattr(commands, name).T
             latents |= {f"{name}_1": first, f"{name}_2": second}
         return ExampleSet(
             inputs=(small(commands.words[rows]), small(shifted)),
             targets=small(targets),
-            mask=torch.from_numpy(np.arange(width) <= length[:, None]),
+            mask=torch.from_numpy(np.arange(width) <= commands.length[rows, None]),
             latents={name: small(values[rows]) for name, values in latents.items()}
             | {"command": small(rows)},
         )
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        variables = {"conjunction": Variable(allowed=integers(0, 2))}
+        for name in _PHRASE:
+            low, high = (1, 3) if name == "times" else (0, len(SCAN_LATENTS[name]) - 1)
+            variables[f"{name}_1"] = Variable(allowed=integers(low, high))
+            variables[f"{name}_2"] = Variable(
+                causes=("conjunction",),
+                compute=_of_second_phrase,
+                allowed=_or_none(low, high),
+                within=True,
+                exogenous=True,
+            )
+        return variables | {
+            "command": Variable(causes=tuple(variables), compute=_command),
+            "length": Variable(causes=("command",), compute=_length),
+            "inputs": Variable(causes=("command",), compute=_shown, within=True),
+            "targets": Variable(causes=("command",), compute=_targets, within=True),
+            "mask": Variable(causes=("command", "length", "inputs", "targets"), compute=_mask),
+        }
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
         return [np.arange(len(train))]
@@ -206,7 +218,7 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]]):
 def _trimmed(batch: Batch[tuple[Tensor, Tensor]]) -> Batch[tuple[Tensor, Tensor]]:
     """Remove the positions that are padding in all examples of a batch."""
     (command, actions), width = batch.inputs, int(batch.latents["length"].max()) + 1
-    command_width = int((command != _PAD).sum(1).max())
+    command_width = int((command != PAD).sum(1).max())
     return replace(
         batch,
         inputs=(command[:, :command_width], actions[:, :width]),
@@ -215,87 +227,68 @@ def _trimmed(batch: Batch[tuple[Tensor, Tensor]]) -> Batch[tuple[Tensor, Tensor]
     )
 
 
-class _Commands(NamedTuple):
-    """All commands of the grammar; -1 stands for a second phrase that is absent."""
-
-    words: Int[np.ndarray, "command 9"]
-    actions: Int[np.ndarray, "command 48"]
-    length: Int[np.ndarray, " command"]
-    conjunction: Int[np.ndarray, " command"]
-    verb: Int[np.ndarray, "command 2"]
-    direction: Int[np.ndarray, "command 2"]
-    manner: Int[np.ndarray, "command 2"]
-    times: Int[np.ndarray, "command 2"]
-
-
-@cache
-def _commands() -> _Commands:
-    # All phrases, each once, twice and thrice. Only phrases with a direction have a manner.
-    described = ("verb", "direction", "manner")
-    shape = [len(SCAN_LATENTS[name]) for name in described]
-    phrases = np.indices((*shape, 3)).reshape(4, -1)
-    phrases[3] += 1
-    verb, direction, manner, _ = phrases
-    is_turn = verb == SCAN_LATENTS["verb"].index("turn")
-    phrases = phrases[:, (direction > 0) | ((manner == 0) & ~is_turn)]
-    verb, direction, manner, times = phrases
-
-    words = np.stack(
-        [
-            _ids(SCAN_WORDS, *SCAN_LATENTS["verb"])[verb],
-            _ids(SCAN_WORDS, *SCAN_LATENTS["manner"])[manner],
-            _ids(SCAN_WORDS, *SCAN_LATENTS["direction"])[direction],
-            _ids(SCAN_WORDS, "once", "twice", "thrice")[times - 1],
-        ],
-        -1,
-    )
-    act = _ids(SCAN_ACTIONS, "I_WALK", "I_LOOK", "I_RUN", "I_JUMP", "none")[verb]
-    turn = _ids(SCAN_ACTIONS, "none", "I_TURN_LEFT", "I_TURN_RIGHT")[direction]
-    padding = np.full_like(turn, _PAD)
-    no_manner = [turn, act, *[padding] * 6]
-    opposite = [turn, turn, act, *[padding] * 5]
-    around = [turn, act] * 4
-    once = np.array([no_manner, opposite, around])[manner, :, np.arange(len(turn))]
-    actions = np.tile(once, 3) * (np.arange(24) // 8 < times[:, None])
-
-    # A command is one phrase, or two phrases with a conjunction.
-    n = len(turn)
-    single, pair = np.arange(n), np.divmod(np.arange(n * n), n)
-    first, second = (np.concatenate([single, phrase, phrase]) for phrase in pair)
-    conjunction = np.repeat([0, 1, 2], [n, n * n, n * n])
-    is_pair, is_after = (conjunction > 0)[:, None], (conjunction == 2)[:, None]
-    command_words = [
-        words[first],
-        _ids(SCAN_WORDS, *SCAN_LATENTS["conjunction"])[conjunction][:, None],
-        words[second] * is_pair,
-    ]
-    first_actions, second_actions = actions[first], actions[second] * is_pair
-    command_actions = np.where(
-        is_after,
-        np.hstack([second_actions, first_actions]),
-        np.hstack([first_actions, second_actions]),
-    )
-    pairs = np.stack([phrases[:, first], np.where(is_pair[:, 0], phrases[:, second], -1)], -1)
-    return _Commands(
-        words=_packed(np.hstack(command_words)),
-        actions=_packed(command_actions),
-        length=(command_actions != _PAD).sum(1),
-        conjunction=conjunction,
-        verb=pairs[0],
-        direction=pairs[1],
-        manner=pairs[2],
-        times=pairs[3],
+def _or_none(low: int, high: int) -> Allowed:
+    return Allowed(
+        f"integers from {low} to {high}, or -1 for none",
+        lambda new, _: ((new >= low) & (new <= high)) | (new == -1),
     )
 
 
-def _ids(names: tuple[str, ...], *chosen: str) -> Int[np.ndarray, " chosen"]:
-    """Return the ids of names; names without an id, such as "once", become padding."""
-    return np.array([names.index(name) if name in names else _PAD for name in chosen])
+def _of_second_phrase(conjunction: Int[Tensor, " n"], entries: Entries) -> Int[Tensor, " n"]:
+    return torch.where(conjunction == 0, -1, entries.values)
 
 
-def _packed(tokens: Int[np.ndarray, "n pos"]) -> Int[np.ndarray, "n pos"]:
-    """Move all padding to the end of each row."""
-    return np.take_along_axis(tokens, np.argsort(tokens == _PAD, axis=1, kind="stable"), 1)
+def _command(conjunction: Int[Tensor, " n"], *phrases: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the number of a command, -1 if there is none.
+
+    Args:
+        conjunction: its id.
+        phrases: verbs, directions, manners and times, each of the first and the second phrase.
+    """
+    commands = all_commands()
+    keys = [commands.conjunction]
+    for name in _PHRASE:
+        keys.extend(getattr(commands, name).T)
+    is_pair = conjunction > 0
+    seconds = [torch.where(is_pair, phrase, -1) for phrase in phrases[1::2]]
+    values = [part for pair in zip(phrases[::2], seconds, strict=True) for part in pair]
+    wanted = torch.stack([conjunction, *values], 1)
+    return torch.from_numpy(find_rows(wanted.numpy(), [np.stack(keys, 1)]))
+
+
+def _length(command: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    return torch.where(command < 0, 0, torch.from_numpy(all_commands().length)[command])
+
+
+def _shown(
+    command: Int[Tensor, " n"], entries: Entries
+) -> tuple[Int[Tensor, "n pos"], Int[Tensor, "n target_pos"]]:
+    """Return the inputs of commands in the width of the batch's, which stay if there is none."""
+    words, shifted = entries.values
+    new_words = torch.from_numpy(all_commands().words)[command, : words.shape[1]]
+    _, new_shifted = answers_of(command.numpy(), shifted.shape[1])
+    is_command = (command >= 0)[:, None]
+    return (
+        torch.where(is_command, new_words, words),
+        torch.where(is_command, torch.from_numpy(new_shifted), shifted),
+    )
+
+
+def _targets(command: Int[Tensor, " n"], entries: Entries) -> Int[Tensor, "n target_pos"]:
+    targets, _ = answers_of(command.numpy(), entries.values.shape[1])
+    return torch.where((command >= 0)[:, None], torch.from_numpy(targets), entries.values)
+
+
+def _mask(
+    command: Int[Tensor, " n"],
+    length: Int[Tensor, " n"],
+    inputs: tuple[Int[Tensor, "n pos"], Int[Tensor, "n target_pos"]],
+    targets: Int[Tensor, "n target_pos"],
+) -> Bool[Tensor, "n target_pos"]:
+    width = targets.shape[1]
+    n_words = torch.from_numpy((all_commands().words != PAD).sum(1))[command]
+    is_complete = (command >= 0) & (length < width) & (n_words <= inputs[0].shape[1])
+    return is_complete[:, None] & (torch.arange(width) <= length[:, None])
 
 
 class _Sides(NamedTuple):
@@ -307,7 +300,7 @@ class _Sides(NamedTuple):
 
 
 def _sides(split: str, cutoff: int) -> _Sides:
-    commands = _commands()
+    commands = all_commands()
     none = np.zeros(len(commands.length), bool)
     if split == "simple":
         return _Sides(~none, none, none)

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
+from tasks.causal import Allowed, CausalTask, Variable, integers
 from tasks.common import Key, require_choice, require_held_out, require_int, require_number
+from tasks.rows import find_rows
 from tasks.stream_task import StreamTask
 
 _MAX_COMBINATIONS = 10**6
@@ -80,7 +82,7 @@ class SignedPairsConfig:
         return 2 * int(self.held_out * self.n_combinations / 2)
 
 
-class SignedPairs(StreamTask[tuple[Tensor, Tensor]]):
+class SignedPairs(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]):
     """Signed pairs.
 
     A token of A has a key and a polarity, +1 or -1; its id is 1 + 2 key, or one more for -1. A
@@ -104,6 +106,11 @@ class SignedPairs(StreamTask[tuple[Tensor, Tensor]]):
     `key_a`, `polarity` [batch, n_a]; `key_b`, `value` [batch, n_b]: the parts of the ids;
     `total` [batch]: the signed sum;
     `combination` [batch]: the row in `combinations(split)`.
+
+    Causal model: the parts of the ids can be set, and in between `sign` and `total`. The mask is
+    False where the absolute value of the sum is below the margin. After keys or polarities of A are
+    set, `combination` is the row in the combinations of the split that has this set of tokens, -1
+    if none does.
 
     Example:
         `SignedPairs(SignedPairsConfig()).batch("ood", 0, 100)`
@@ -150,26 +157,72 @@ class SignedPairs(StreamTask[tuple[Tensor, Tensor]]):
         polarity = 1 - 2 * ((a - 1) % 2)
         sign = np.where(key_a[:, :, None] == key_b[:, None], polarity[:, :, None], 0)
         net = sign.sum(1)
-        level, value = np.empty((2, *shape), np.int64)
+        value = np.empty(shape, np.int64)
         total, rows = np.zeros(size, np.int64), np.arange(size)
         while len(rows):
             # Sums below the margin are redrawn, which keeps both signs equally likely.
-            level[rows] = generator.integers(2 * config.n_values, size=(len(rows), config.n_b))
-            value[rows] = level[rows] - config.n_values + (level[rows] >= config.n_values)
+            level = generator.integers(2 * config.n_values, size=(len(rows), config.n_b))
+            value[rows] = level - config.n_values + (level >= config.n_values)
             total = (net * value).sum(1)
             rows = np.flatnonzero(np.abs(total) < config.margin)
-        b = 1 + 2 * config.n_keys + key_b * 2 * config.n_values + level
-        targets = torch.from_numpy((total > 0).astype(np.int64))[:, None]
         latents = {
             **{"sign": sign, "key_a": key_a, "polarity": polarity, "key_b": key_b},
             **{"value": value, "total": total, "combination": combination},
         }
-        return Batch(
-            inputs=(torch.from_numpy(a), torch.from_numpy(b)),
-            targets=targets,
-            mask=torch.ones_like(targets, dtype=torch.bool),
-            latents={name: torch.from_numpy(values) for name, values in latents.items()},
+        return self._completed({name: torch.from_numpy(values) for name, values in latents.items()})
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        config = self.config
+        keys, most = integers(0, config.n_keys - 1), config.n_values
+        polarities = Allowed("-1 or 1", lambda new, _: new.abs() == 1)
+        values = Allowed(
+            f"integers from {-most} to {most} but 0",
+            lambda new, _: (new.abs() <= most) & (new != 0),
         )
+        largest = config.n_a * config.n_b * most
+        return {
+            "key_a": Variable(allowed=keys),
+            "polarity": Variable(allowed=polarities),
+            "key_b": Variable(allowed=keys),
+            "value": Variable(allowed=values),
+            "combination": Variable(causes=("key_a", "polarity"), compute=self._combination),
+            "sign": Variable(
+                causes=("key_a", "polarity", "key_b"), compute=_signs, allowed=integers(-1, 1)
+            ),
+            "total": Variable(
+                causes=("sign", "value"),
+                compute=lambda sign, value: (sign.sum(1) * value).sum(1),
+                allowed=integers(-largest, largest),
+            ),
+            "inputs": Variable(
+                causes=("key_a", "polarity", "key_b", "value"), compute=self._tokens
+            ),
+            "targets": Variable(
+                causes=("total",), compute=lambda total: (total > 0).long()[:, None]
+            ),
+            "mask": Variable(
+                causes=("total",), compute=lambda total: (total.abs() >= config.margin)[:, None]
+            ),
+        }
+
+    def _combination(
+        self, key_a: Int[Tensor, "batch n_a"], polarity: Int[Tensor, "batch n_a"]
+    ) -> Int[Tensor, " batch"]:
+        ids = np.sort(_tokens_of_a(key_a, polarity).numpy())
+        return torch.from_numpy(find_rows(ids, self._sides.values()))
+
+    def _tokens(
+        self,
+        key_a: Int[Tensor, "batch n_a"],
+        polarity: Int[Tensor, "batch n_a"],
+        key_b: Int[Tensor, "batch n_b"],
+        value: Int[Tensor, "batch n_b"],
+    ) -> tuple[Int[Tensor, "batch n_a"], Int[Tensor, "batch n_b"]]:
+        n_values = self.config.n_values
+        level = value + n_values - (value > 0).long()
+        b = 1 + 2 * self.config.n_keys + key_b * 2 * n_values + level
+        return _tokens_of_a(key_a, polarity), b
 
     def score(
         self, logits: Float[Tensor, "batch 1 2"], batch: Batch[tuple[Tensor, Tensor]]
@@ -217,6 +270,20 @@ class SignedPairs(StreamTask[tuple[Tensor, Tensor]]):
         order = self._key.generator("/ood").permutation(len(twins))
         ood, train = np.split(order, [config.n_ood // 2])
         return {"train": _sorted_rows(twins[train]), "ood": _sorted_rows(twins[ood])}
+
+
+def _signs(
+    key_a: Int[Tensor, "batch n_a"],
+    polarity: Int[Tensor, "batch n_a"],
+    key_b: Int[Tensor, "batch n_b"],
+) -> Int[Tensor, "batch n_a n_b"]:
+    return (key_a[:, :, None] == key_b[:, None]) * polarity[:, :, None]
+
+
+def _tokens_of_a(
+    key_a: Int[Tensor, "batch n_a"], polarity: Int[Tensor, "batch n_a"]
+) -> Int[Tensor, "batch n_a"]:
+    return 1 + 2 * key_a + (polarity < 0).long()
 
 
 def _sorted_rows(twins: Int[np.ndarray, "pair 2 token"]) -> Int[np.ndarray, "combination token"]:

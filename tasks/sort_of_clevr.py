@@ -7,7 +7,7 @@ answer depends on one, two or all of the objects.
 
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,37 +16,23 @@ from torch import Tensor
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
+from tasks.causal import Allowed, CausalTask, Entries, Variable, integers
 from tasks.common import Key, require_bool, require_int, require_shape
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
+from tasks.sort_of_clevr_scenes import (
+    N_OBJECTS,
+    RADIUS,
+    SORT_OF_CLEVR_ANSWERS,
+    SORT_OF_CLEVR_QUESTIONS,
+    WIDTH,
+    Problems,
+    are_valid,
+    render,
+    solve,
+)
 
-SORT_OF_CLEVR_ANSWERS = ("yes", "no", "rectangle", "circle", "1", "2", "3", "4", "5", "6")
-"""The name of each target."""
-
-SORT_OF_CLEVR_QUESTIONS = {
-    "unary": ("shape", "left", "above"),
-    "binary": ("closest", "furthest", "same"),
-    "ternary": ("between", "line", "obtuse"),
-}
-"""The question types, and the subtypes of each; their ids are the indices."""
-
-_RGB = {
-    "red": (255, 0, 0),
-    "green": (0, 255, 0),
-    "blue": (0, 0, 255),
-    "orange": (255, 156, 0),
-    "grey": (128, 128, 128),
-    "yellow": (255, 255, 0),
-}
-
-SORT_OF_CLEVR_COLOURS = tuple(_RGB)
-"""The colours; each object is identified by its colour."""
-
-_YES, _NO, _RECTANGLE, _COUNT = 0, 1, 2, 3  # a circle is _RECTANGLE + 1; a count n is _COUNT + n
 _PER_TYPE = 10  # questions of each type about an image
-_N = len(_RGB)
-_WIDTH = 75
-_RADIUS = 5  # also half the side of a square, without the central pixel
 _CHUNK = 2**14  # images drawn at a time, whatever the size of the split
 
 
@@ -95,7 +81,7 @@ class _Scenes:
     omit_yellow: bool = False
 
 
-class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
+class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]):
     """Sort-of-CLEVR.
 
     An image is white, 75 x 75 pixels, with a square or a circle of each of the six colours, either
@@ -131,6 +117,11 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
     `image` [batch]: the image's number in the split;
     `objects_concerned` [batch, object] bool: the objects of the question, and those that the answer
     describes or counts.
+
+    Causal model: the question (its type, subtype and colours), positions and shapes can be set; a
+    question that is not ternary has no second colour. `image` stays the number of the image that
+    the example comes from. The mask is False where a ternary question has no two colours, and where
+    objects overlap or have several closest or furthest others.
 
     Example:
         `SortOfClevr(SortOfClevrConfig(n_train=100)).batch("train", 0, 64)`
@@ -193,17 +184,15 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
     def _make(self, split: str) -> ExampleSet[tuple[Tensor, Tensor]]:
         n = self.config.size(split)
         positions, shapes = self._scenes(split)
-        image = np.arange(n).repeat(_PER_TYPE)
+        image = np.tile(np.arange(n).repeat(_PER_TYPE), len(SORT_OF_CLEVR_QUESTIONS))
         parts = []
-        for question_type, solve in enumerate((_unary, _binary, _ternary)):
+        for question_type in range(len(SORT_OF_CLEVR_QUESTIONS)):
             candidates = self._questions(question_type)
             generator = self._key.generator(f"/questions/{split}/{question_type}")
             draws = generator.random((n, len(candidates)))
-            questions = candidates[draws.argsort(1)[:, :_PER_TYPE].ravel()]
-            answer, relevant = solve(_Problems(questions, positions[image], shapes[image]))
-            named = (questions[:, 2:, None] == np.arange(_N)).any(1)
-            parts.append((image, questions, answer, named | relevant))
-        image, questions, answer, concerned = map(np.concatenate, zip(*parts, strict=True))
+            parts.append(candidates[draws.argsort(1)[:, :_PER_TYPE].ravel()])
+        questions = np.concatenate(parts)
+        answer, concerned = solve(Problems(questions, positions[image], shapes[image]))
         if split != "train":
             order = balanced_order(questions[:, 0], self._key.generator(f"/order/{split}"))
             image, questions, answer, concerned = (
@@ -224,15 +213,45 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
                 "image": torch.from_numpy(image),
                 "objects_concerned": small(concerned),
             },
-            show=_render,
+            show=render,
         )
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        question, scene = ("question_type", "subtype", "colours"), ("positions", "shapes")
+        colours = Allowed(
+            f"colours from 0 to {N_OBJECTS - 1}, the second or -1 for none",
+            lambda new, _: (new >= torch.tensor([0, -1])) & (new < N_OBJECTS),
+        )
+        return {
+            "question_type": Variable(allowed=integers(0, 2)),
+            "subtype": Variable(allowed=integers(0, 2)),
+            "colours": Variable(
+                causes=("question_type",),
+                compute=_named,
+                allowed=colours,
+                within=True,
+                exogenous=True,
+            ),
+            "positions": Variable(allowed=integers(RADIUS, WIDTH - RADIUS - 1)),
+            "shapes": Variable(allowed=integers(0, 1)),
+            "image": Variable(),
+            "objects_concerned": Variable(
+                causes=(*question, *scene), compute=lambda *causes: _solved(*causes)[1]
+            ),
+            "inputs": Variable(causes=(*question, *scene), compute=_shown),
+            "targets": Variable(
+                causes=(*question, *scene), compute=lambda *causes: _solved(*causes)[0]
+            ),
+            "mask": Variable(causes=("question_type", "colours", "positions"), compute=_is_clear),
+        }
 
     def _questions(self, question_type: int) -> Int[np.ndarray, "question 4"]:
         """Return all questions of a type: type, subtype and two colours, -1 for none."""
         if question_type == 2:  # ternary
-            colours = list(permutations(range(_N - self.config.omit_yellow), 2))
+            colours = list(permutations(range(N_OBJECTS - self.config.omit_yellow), 2))
         else:
-            colours = [(colour, -1) for colour in range(_N)]
+            colours = [(colour, -1) for colour in range(N_OBJECTS)]
         return np.array(
             [(question_type, subtype, *pair) for subtype, pair in product(range(3), colours)]
         )
@@ -243,10 +262,10 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]]):
         """Return the positions and the shapes of the objects of every image."""
         n = self.config.size(split)
         generator = self._key.generator(f"/positions/{split}")
-        positions = np.empty((0, _N, 2), np.int64)
+        positions = np.empty((0, N_OBJECTS, 2), np.int64)
         while len(positions) < n:
             positions = np.concatenate([positions, _candidates(generator)])
-        shapes = self._key.generator(f"/shapes/{split}").integers(0, 2, (n, _N))
+        shapes = self._key.generator(f"/shapes/{split}").integers(0, 2, (n, N_OBJECTS))
         return positions[:n], shapes
 
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
@@ -264,111 +283,46 @@ def _types_and_subtypes(
 
 def _candidates(generator: np.random.Generator) -> Int[np.ndarray, "candidate object 2"]:
     """Draw positions and return those of valid images."""
-    positions = generator.integers(_RADIUS, _WIDTH - _RADIUS, (_CHUNK, _N, 2))
-    offset = np.abs(positions[:, :, None] - positions[:, None])
-    is_clear = ((offset > 2 * _RADIUS).any(-1) | np.eye(_N, dtype=bool)).all((1, 2))
-    positions, offset = positions[is_clear], offset[is_clear]
-    distance = np.sort((offset**2).sum(-1))  # squared, so exact; the first is to itself
-    tied = (distance[..., 1] == distance[..., 2]) | (distance[..., -2] == distance[..., -1])
-    return positions[~tied.any(1)]
+    positions = generator.integers(RADIUS, WIDTH - RADIUS, (_CHUNK, N_OBJECTS, 2))
+    return positions[are_valid(positions)]
 
 
-class _Problems(NamedTuple):
-    """Questions, each with the scene that it is about."""
-
-    questions: Int[np.ndarray, "question 4"]
-    positions: Int[np.ndarray, "question object 2"]
-    shapes: Int[np.ndarray, "question object"]
+def _named(question_type: Int[Tensor, " n"], entries: Entries) -> Int[Tensor, "n 2"]:
+    """Return the colours, of which only ternary questions have two."""
+    first, second = entries.values.unbind(1)
+    return torch.stack([first, torch.where(question_type == 2, second, -1)], 1)
 
 
-_Solutions = tuple[Int[np.ndarray, " question"], Bool[np.ndarray, "question object"]]
-"""Answers, and the objects that each describes or counts besides those of the question."""
+def _solved(
+    question_type: Int[Tensor, " n"],
+    subtype: Int[Tensor, " n"],
+    colours: Int[Tensor, "n 2"],
+    positions: Int[Tensor, "n object 2"],
+    shapes: Int[Tensor, "n object"],
+) -> tuple[Int[Tensor, "n 1"], Bool[Tensor, "n object"]]:
+    questions = torch.stack([question_type, subtype, *colours.T], 1)
+    problems = Problems(questions.numpy(), positions.numpy(), shapes.numpy())
+    answer, concerned = map(torch.from_numpy, solve(problems))
+    return answer[:, None], concerned
 
 
-def _unary(problems: _Problems) -> _Solutions:
-    questions, positions, shapes = problems
-    rows = np.arange(len(questions))
-    _, subtype, colour, _ = questions.T
-    x, y = positions[rows, colour].T
-    answers = [
-        _RECTANGLE + shapes[rows, colour],
-        np.where(x < _WIDTH // 2, _YES, _NO),
-        np.where(y < _WIDTH // 2, _YES, _NO),
-    ]
-    return _choose(subtype, answers), np.zeros_like(shapes, dtype=bool)
+def _shown(
+    question_type: Int[Tensor, " n"],
+    subtype: Int[Tensor, " n"],
+    colours: Int[Tensor, "n 2"],
+    positions: Int[Tensor, "n object 2"],
+    shapes: Int[Tensor, "n object"],
+) -> tuple[Float[Tensor, "n 3 height width"], Float[Tensor, "n feature"]]:
+    objects = torch.cat([positions, shapes[..., None]], -1)
+    return render((objects, torch.stack([question_type, subtype, *colours.T], 1)))
 
 
-def _binary(problems: _Problems) -> _Solutions:
-    questions, positions, shapes = problems
-    rows = np.arange(len(questions))
-    _, subtype, colour, _ = questions.T
-    distance = ((positions - positions[rows, colour][:, None]) ** 2).sum(-1)
-    furthest = distance.argmax(1)
-    distance[rows, colour] = distance.max()
-    closest = distance.argmin(1)
-    same = shapes == shapes[rows, colour][:, None]
-    answers = [
-        _RECTANGLE + shapes[rows, closest],
-        _RECTANGLE + shapes[rows, furthest],
-        _COUNT + same.sum(1),
-    ]
-    one_hot = np.eye(_N, dtype=bool)
-    relevant = [one_hot[closest], one_hot[furthest], same]
-    return _choose(subtype, answers), _choose(subtype, relevant)
-
-
-def _ternary(problems: _Problems) -> _Solutions:
-    questions, positions, _ = problems
-    rows = np.arange(len(questions))
-    _, subtype, colour, other = questions.T
-    first, second = positions[rows, colour][:, None], positions[rows, other][:, None]
-    side, to_first, to_second = second - first, first - positions, second - positions
-    # The cross product: the distance from the line times the length of the side.
-    cross = to_first[..., 0] * to_second[..., 1] - to_first[..., 1] * to_second[..., 0]
-    # The angles at the first, at the second and at the third object.
-    cosines = [(-side * to_first), (side * to_second), (to_first * to_second)]
-    obtuse = np.any([cosine.sum(-1) < 0 for cosine in cosines], axis=0)
-    candidates = [
-        (to_first * to_second <= 0).all(-1),
-        cross**2 <= _RADIUS**2 * (side**2).sum(-1),
-        obtuse & (cross != 0),
-    ]
-    counted = _choose(subtype, candidates)
-    counted[rows, colour] = counted[rows, other] = False
-    count = counted.sum(1)
-    return np.where(count, _COUNT + count, _NO), counted
-
-
-def _choose(subtype: Int[np.ndarray, " n"], values: list[np.ndarray]) -> np.ndarray:
-    """Return, for each question, the value of its subtype."""
-    return np.stack(values)[subtype, np.arange(len(subtype))]
-
-
-def _render(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Draw the images and encode the questions.
-
-    Args:
-        inputs: objects [batch, object, 3], x, y and shape; and questions [batch, 4], type, subtype
-            and both colours.
-
-    Returns:
-        image [batch, 3, 75, 75] and question [batch, 18].
-    """
-    objects, questions = inputs
-    n, device = len(objects), objects.device
-    offset = torch.arange(-_RADIUS, _RADIUS + 1, device=device)
-    square = _WIDTH * offset[:, None] + offset
-    pixel = (_WIDTH * objects[..., 1] + objects[..., 0])[..., None] + square.flatten()
-    # The squares around circles do not overlap, so their corners are drawn white.
-    is_corner = offset.square()[:, None] + offset.square() > (_RADIUS + 0.5) ** 2
-    white = (objects[..., 2, None] == 1) & is_corner.flatten()
-    image = torch.ones(n, 3, _WIDTH * _WIDTH, device=device)
-    for channel, level in enumerate(zip(*_RGB.values(), strict=True)):
-        shade = torch.tensor(level, device=device)[:, None] / 255
-        image[:, channel].scatter_(1, pixel.flatten(1), torch.where(white, 1.0, shade).flatten(1))
-
-    question_type, subtype, colour, other = questions.T
-    other = torch.where(other < 0, colour, _N + other)  # no second colour: repeat the first
-    ones = torch.stack([colour, other, 2 * _N + question_type, 2 * _N + 3 + subtype], 1)
-    question = torch.zeros(n, 2 * _N + 6, device=device).scatter_(1, ones, 1.0)
-    return image.view(n, 3, _WIDTH, _WIDTH), question
+def _is_clear(
+    question_type: Int[Tensor, " n"],
+    colours: Int[Tensor, "n 2"],
+    positions: Int[Tensor, "n object 2"],
+) -> Bool[Tensor, "n 1"]:
+    """Return whether a question has its colours, and its scene is one of the sampler's."""
+    first, second = colours.T
+    is_question = torch.where(question_type == 2, (second >= 0) & (second != first), second < 0)
+    return (is_question & torch.from_numpy(are_valid(positions.numpy())))[:, None]

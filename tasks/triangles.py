@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tasks.answers import is_correct
 from tasks.batch import Batch
+from tasks.causal import Allowed, CausalTask, Variable, integers, numbers
 from tasks.common import Key, require_int, require_shape
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
@@ -24,6 +25,7 @@ _REACH = 2  # a cluster lies in a square of 5 x 5 pixels around its corner
 _POINTS = 8
 _SHORTEST = 12  # pixels: points of different clusters are farther apart than those of the same one
 _UNCLEAR = 1.0  # pixels: deviations from equilateral triangles that are too small are excluded
+_ROUNDED = 0.5**0.5 + 1e-9  # the largest deviation of corners that are rounded to pixels
 _APEX = np.exp(1j * np.pi / 3)  # rotates by 60 degrees
 _CHUNK = 2**15  # triangles drawn at a time, whatever the size of the split
 
@@ -62,7 +64,7 @@ class TrianglesConfig:
         return {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}[split]
 
 
-class Triangles(FiniteTask):
+class Triangles(FiniteTask, CausalTask):
     """Equilateral triangles.
 
     A corner is a pixel; its cluster is four pairs of points that lie opposite to each other around
@@ -85,11 +87,16 @@ class Triangles(FiniteTask):
     targets [batch, 1] int64: 1 if equilateral, else 0; mask [batch, 1], all True; and the latents
     `equilateral` [batch] bool;
     `corners` [batch, corner, 2] int64: (x, y), columns from the left and rows from the top;
+    `offsets` [batch, corner, point, 2] int64: the points' positions from their corner;
     `points` [batch, corner, point, 2] int64: the points of the clusters;
     `side` [batch, 3] float32: the distances from the first corner to the second, from the second to
     the third, and from the third to the first;
     `defect` [batch] float32: the distance of each corner from the position that would make the
     triangle equilateral, the same for all three.
+
+    Causal model: `corners` and `offsets` can be set and, leaving the image, `defect` and
+    `equilateral`, which is True up to a defect of one pixel. The mask is False for triangles that
+    the sampler excludes, as unclear or too small, whatever is set besides the corners.
 
     Example:
         `Triangles(TrianglesConfig()).batch("test", 0, 100)`
@@ -137,20 +144,51 @@ class Triangles(FiniteTask):
 
         draws = self._key.generator(f"/points/{split}").random((size, 3, len(_OFFSETS)))
         offsets = _OFFSETS[draws.argsort(-1)[..., : _POINTS // 2]]
-        points = small(corners[:, :, None] + np.concatenate([offsets, -offsets], 2))
-        z = corners[..., 0] + 1j * corners[..., 1]
+        offsets = np.concatenate([offsets, -offsets], 2)
+        points = small(corners[:, :, None] + offsets)
+        z = _complex(corners)
         return ExampleSet(
             inputs=points,
             targets=small(equilateral).to(torch.int8),
             latents={
                 "equilateral": small(equilateral),
                 "corners": small(corners),
+                "offsets": small(offsets),
                 "points": points,
-                "side": torch.from_numpy(_sides(z).astype(np.float32)),
-                "defect": torch.from_numpy(_defect(z).astype(np.float32)),
+                "side": _single(_sides(z)),
+                "defect": _single(_defect(z)),
             },
             show=self._render,
         )
+
+    @property
+    def _variables(self) -> dict[str, Variable]:
+        last, longest = self.config.image_size - 1 - _REACH, 2 * self.config.image_size
+        anything = Allowed("True or False", lambda new, _: torch.ones_like(new))
+        return {
+            "corners": Variable(allowed=integers(_REACH, last)),
+            "offsets": Variable(allowed=integers(-_REACH, _REACH)),
+            "points": Variable(
+                causes=("corners", "offsets"),
+                compute=lambda corners, offsets: corners[:, :, None] + offsets,
+            ),
+            "side": Variable(
+                causes=("corners",), compute=lambda corners: _single(_sides(_complex(corners)))
+            ),
+            "defect": Variable(
+                causes=("corners",),
+                compute=lambda corners: _single(_defect(_complex(corners))),
+                allowed=numbers(0, longest),
+            ),
+            "equilateral": Variable(
+                causes=("defect",), compute=lambda defect: defect <= _UNCLEAR, allowed=anything
+            ),
+            "inputs": Variable(causes=("points",), compute=self._render),
+            "targets": Variable(
+                causes=("equilateral",), compute=lambda equilateral: equilateral[:, None].long()
+            ),
+            "mask": Variable(causes=("corners",), compute=_are_clear),
+        }
 
     def _render(
         self, points: Int[Tensor, "batch corner point 2"]
@@ -191,14 +229,22 @@ class Triangles(FiniteTask):
             third = z[:, 0] + _APEX * (z[:, 1] - z[:, 0])
             z[:, 2] = np.rint(third.real) + 1j * np.rint(third.imag)
         inside = (np.minimum(z.real, z.imag) >= _REACH) & (np.maximum(z.real, z.imag) <= last)
-        side = _sides(z)
-        allowed = inside.all(1) & (side.min(1) >= _SHORTEST)
+        allowed = inside.all(1) & _is_long(z)
         if not equilateral:
-            allowed &= (_defect(z) > _UNCLEAR) & (np.ptp(side, 1) > _UNCLEAR)
+            allowed &= _is_other(z)
         return z[allowed]
 
     def _groups(self, train: ExampleSet) -> list[Int[np.ndarray, " member"]]:
         return [np.arange(len(train))]
+
+
+def _complex(corners: "Int[np.ndarray | Tensor, 'n corner 2']") -> Complex[np.ndarray, "n corner"]:
+    x, y = np.moveaxis(np.asarray(corners), -1, 0)
+    return x + 1j * y
+
+
+def _single(values: Float[np.ndarray, "*shape"]) -> Float[Tensor, "*shape"]:
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _sides(z: Complex[np.ndarray, "n corner"]) -> Float[np.ndarray, "n side"]:
@@ -216,3 +262,19 @@ def _defect(z: Complex[np.ndarray, "n corner"]) -> Float[np.ndarray, " n"]:
         np.abs(third - first - _APEX * (second - first)),
         np.abs(third - first - _APEX.conj() * (second - first)),
     )
+
+
+def _is_long(z: Complex[np.ndarray, "n corner"]) -> Bool[np.ndarray, " n"]:
+    return _sides(z).min(1) >= _SHORTEST
+
+
+def _is_other(z: Complex[np.ndarray, "n corner"]) -> Bool[np.ndarray, " n"]:
+    """Return whether triangles are clearly not equilateral."""
+    return (_defect(z) > _UNCLEAR) & (np.ptp(_sides(z), 1) > _UNCLEAR)
+
+
+def _are_clear(corners: Int[Tensor, "n corner 2"]) -> Bool[Tensor, "n 1"]:
+    """Return whether triangles are equilateral, or clearly not, and not too small."""
+    z = _complex(corners)
+    is_clear = (_defect(z) <= _ROUNDED) | _is_other(z)
+    return torch.from_numpy(_is_long(z) & is_clear)[:, None]

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from tasks.scan import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS, Scan, ScanConfig
+from tasks.scan import Scan, ScanConfig
+from tasks.scan_grammar import SCAN_ACTIONS, SCAN_LATENTS, SCAN_WORDS
 from tests.tasks.batches import full_batch
 
 CONTRACT_EXAMPLES = {"": lambda folder: Scan(ScanConfig(split="length"))}

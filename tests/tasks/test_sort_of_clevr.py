@@ -6,12 +6,11 @@ from collections import Counter
 import pytest
 import torch
 
-from tasks.sort_of_clevr import (
+from tasks.sort_of_clevr import SortOfClevr, SortOfClevrConfig
+from tasks.sort_of_clevr_scenes import (
     SORT_OF_CLEVR_ANSWERS,
     SORT_OF_CLEVR_COLOURS,
     SORT_OF_CLEVR_QUESTIONS,
-    SortOfClevr,
-    SortOfClevrConfig,
 )
 from tests.tasks.batches import full_batch
 
