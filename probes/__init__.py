@@ -4,31 +4,30 @@
   `hooked` makes any module a model with hooks; `masked_mean`, `last_token` and `span_mean` reduce.
   `examine_places` applies a score to the attention modules of several models.
 - Decoding: `decode`, `decode_continuous` and `decode_each` fit linear probes with controls;
-  `project` (`draw_projection`) projects codes to two components, `compare_means` compares the mean
-  codes of labels.
+  `project` projects codes to two components, `compare_means` compares the mean codes of labels.
 - Attention: `score_pointing` says whether heads point to the right one of several candidates.
-- Interventions: `interchange` (`draw_interchange`) patches activations from other examples, `At`
-  those of one step; `erase` removes a label; `attribute`, `patch_edges` and `measure_faithfulness`
-  find circuits, beside random edges, and `label_patching` labels TransformerLens' patching;
-  `latent_code`, `interchange_codes` and `interchange_pairs` (several conditions) are for the
-  latent code of attention.
+- Interventions: `interchange` patches activations from other examples, `At` those of one step;
+  `erase` removes a label; `attribute`, `patch_edges` and `measure_faithfulness` find circuits,
+  beside random edges, and `label_patching` labels TransformerLens' patching; `latent_code`,
+  `interchange_codes` and `interchange_pairs` (several conditions) are for the latent code of
+  attention.
 - Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
-  control), `score_control_flow` (against the true dataflow), `cut` (an intervention) and
-  `draw_control_flow`; `examine_control_flow` runs them all. `score_heads` (which pairs a head
-  joins), `score_timing` (when operations are done) and `plot_column_maps` also take models without
-  gates.
+  control), `score_control_flow` (against the true dataflow) and `cut` (an intervention);
+  `examine_control_flow` runs them all. `score_heads` (which pairs a head joins) and `score_timing`
+  (when operations are done) also take models without gates.
 - Loops: `score_steps` (answers after each step), `score_states` (fixed points and cycles),
   `nudge_states` (sensitivity) and
   `score_halting` (steps taken against steps needed).
 - Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`
   and `adapt_paths` (the best paths through the modules). `measure_specialization` and
-  `measure_paths` run a model; `draw_specialization` and `ordered_activation` are for plots.
+  `measure_paths` run a model; `ordered_activation` sorts modules by their operations.
 - Compositional attention: `score_pairing` (searches and retrievals), `force_pairing` (an
   intervention) and, without a known pairing, `summarise_value_scores`. `measure_pairing` and
-  `measure_value_scores` run a model; `draw_pairing` and `draw_value_scores` plot.
+  `measure_value_scores` run a model.
 - Signed attention: `score_signedness` (added, subtracted and deleted tokens) and
   `score_saturation`; `measure_signedness` and `measure_saturation` run models.
 - Language models: `loss_by_context`; `measure_loss_by_context` runs a model.
+- Plots: `plots` draws each of these results on matplotlib axes, by one function.
 - Statistics: `bootstrap`, `bootstrap_ratio` and `over_seeds` compute intervals,
   `interval_variables` stores them; `paired_test`, `pairs_needed` and `holm` test differences;
   `mean_by_labels` averages by label; `measure_costs` counts parameters, operations and blocks.

@@ -26,14 +26,7 @@ from .control_flow.export import write_node_link as write_node_link
 from .control_flow.graphs import collapse_columns as collapse_columns
 from .control_flow.graphs import extract_control_flow as extract_control_flow
 from .control_flow.heads import score_heads as score_heads
-from .control_flow.maps import ColumnMaps as ColumnMaps
-from .control_flow.maps import attention_maps as attention_maps
-from .control_flow.maps import gate_maps as gate_maps
-from .control_flow.maps import plot_column_maps as plot_column_maps
 from .control_flow.matching import match_control_flow as match_control_flow
-from .control_flow.picture import DrawnExample as DrawnExample
-from .control_flow.picture import draw_control_flow as draw_control_flow
-from .control_flow.picture import plot_control_flow as plot_control_flow
 from .control_flow.scores import score_control_flow as score_control_flow
 from .control_flow.sensitivity import sweep_thresholds as sweep_thresholds
 from .control_flow.timing import score_timing as score_timing
@@ -43,7 +36,6 @@ from .costs import count_parameters as count_parameters
 from .costs import measure_costs as measure_costs
 from .decoding.classification import decode as decode
 from .decoding.projection import project as project
-from .decoding.projection_picture import draw_projection as draw_projection
 from .decoding.regression import decode_continuous as decode_continuous
 from .decoding.regression import decode_each as decode_each
 from .decoding.similarity import compare_means as compare_means
@@ -53,7 +45,6 @@ from .interventions.edge_patching import patch_edges as patch_edges
 from .interventions.erasure import erase as erase
 from .interventions.faithfulness import measure_faithfulness as measure_faithfulness
 from .interventions.interchange import interchange as interchange
-from .interventions.interchange_picture import draw_interchange as draw_interchange
 from .interventions.latent_codes import interchange_codes as interchange_codes
 from .interventions.latent_codes import interchange_pairs as interchange_pairs
 from .interventions.latent_codes import latent_code as latent_code
@@ -72,17 +63,12 @@ from .oracle.scores import score_paths as score_paths
 from .oracle.search import search_paths as search_paths
 from .pairing.capture import measure_pairing as measure_pairing
 from .pairing.forcing import force_pairing as force_pairing
-from .pairing.picture import draw_pairing as draw_pairing
 from .pairing.scores import score_pairing as score_pairing
 from .pairing.value_scores import measure_value_scores as measure_value_scores
 from .pairing.value_scores import summarise_value_scores as summarise_value_scores
-from .pairing.value_scores_picture import draw_value_scores as draw_value_scores
 from .pointing import score_pointing as score_pointing
 from .signedness.capture import measure_saturation as measure_saturation
 from .signedness.capture import measure_signedness as measure_signedness
-from .signedness.picture import draw_distribution as draw_distribution
-from .signedness.picture import draw_matrices as draw_matrices
-from .signedness.picture import draw_numbers as draw_numbers
 from .signedness.saturation import score_saturation as score_saturation
 from .signedness.scores import relative_weights as relative_weights
 from .signedness.scores import score_signedness as score_signedness
@@ -90,7 +76,6 @@ from .signedness.scores import strongest_head as strongest_head
 from .specialization.capture import measure_paths as measure_paths
 from .specialization.capture import measure_specialization as measure_specialization
 from .specialization.ordering import ordered_activation as ordered_activation
-from .specialization.picture import draw_specialization as draw_specialization
 from .specialization.scores import score_specialization as score_specialization
 from .statistics.grouping import mean_by_labels as mean_by_labels
 from .statistics.intervals import Interval as Interval

@@ -223,7 +223,7 @@ DRAWN = {
         data=values("signs", "distribution", scale="weights", split="ood"),
         mean="distribution",
         rows={"share of weights": {}},
-        draw=probes.draw_distribution,
+        draw=probes.plots.distribution,
     ),
 }
 LAST = {

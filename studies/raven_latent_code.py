@@ -268,11 +268,7 @@ LIMITS = {
     "ideal observer": values("ceiling", "accuracy"),
     "chance": values("scores", "accuracy_chance", group="all"),
 }
-in_the_plane = partial(probes.draw_projection, label="rule", names=tasks.RAVEN_RULES)
-bars = partial(
-    probes.draw_interchange,
-    scopes={"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"},
-)
+in_the_plane = partial(probes.plots.projection, label="rule", names=tasks.RAVEN_RULES)
 layer_lines = partial(plots.lines, along="layer", ylim=(0, 1.02), data=values("decoding", "score"))
 PERMUTED_LINES = {
     "corresponding tokens": {"tokens": "corresponding", "control": "probe"},
@@ -342,12 +338,13 @@ VIEWS = {
         ylabel="rule decoded",
     ),
     "confusion": partial(
-        drawings.matrices,
+        drawings.pictures,
         data=values("decoding", "confusion", split=HELD_OUT, **OF_ALL),
-        y="true",
-        x="predicted",
-        shares=True,
-        title="share of the true rule",
+        draw=probes.plots.confusion,
+        mean="confusion",
+        rows={"true rule": {}},
+        share=False,
+        bar="share of the true rule (numbers: %)",
     ),
     "projection": partial(
         drawings.pictures,
@@ -359,7 +356,7 @@ VIEWS = {
     "interchange": partial(
         drawings.pictures,
         data=values("interchange", "rate", split=HELD_OUT),
-        draw=bars,
+        draw=views.patched,
         mean="rate",
         rows={
             "B has another rule:\nanswer follows B's": OTHER_RULE,

@@ -23,3 +23,7 @@ from .rates import interchange as interchange
 from .retrievals import pairing as pairing
 from .signs import distribution as distribution
 from .signs import signedness as signedness
+from .style import COLOURS as COLOURS
+from .style import CONTROL as CONTROL
+from .style import DASHES as DASHES
+from .style import MARKERS as MARKERS

@@ -1,4 +1,4 @@
-"""What all plots share: the axes, the variables of a result, colours, and names beside ticks."""
+"""What all plots share: the axes, the variables of a result, and names beside ticks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,7 @@ from typing import Literal
 import xarray as xr
 from matplotlib.axes import Axes
 
-COLOURS = (
-    "#4477aa",
-    "#e69f00",
-    "#882255",
-    "#66ccee",
-    "#cc3311",
-    "#332288",
-    "#ee6677",
-    "#ddcc77",
-)
-"""Colours of categories, in order of use; chosen to differ for colour-blind readers, too."""
-
-CONTROL = "#777777"
-"""The colour of controls."""
-
-DASHES = ("-", "--", ":", "-.")
-"""Styles of lines, in order of use: what is observed is solid, its controls are not."""
-
-MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
-"""Markers, in order of use."""
-
-SMALL = 8
-"""The font size of names beside axes."""
+from probes.plots.style import SMALL
 
 # Font sizes: of names that are not turned, and of all; where there is room for less, some are left
 # out.

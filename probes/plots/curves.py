@@ -8,16 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from probes.checking import checked
-from probes.plots.axes import (
-    CONTROL,
-    DASHES,
-    MARKERS,
-    given_or_current,
-    put_names,
-    title_of,
-    variable_of,
-    words,
-)
+from probes.plots.axes import given_or_current, put_names, title_of, variable_of, words
+from probes.plots.style import CONTROL, DASHES, MARKERS
 
 _ANY = "a probe"
 
@@ -66,7 +58,7 @@ def line(
         put_names(ax, "x", [words(name) for name in labels])
         ax.set_xlim(-0.5, len(labels) - 0.5)
     elif labels.dtype.kind in "iu" and ax.get_xscale() == "linear":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     lengths = None
     if f"{variable}_low" in result:
         low, high = (

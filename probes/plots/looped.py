@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from probes.checking import checked
-from probes.plots.axes import CONTROL, MARKERS, given_or_current, variable_of
+from probes.plots.axes import given_or_current, variable_of
 from probes.plots.curves import level, line, lines
+from probes.plots.style import CONTROL, MARKERS
 
 
 @checked

@@ -16,7 +16,7 @@ from probes.plots.axes import given_or_current, put_names, title_of, variable_of
 FRAME = "#cc3311"
 """The colour of frames."""
 
-_LEAST, _LARGEST = 4.0, 8.0  # font sizes of numbers; below the least one they are left out
+_LEAST, _LARGEST = 5.0, 8.0  # font sizes of numbers; below the least one they are left out
 
 
 @checked

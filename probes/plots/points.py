@@ -10,9 +10,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from probes.checking import checked
-from probes.plots.axes import COLOURS, MARKERS, given_or_current, words
+from probes.plots.axes import given_or_current, words
+from probes.plots.style import COLOURS, MARKERS
 
-_SIZE = 5.0  # area of a point, in points squared
+_SIZE = 7.0  # area of a point, in points squared
 
 
 @checked
@@ -25,8 +26,8 @@ def projection(
 ) -> Axes:
     """Draw codes as points in the plane, coloured by a label, without ticks.
 
-    Up to eight strings or integers have colours of their own, and entries in the legend. Other
-    numbers are shades, for a colour bar of `ax.collections[0]`.
+    Each string or integer has a colour and a marker of its own, and an entry in the legend unless
+    these are too many. Other numbers are shades, for a colour bar of `ax.collections[0]`.
 
     Args:
         result: `projection` [samples..., component] of `project`, whose first two components are
@@ -65,16 +66,15 @@ def projection(
     kinds = np.unique(labels) if names is None else np.arange(len(names))
     if names is not None and labels.max() >= len(names):
         raise ValueError(f"names must have more than {int(labels.max())} entries, got {len(names)}")
-    if names is None and (labels.dtype.kind == "f" or len(kinds) > len(COLOURS)):
-        _, shades = np.unique(labels, return_inverse=True)
-        shades = labels if labels.dtype.kind in "biuf" else shades
-        ax.scatter(*coordinates.T, c=shades, s=_SIZE, linewidths=0)
+    if names is None and labels.dtype.kind == "f":
+        ax.scatter(*coordinates.T, c=labels, s=_SIZE, linewidths=0)
         return ax
+    in_legend = names is not None or len(kinds) <= len(COLOURS)
     for number, kind in enumerate(kinds):
         style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidths": 0}
         style["marker"] = MARKERS[number // len(COLOURS) % len(MARKERS)]
         ax.scatter(*coordinates[labels == kind].T, s=_SIZE, **style)
-        # The legend has larger points.
-        name = words(kind if names is None else names[number])
-        ax.scatter([], [], s=7 * _SIZE, **style, label=name)
+        if in_legend:  # with larger points
+            name = words(kind if names is None else names[number])
+            ax.scatter([], [], s=5 * _SIZE, **style, label=name)
     return ax

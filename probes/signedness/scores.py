@@ -192,7 +192,7 @@ def strongest_head(data: xr.Dataset, pattern: xr.DataArray) -> xr.Dataset:
         ValueError: dims do not match, or the pattern is NaN everywhere.
 
     Example:
-        `draw_matrices(strongest_head(captured, captured["pattern"]))`
+        `plots.matrix(strongest_head(captured, captured["pattern"])["pattern"])`
     """
     cells = [dim for dim in pattern.dims if dim not in PAIRS]
     if not set(PAIRS) <= set(pattern.dims) or not cells or not pattern.notnull().any():

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
-from studies.report.names import CONTROL, name_of
+from studies.report.names import name_of
 from studies.report.panels import (
     SMALL,
     By,
@@ -34,18 +34,20 @@ def pictures(
     result: xr.DataTree,
     *,
     data: Data,
-    draw: Callable[[Axes, xr.Dataset], Any],
+    draw: Callable[[xr.Dataset, Axes], Any],
     rows: By,
     mean: str | None = None,
     share: bool = True,
     bar: str = "",
     ylabel: str = "",
 ) -> Figure | None:
-    """Panels drawn by a given function, for example one of `probes`: a column per condition.
+    """Panels drawn by a given function, such as one of `probes.plots`: a column per condition.
 
     Args:
         result, data, rows, ylabel: see the module's docstring.
-        draw: (axis, data) -> draws one panel. The first colour of the axis is the condition's.
+        draw: (data, axis) -> draws one panel, as the functions of `probes.plots` do; titles and
+            labels of y-axes are those of the figure. The first colour of the axis is the
+            condition's.
         mean: name under which `draw` expects the mean over cells of `value`, with its interval
             as `{mean}_low` and `{mean}_high`. None: `draw` gets all variables of the first cell.
         share: whether panels share their axes.
@@ -55,18 +57,24 @@ def pictures(
     layout: Any = {"rows": rows, "ylabel": ylabel, "share": share}
     figure, panels = facets(data(result), shown_conditions(result), **layout)
     for panel in panels:
-        panel.axis.set_prop_cycle(color=[panel.shown.colour if panel.shown else CONTROL])
+        axis, colour = panel.axis, panel.shown.colour if panel.shown else probes.plots.CONTROL
+        axis.set_prop_cycle(color=[colour])
+        title, label = axis.get_title(), axis.get_ylabel()
         if mean is None:
-            draw(panel.axis, panel.data.isel(cell=0))
+            draw(panel.data.isel(cell=0), axis)
         else:
             names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
-            draw(panel.axis, over_cells(panel.data).rename(names))
+            draw(over_cells(panel.data).rename(names), axis)
+        axis.title.set_text(title)
+        axis.set_ylabel(label)
+        axis.xaxis.label.set_fontsize(SMALL)
     images = [image for panel in panels for image in panel.axis.images]
     if bar and figure is not None:
         largest = max(image.get_clim()[1] for image in images)
         for image in images:
             image.set_clim(0, largest)
-        figure.colorbar(images[0], ax=figure.axes, shrink=0.7, label=bar)
+        colours = figure.colorbar(images[0], ax=figure.axes, shrink=0.7)
+        colours.set_label(bar, fontsize=SMALL)
     return finished(figure)
 
 
@@ -78,7 +86,7 @@ def matrices(
     x: str,
     title: str,
     rows: By = None,
-    shares: bool = False,
+    numbers: Callable[[float], str] | None = None,
 ) -> Figure | None:
     """Matrices of non-negative values, averaged over cells: a column of panels per condition.
 
@@ -86,12 +94,12 @@ def matrices(
         result, data, rows: see the module's docstring.
         y, x: the dims of the matrix.
         title: title of the colour bar.
-        shares: whether counts are drawn as shares of their row.
+        numbers: text of the number in a cell; None: no numbers.
     """
     return pictures(
         result,
         data=data,
-        draw=functools.partial(_draw_matrix, y=y, x=x, shares=shares),
+        draw=functools.partial(_draw_matrix, y=y, x=x, numbers=numbers),
         rows=rows,
         mean="value",
         share=False,
@@ -100,23 +108,16 @@ def matrices(
     )
 
 
-def _draw_matrix(axis: Axes, data: xr.Dataset, *, y: str, x: str, shares: bool) -> None:
-    """Draw a matrix with the names of its rows and columns; shares of at least 10% as numbers."""
+def _draw_matrix(
+    data: xr.Dataset, axis: Axes, *, y: str, x: str, numbers: Callable[[float], str] | None
+) -> None:
+    """Draw a matrix with the names of its rows and columns."""
     matrix = data["value"].transpose(y, x)
-    if shares:
-        total = matrix.sum(x)
-        matrix = matrix / total.where(total > 0, 1)
     if matrix.isnull().all():
         # The label of the row stays.
         axis.spines[:].set_visible(False)
         axis.set(xticks=[], yticks=[])
         return
-    axis.set_xlabel(name_of(x), fontsize=SMALL)
     names = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
-    probes.draw_numbers(
-        axis,
-        matrix.assign_coords(names),
-        limits=(0.0, 1.0 if shares else float(matrix.max())),
-        style=lambda share: f"{100 * share:.0f}" if shares and share >= 0.1 else "",
-        colours="Blues",
-    )
+    probes.plots.matrix(matrix.assign_coords(names), axis, numbers=numbers)
+    axis.set_xlabel(name_of(x))

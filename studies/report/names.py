@@ -5,33 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 
+from probes.plots import COLOURS
+
 KNOWN = {
     "softmax": ("softmax attention", "#4477aa"),
-    "linear": ("linear attention", "#228833"),
+    "linear": ("linear attention", "#e69f00"),
     "hyla": ("HYLA", "#cc3311"),
-    "linear_relu": ("HYLA without RMSHead", "#ee8866"),
-    "rms_head_linear": ("HYLA without nonlinearity", "#aa4499"),
-    "coda": ("CoDA", "#997700"),
-    "universal": ("universal transformer", "#66aadd"),
-    "adaptive_universal": ("adaptive universal transformer", "#aa3377"),
+    "linear_relu": ("HYLA without RMSHead", "#ee6677"),
+    "rms_head_linear": ("HYLA without nonlinearity", "#882255"),
+    "coda": ("CoDA", "#66ccee"),
+    "universal": ("universal transformer", "#332288"),
+    "adaptive_universal": ("adaptive universal transformer", "#117733"),
     "multi_head": ("multi-head", "#4477aa"),
-    "multi_head_pairs": ("a head for each pair", "#66aadd"),
+    "multi_head_pairs": ("a head for each pair", "#e69f00"),
     "compositional": ("compositional", "#332288"),
-    "transformer_xl": ("Transformer-XL", "#009988"),
+    "transformer_xl": ("Transformer-XL", "#117733"),
     "ndr": ("NDR", "#cc3311"),
-    "geometric": ("geometric, no gate", "#ee8866"),
-    "relative_gate": ("relative, gate", "#228833"),
-    "abs_rel_gate": ("abs/rel, gate", "#997700"),
-    "relative": ("relative", "#66aadd"),
+    "geometric": ("geometric, no gate", "#ee6677"),
+    "relative_gate": ("relative, gate", "#ddcc77"),
+    "abs_rel_gate": ("abs/rel, gate", "#e69f00"),
+    "relative": ("relative", "#66ccee"),
     "transformer": ("transformer", "#4477aa"),
-    "lstm": ("LSTM", "#555555"),
-    "bilstm": ("BiLSTM", "#888888"),
-    "dnc": ("DNC", "#aa4499"),
+    "lstm": ("LSTM", "#000000"),
+    "bilstm": ("BiLSTM", "#999999"),
+    "dnc": ("DNC", "#882255"),
     "structural_oracle": ("structural oracle", "#117733"),
     "cross_attention": ("cross-attention", "#4477aa"),
-    "concatenation": ("concatenation", "#aa3377"),
-    "encoder": ("encoder", "#dd8822"),
-    "monolithic": ("monolithic", "#555555"),
+    "concatenation": ("concatenation", "#882255"),
+    "encoder": ("encoder", "#e69f00"),
+    "monolithic": ("monolithic", "#999999"),
     "id": ("in distribution", "#4477aa"),
     "ood": ("out of distribution", "#cc3311"),
     "pooled": ("all layers", None),
@@ -65,15 +67,6 @@ SETTINGS = {
 }
 """Display names of the values of settings; "" for a default that needs no mention."""
 
-OTHERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888", "#999933")
-"""Colours for keys without a fixed colour, in order of use."""
-
-CONTROL = "#777777"
-"""The colour of controls."""
-
-MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
-"""Markers of conditions, in order of use."""
-
 
 def name_of(key: object) -> str:
     """The display name of a key; without an entry in `KNOWN`, the key with spaces."""
@@ -93,10 +86,10 @@ def setting_name(setting: str, value: object) -> str:
 def colours_of(keys: Sequence[object]) -> list[str]:
     """Colours for the keys of one plot, different from one another as far as possible.
 
-    The first key with a fixed colour in `KNOWN` gets it; all others get unused colours of `OTHERS`.
+    The first key with a fixed colour in `KNOWN` gets it; all others get unused ones of `COLOURS`.
     """
     fixed = [KNOWN.get(str(key), ("", None))[1] for key in keys]
-    unused = cycle([colour for colour in OTHERS if colour not in fixed] or OTHERS)
+    unused = cycle([colour for colour in COLOURS if colour not in fixed] or COLOURS)
     is_first = [colour not in fixed[:number] for number, colour in enumerate(fixed)]
     return [
         colour if colour and first else next(unused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,13 +15,16 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.engine.readings import Condition, Reading, conditions_of, varied
-from studies.report.names import MARKERS, colours_of, name_of
+from studies.report.names import colours_of, name_of
 
 SMALL = 8
 """The font size of text beside panels."""
 
 LEGEND = 1.4
 """The width, in inches, that figures reserve for a legend."""
+
+ACROSS = 5
+"""The most panels of a single row beside one another; a longer row is wrapped."""
 
 CONDITIONS = "conditions"
 """A value of `By`: one row, column or line for each condition."""
@@ -148,7 +152,7 @@ def shown_conditions(result: xr.DataTree, *, ignore: Sequence[str] = ()) -> list
             np.concatenate([condition.cells for condition in conditions]),
             conditions[0].label(names),
             colours[number],
-            MARKERS[number % len(MARKERS)],
+            probes.plots.MARKERS[number % len(probes.plots.MARKERS)],
         )
         for number, conditions in enumerate(merged.values())
     ]
@@ -258,6 +262,8 @@ def facets(
 ) -> tuple[Figure | None, list[Panel]]:
     """A figure with a panel for each row and column of the data, titled and labelled.
 
+    A single row of many panels is wrapped.
+
     Args:
         data: the data.
         conditions: the conditions, for `CONDITIONS` as rows or columns.
@@ -271,16 +277,20 @@ def facets(
     row_parts, column_parts = (parts(data, by, conditions) for by in (rows, columns))
     if not row_parts or not column_parts:
         return None, []
-    figure, axes = grid(len(row_parts), len(column_parts), **size)
-    for part, axis in zip(column_parts, axes[0], strict=True):
-        axis.set_title(part.name, fontsize=9)
-    for part, axis in zip(row_parts, axes[:, 0], strict=True):
-        axis.set_ylabel(f"{ylabel}\n{part.name}".strip(), fontsize=SMALL)
-    return figure, [
-        Panel(axis, column.of(row.of(data)), column.shown or row.shown)
-        for row, row_axes in zip(row_parts, axes, strict=True)
-        for column, axis in zip(column_parts, row_axes, strict=True)
-    ]
+    n_lines = math.ceil(len(column_parts) / ACROSS) if len(row_parts) == 1 else len(row_parts)
+    n_across = math.ceil(len(row_parts) * len(column_parts) / n_lines)
+    figure, axes = grid(n_lines, n_across, **size)
+    for axis in axes.flat[len(row_parts) * len(column_parts) :]:
+        axis.axis("off")
+    pairs = [(row, column) for row in row_parts for column in column_parts]
+    found = []
+    for number, ((row, column), axis) in enumerate(zip(pairs, axes.flat, strict=False)):
+        if row is row_parts[0]:
+            axis.set_title(column.name, fontsize=9)
+        if number % n_across == 0:
+            axis.set_ylabel(f"{ylabel}\n{row.name}".strip(), fontsize=SMALL)
+        found.append(Panel(axis, column.of(row.of(data)), column.shown or row.shown))
+    return figure, found
 
 
 def legend_beside(figure: Figure) -> None:

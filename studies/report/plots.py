@@ -23,8 +23,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from probes.plots import COLOURS, CONTROL, DASHES, MARKERS, line
 from studies.engine.readings import Reading, conditions_of
-from studies.report.names import CONTROL, MARKERS, colours_of, name_of
+from studies.report.names import colours_of, name_of
 from studies.report.panels import (
     CONDITIONS,
     SMALL,
@@ -40,9 +41,6 @@ from studies.report.panels import (
     values,
     values_of,
 )
-
-STYLES = ("-", "--", ":", "-.")
-"""Line styles of curves, in order of use; reference values use all but the first."""
 
 
 def lines(
@@ -67,7 +65,8 @@ def lines(
         result, data, ylabel, rows, columns, log, ignore: see the module's docstring.
         along: the dim of the x-axis.
         lines: how the data of a panel is split into lines. In the panel of a condition the first
-            line has the condition's colour and the others, controls, are grey.
+            line has the condition's colour; so do the labels of a dim other than `control`. All
+            others are controls, and grey.
         references: reference values; drawn as a horizontal line at their mean over the cells of a
             panel, or as a further line if they have the dim `along`.
         seeds: how cells are drawn: the mean with its `interval`, the mean with `dots` for the
@@ -81,6 +80,9 @@ def lines(
     )
     layout: Any = {"rows": rows, "columns": columns, "ylabel": ylabel}
     height = 2.7 if columns == CONDITIONS else 3.2
+    if table and table[along].dtype.kind not in "if":
+        # Long names below the panels leave less room.
+        height += 0.06 * max(len(name_of(label)) for label in table[along].to_numpy())
     figure, panels = facets(table, conditions, height=height, **layout)
     # Split the whole table, so that a line has the same style in all panels.
     line_parts = parts(table, lines, conditions)
@@ -94,17 +96,19 @@ def lines(
                 curves.append((name, xr.Dataset({"value": panel.data[name]}), None))
         for number, (name, curve, line_condition) in enumerate(curves):
             condition = line_condition or panel.shown
-            is_control = line_condition is None and number > 0
+            is_control = number > 0 and (lines in (None, "control") or not isinstance(lines, str))
+            is_control = (is_control or name in drawn) and line_condition is None
             marker = line_condition.marker if line_condition else MARKERS[number % len(MARKERS)]
+            colour = condition.colour if condition else COLOURS[0]
             style = {
-                "color": condition.colour if condition and not is_control else CONTROL,
+                "color": CONTROL if is_control else colour,
                 "marker": marker,
-                "ls": "-" if line_condition else STYLES[number % len(STYLES)],
+                "linestyle": "-" if line_condition else DASHES[number % len(DASHES)],
                 "label": name or None,
             }
             if has_values(curve):
                 _draw_along(panel.axis, curve, along, seeds, **style)
-        for name, line_style in zip(drawn, STYLES[1:], strict=False):
+        for name, line_style in zip(drawn, DASHES[1:], strict=False):
             reference = panel.data[name]
             if along not in reference.dims and reference.notnull().any():
                 mean = reference.mean().item()
@@ -242,7 +246,7 @@ def points(
             strip = row - 0.4 + 0.8 / len(strips) * np.array([number, number + 1])
             colour = shown.colour if separate else colours[number]
             _draw_cells(panel.axis, cells, strip, colour, reading.name)
-            for label, style in zip(references or (), STYLES[1:], strict=False):
+            for label, style in zip(references or (), DASHES[1:], strict=False):
                 if label in cells and cells[label].notnull().any():
                     x = [cells[label].mean().item()] * 2
                     panel.axis.plot(x, strip, style, color="black", label=label)
@@ -323,31 +327,27 @@ def _positions(labels: xr.DataArray) -> np.ndarray:
 
 def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: Any) -> None:
     """Draw the values of cells along a dim, without NaN; `seeds` as in `lines`."""
-    labels, x = data[along].to_numpy(), _positions(data[along])
-    if labels.dtype.kind not in "if":
-        # Names keep their positions even where some were not measured.
-        names = [name_of(label) for label in labels]
-        rotation = 90 if max(map(len, names)) > 12 else 0
-        axis.set_xticks(x, names, fontsize=7, rotation=rotation)
-        axis.set_xlim(-0.5, len(labels) - 0.5)
-    axis.set_xlabel(name_of(along))
+    ylabel = axis.get_ylabel()
     if seeds == "each":
+        x = data[along].to_numpy()
         for values_of_cell in data["value"].transpose("cell", along).to_numpy():
-            finite = np.isfinite(values_of_cell)
-            axis.plot(x[finite], values_of_cell[finite], **style | {"marker": "", "lw": 1.2})
-        return
-    interval = over_cells(data).transpose(along)
-    mean, low, high = (interval[name].to_numpy() for name in ("value", "low", "high"))
-    finite = np.isfinite(mean)
-    lengths = np.maximum(np.nan_to_num([mean - low, high - mean]), 0)
-    style |= {"ms": 4, "capsize": 2} | ({"ls": "none"} if seeds == "points" else {})
-    yerr = None if seeds == "dots" else lengths[:, finite]
-    axis.errorbar(x[finite], mean[finite], yerr=yerr, **style)
-    if seeds == "dots":
-        cells = data["value"].transpose(along, "cell").to_numpy()
-        x_of_cells = np.broadcast_to(x[:, None], cells.shape)
-        finite = np.isfinite(cells)
-        axis.plot(x_of_cells[finite], cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
+            finite = np.flatnonzero(np.isfinite(values_of_cell))
+            # The marker at the end tells colours that look alike apart.
+            ends = {"markevery": [len(finite) - 1], "ms": 4, "lw": 1.2}
+            axis.plot(x[finite], values_of_cell[finite], **style, **ends)
+    else:
+        mean = over_cells(data).rename(low="value_low", high="value_high")
+        if data[along].dtype.kind not in "if":
+            mean = mean.assign_coords({along: [name_of(label) for label in data[along].values]})
+        if seeds == "points":
+            style["linestyle"] = "none"
+        line(mean[["value"]] if seeds == "dots" else mean, "value", axis, along=along, **style)
+        if seeds == "dots":
+            cells = data["value"].transpose(along, "cell").to_numpy()
+            x = np.broadcast_to(_positions(data[along])[:, None], cells.shape)
+            finite = np.isfinite(cells)
+            axis.plot(x[finite], cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
+    axis.set(xlabel=name_of(along), ylabel=ylabel)
 
 
 def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, label: str) -> None:

@@ -32,17 +32,23 @@ def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
     if not matching.any():
         return None
     cell = data.isel(cell=int(matching.to_numpy().argmax()))
-    shown = cell["value_scores"].isel(retrieval=slice(n_retrievals))
+    shown = cell[["value_scores"]].isel(retrieval=slice(n_retrievals))
     shown = shown.dropna("group", how="all").dropna("search", how="all")
     shown = shown.sel(group=[name for name in shown["group"].to_numpy() if ":" not in name])
     layers = [f"layer {layer}" for layer in shown["layer"].to_numpy()]
     last = shown.sel(token="last").isel(layer=[-1])
     rows = xr.concat([shown.sel(token="all"), last], "layer", coords="minimal", compat="override")
-    rows = rows.assign_coords(layer=[*layers, f"{layers[-1]}, last token"])
-    figure, axes = panels.grid(*map(len, (rows["layer"], rows["group"])), width=1.5, height=1.5)
-    image = probes.draw_value_scores(axes, rows, highest=float(cell["value_scores"].max()))
+    names = [*layers, f"{layers[-1]}, last token"]
+    groups = rows["group"].to_numpy()
+    figure, axes = panels.grid(len(names), len(groups), width=1.5, height=1.5)
+    highest = float(cell["value_scores"].max())
+    for (row, column), axis in np.ndenumerate(axes):
+        probes.plots.value_scores(rows.isel(layer=row, group=column), axis, highest=highest)
+        axis.set_title(groups[column] if row == 0 else "", fontsize=panels.SMALL)
+        axis.set_ylabel(f"{names[row]}\nsearch", fontsize=7)
+        axis.label_outer()
     title = f"mean value score, seed {int(cell['seed'])}"
-    figure.colorbar(image, ax=axes, shrink=0.6, label=title)
+    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label=title)
     return figure
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -12,7 +14,7 @@ from studies.engine import Reading
 from studies.engine.readings import conditions_of
 from studies.measures.coda import QUANTITIES
 from studies.report.names import name_of, setting_name
-from studies.report.panels import grid, shown_conditions, values_of
+from studies.report.panels import SMALL, grid, shown_conditions, values_of
 from studies.report.plots import by_settings
 
 BASIC = {"affinity": "tanh", "gate": "sigmoid"}
@@ -24,6 +26,9 @@ FACTORS = ("alpha", "beta", "scaled", "projection")
 
 MAPS = (("affinity", "gate"), ("affinity_centring", "gate_centring"))
 """Rows and columns of the ablation's heat maps."""
+
+MOST_KEYS_BESIDE = 9
+"""The most keys of matrices that are side by side."""
 
 
 def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | None:
@@ -56,7 +61,8 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
     figure, axes = grid(len(maps), len(MAPS), width=4, height=3, share=False)
     for row, (label, tables) in zip(axes, maps.items(), strict=True):
         for axis, table in zip(row, tables, strict=True):
-            probes.draw_numbers(axis, table, limits=limits, style="{:.3f}")
+            colours: Any = {"limits": limits, "cmap": "viridis"}
+            probes.plots.matrix(table, axis, numbers="{:.3f}", **colours)
             axis.set(ylabel=name_of(table.dims[0]), xlabel=name_of(table.dims[1]))
             axis.set_title(f"{label}: {title}", fontsize=8)
     return figure
@@ -83,7 +89,26 @@ def matrices(result: xr.DataTree) -> Figure | None:
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)
     where = f"layer {head['layer'].item()}, head {head['head'].item()}"
     percent = 100 * accuracy[cell].item()
-    return probes.draw_matrices(shown, title=f"{label}; {percent:.1f}% right on id; {where}")
+    return _side_by_side(shown, title=f"{label}; {percent:.1f}% right on id; {where}")
+
+
+def _side_by_side(matrices: xr.Dataset, *, title: str) -> Figure:
+    """Matrices [query_pos, key_pos] of an example, without padding; a long one fills a row."""
+    matrices = matrices.dropna("query_pos", how="all").dropna("key_pos", how="all")
+    n_queries, n_keys = matrices.sizes["query_pos"], matrices.sizes["key_pos"]
+    n_columns = 1 if n_keys > MOST_KEYS_BESIDE else 2
+    n_rows = -(-len(matrices) // n_columns)
+    size = n_columns * (1.2 + 0.45 * n_keys) + 1.8, n_rows * (1 + 0.3 * n_queries)
+    figure = Figure(size, layout="constrained")
+    for number, (name, matrix) in enumerate(matrices.items()):
+        axis = figure.add_subplot(n_rows, n_columns, number + 1)
+        matrix = matrix.transpose("query_pos", "key_pos")
+        top = float(abs(matrix).max())
+        probes.plots.matrix(matrix, axis, limits=(-top, top), numbers="{:.2f}")
+        axis.set_title(matrix.attrs.get("long_name", str(name)), fontsize=9)
+        axis.set(xlabel="", ylabel="")
+    figure.suptitle(title, fontsize=9)
+    return figure
 
 
 def composition(result: xr.DataTree) -> Figure | None:
@@ -110,8 +135,9 @@ def composition(result: xr.DataTree) -> Figure | None:
             _draw_words(axes[row, column], one)
             axes[row, column].set_title(f"{title} after {step} steps", fontsize=8)
             axis = axes[row + 1, column]
-            probes.draw_distribution(axis, one[["distribution"]], xlabel=title)
+            probes.plots.distribution(one[["distribution"]], axis, xlabel=title)
             axis.tick_params(labelsize=6)
+            axis.set_ylabel("share of pairs" if column == 0 else "", fontsize=SMALL)
         figure.colorbar(axes[row, -1].images[0], ax=axes[row, -1], fraction=0.05)
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)
     figure.suptitle(f"{label}; {100 * accuracy[cell].item():.1f}% right on id", fontsize=9)
@@ -119,11 +145,8 @@ def composition(result: xr.DataTree) -> Figure | None:
 
 
 def _draw_words(axis: Axes, data: xr.Dataset) -> None:
-    """Draw a matrix in [-1, 1], red above 0 and blue below, with the words of queries and keys."""
-    matrix = data.set_coords(["query", "key"])["matrix"]
+    """Draw a matrix in [-1, 1] with the words of queries and keys."""
+    matrix = data["matrix"].assign_coords(query_pos=data["query"], key_pos=data["key"])
     matrix = matrix.dropna("query_pos", how="all").dropna("key_pos", how="all")
-    values = matrix.transpose("query_pos", "key_pos").to_numpy()
-    axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
-    for words, side in ((matrix["query"], axis.yaxis), (matrix["key"], axis.xaxis)):
-        side.set_ticks(range(words.size), words.to_numpy().tolist(), fontsize=5)
-    axis.xaxis.set_tick_params(rotation=90)
+    probes.plots.matrix(matrix.transpose("query_pos", "key_pos"), axis, limits=(-1.0, 1.0))
+    axis.set(xlabel="", ylabel="")

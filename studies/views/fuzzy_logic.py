@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import probes
 from studies.report import drawings
 from studies.report.panels import SMALL, grid, group
 
@@ -70,10 +71,8 @@ def codes(result: xr.DataTree) -> Figure | None:
     )
 
 
-def _draw_codes(axis: Axes, data: xr.Dataset) -> None:
-    points = data["projection"].transpose("example", "component").to_numpy()
-    shades = data["shade"].to_numpy()
+def _draw_codes(data: xr.Dataset, axis: Axes) -> None:
     # Neighbouring numbers of terms and functions are no more alike than others.
-    is_number = np.all(shades == np.round(shades))
-    axis.scatter(*points.T, c=shades, cmap="nipy_spectral" if is_number else "viridis", s=5, lw=0)
-    axis.set(xticks=[], yticks=[])
+    is_number = bool((data["shade"] == data["shade"].round()).all())
+    data = data.assign(shade=data["shade"].astype(int)) if is_number else data
+    probes.plots.projection(data, axis, label="shade")

@@ -5,7 +5,6 @@ A view draws the cells that its figure of the paper is about, and nothing withou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from studies.measures.modular_routing import (
     without_outliers,
 )
 from studies.report import drawings, panels, plots
-from studies.report.panels import SMALL, group, values
+from studies.report.panels import group, values
 from studies.setups.equations import MODULAR
 
 SIZES = ("n_operators", "n_points")
@@ -82,16 +81,19 @@ def against_size(result: xr.DataTree, *, setting: str, **options: Any) -> Figure
 
 
 def specialization(result: xr.DataTree) -> Figure | None:
-    """Specialization against collapse on `id`, see `probes.draw_specialization`."""
+    """Specialization against collapse on `id`, a panel for each layer and all together."""
     if "specialization" not in result.children:
         return None
     data = result["specialization"].to_dataset().sel(split="id")
     data = data.isel(layer=data["specialization"].notnull().any(["cell", "control"]))
-    conditions = panels.shown_conditions(result)
     figure, axes = panels.grid(1, data.sizes["layer"], height=3.2)
-    scores = {condition.label: data.isel(cell=condition.cells) for condition in conditions}
-    colours = [condition.colour for condition in conditions]
-    probes.draw_specialization(axes[0], scores, colours=colours)
+    for axis, layer in zip(axes[0], data["layer"].to_numpy(), strict=True):
+        for condition in panels.shown_conditions(result):
+            style = {"color": condition.colour, "marker": condition.marker}
+            scores = data.isel(cell=condition.cells)
+            probes.plots.specialization(scores, axis, layer=layer, label=condition.label, **style)
+        axis.set_title("all layers" if layer == "pooled" else f"layer {layer}", fontsize=9)
+        axis.label_outer()
     return panels.finished(figure)
 
 
@@ -137,7 +139,7 @@ def _with_shares(result: xr.DataTree) -> xr.Dataset:
     return data.assign(value=data["activation"])
 
 
-def _draw_combinations(axis: Axes, data: xr.Dataset) -> None:
+def _draw_combinations(data: xr.Dataset, axis: Axes) -> None:
     """Draw the shares of modules, with the operators of each row."""
     names = data["name"].to_numpy()
     shares = data["activation"].isel(combination=names != "").dropna("module", how="all")
@@ -145,12 +147,9 @@ def _draw_combinations(axis: Axes, data: xr.Dataset) -> None:
     if not shares.size:
         axis.axis("off")
         return
-    axis.imshow(shares, vmin=0.0, vmax=1.0, cmap="Blues", aspect="auto")
     names = [name for name in names if name]
-    axis.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=6)
-    step = math.ceil(shares.sizes["module"] / 10)
-    axis.set_xticks(range(0, shares.sizes["module"], step))
-    axis.set_xlabel("module", fontsize=SMALL)
+    shares = shares.assign_coords(combination=names)
+    probes.plots.matrix(shares, axis, limits=(0.0, 1.0))
 
 
 # Views of readings
@@ -212,7 +211,7 @@ VIEWS = {
         y="operation",
         x="module",
         rows="layer",
-        shares=True,
+        numbers=lambda share: f"{100 * share:.0f}" if share >= 0.1 else "",
         title="share of the operation (numbers: %)",
     ),
     "combinations": combinations,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
 from studies.engine.results import config_of
 from studies.measures.control_flow import LEAST_READ, NODES
 from studies.report.names import name_of
-from studies.report.panels import Shown, group, has_values, shown_conditions, values
+from studies.report.panels import SMALL, Shown, group, has_values, shown_conditions, values
 from studies.setups.expressions import PAPERS_LISTOPS
 
 CURVES = {
@@ -33,6 +37,9 @@ SHADES = {
     "change": (0.5, "share by which the state changes"),
 }
 """The darkest value of a node and the label of the shading, by criterion."""
+
+WIDEST = 24
+"""Two graphs with more columns in total are drawn below each other."""
 
 FEWEST = 5
 """Means over fewer examples are not drawn."""
@@ -188,14 +195,34 @@ def export(result: xr.DataTree, folder: Path) -> None:
 
 def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
     """Graphs of the first, the deepest and the paper's own example of each condition with gates."""
-    drawn: list[probes.DrawnExample] = []
+    drawn: list[tuple[str, list[str], Callable[..., Axes]]] = []
+    n_steps = 0
+    darkest, shade = SHADES[nodes]
     for condition, _, examples in first_cells(result):
         if has_gates(examples):
             deepest = int(examples["depth"].to_numpy().argmax())
-            of_all = graphs_of(examples, nodes)
+            of_all, n_steps = graphs_of(examples, nodes), examples.sizes["step"]
             for number in dict.fromkeys((0, deepest, main_example(examples))):
-                title = title_of(condition, examples, number)
                 labels = examples["tokens"][number].item().split()
-                drawn.append(probes.DrawnExample(title, of_all, number, labels))
-    darkest, shade = SHADES[nodes]
-    return probes.plot_control_flow(drawn, darkest=darkest, shade=shade) if drawn else None
+                settings: Any = {"example": number, "labels": labels, "darkest": darkest}
+                draw = partial(probes.plots.control_flow, of_all, **settings)
+                drawn.append((title_of(condition, examples, number), labels, draw))
+    if not drawn:
+        return None
+    widest = max(len(labels) for _, labels, _ in drawn)
+    n_columns = 1 if 2 * widest > WIDEST else 2
+    n_rows = math.ceil(len(drawn) / n_columns)
+    size = 0.36 * widest * n_columns + 2, (0.36 * n_steps + 1.2) * n_rows + 0.6
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(n_rows, n_columns, squeeze=False)
+    for axis, (title, _, draw) in zip(axes.flat, drawn, strict=False):
+        draw(ax=axis)
+        axis.set_title(title, fontsize=SMALL, loc="left")
+        axis.tick_params(axis="x", labeltop=True)
+        axis.set_xlabel("")
+        axis.set_ylabel("step", fontsize=SMALL)
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label=shade)
+    figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=SMALL)
+    return figure

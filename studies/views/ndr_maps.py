@@ -6,12 +6,16 @@ deepest one.
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
@@ -28,6 +32,18 @@ N_COPYING = 3
 NOTE = "rows read columns; framed: columns that update (models with gates)"
 
 
+PER_LINE = 7
+"""The most maps beside one another."""
+
+
+class Maps(NamedTuple):
+    """Maps of an example: what is shown, the number of its columns, and names and drawings."""
+
+    title: str
+    width: int
+    draw: list[tuple[str, Callable[..., Axes]]]
+
+
 class Drawn(NamedTuple):
     """The example of a condition: its cell, title and tokens; of the example, arrays by name."""
 
@@ -36,12 +52,20 @@ class Drawn(NamedTuple):
     tokens: list[str]
     data: xr.Dataset
 
-    def attention(self, what: str, panels: Sequence[tuple[int, int | None]]) -> probes.ColumnMaps:
-        """Attention at pairs of steps and heads, with frames around rows that update."""
-        title, update = f"{self.title} ({what})", self.data.get("update")
-        return probes.attention_maps(
-            title, self.data["attention"], self.tokens, panels=panels, update=update
-        )
+    def attention(self, what: str, panels: Sequence[tuple[int, int | None]]) -> Maps:
+        """Attention at pairs of steps and heads, with frames around rows that update.
+
+        Head None is the maximum over heads.
+        """
+        draw = []
+        for step, head in panels:
+            data = self.data.isel(step=step)
+            data = data if head is None else data.isel(head=head)
+            update = data["update"][: len(self.tokens)] if "update" in data else []
+            rows: Any = {"labels": self.tokens, "framed": np.flatnonzero(update).tolist()}
+            name = f"step {step}" + ("" if head is None else f", head {head}")
+            draw.append((name, partial(probes.plots.attention, data["attention"], **rows)))
+        return Maps(f"{self.title} ({what})", len(self.tokens), draw)
 
 
 def drawn_examples(result: xr.DataTree, model: str | None) -> Iterator[Drawn]:
@@ -67,7 +91,7 @@ def attention(
         most: the most steps that are drawn, evenly spaced; by default all.
     """
 
-    def maps(drawn: Drawn) -> probes.ColumnMaps:
+    def maps(drawn: Drawn) -> Maps:
         n_steps, n_heads = (drawn.data.sizes[dim] for dim in ("step", "head"))
         steps = spaced(n_steps, most or n_steps)
         what = "attention" if n_heads == 1 else f"attention, maximum over {n_heads} heads"
@@ -83,7 +107,7 @@ def joining_head(result: xr.DataTree, *, model: str) -> Figure | None:
     Source: Csordás et al. 2021, figure 10; there the head was chosen by eye.
     """
 
-    def maps(drawn: Drawn) -> probes.ColumnMaps | None:
+    def maps(drawn: Drawn) -> Maps | None:
         joining = best_heads(result, drawn, JOINING, 1)
         if drawn.data.sizes["head"] == 1 or not joining:
             return None
@@ -102,7 +126,7 @@ def heads(result: xr.DataTree) -> Figure | None:
     Source: Csordás et al. 2021, figure 3; there the heads were chosen by eye.
     """
 
-    def maps(drawn: Drawn) -> probes.ColumnMaps | None:
+    def maps(drawn: Drawn) -> Maps | None:
         joining = best_heads(result, drawn, JOINING, 1)
         if drawn.data.sizes["head"] == 1 or not joining:
             return None
@@ -119,12 +143,19 @@ def heads(result: xr.DataTree) -> Figure | None:
 def gates(result: xr.DataTree, *, model: str) -> Figure | None:
     """The gates of all channels at all steps."""
 
-    def maps(drawn: Drawn) -> probes.ColumnMaps | None:
+    def maps(drawn: Drawn) -> Maps | None:
         if "gates" not in drawn.data or drawn.data["gates"].isnull().all():
             return None
         values = drawn.data["gates"].dropna("channel", how="all")
         title = f"{drawn.title} (gates of {values.sizes['channel']} channels)"
-        return probes.gate_maps(title, values, drawn.tokens)
+        draw = [
+            (
+                f"step {step}",
+                partial(probes.plots.gates, values.isel(step=step), labels=drawn.tokens),
+            )
+            for step in range(values.sizes["step"])
+        ]
+        return Maps(title, len(drawn.tokens), draw)
 
     return _plot(result, model, maps, bar="gate", note="a row for each channel of a column")
 
@@ -148,8 +179,7 @@ def key_order(result: xr.DataTree, *, n: int = 6) -> Figure | None:
     positions = {name: range(n) for name in ("query", "key")}
     table = xr.DataArray(order.numpy(), positions, ("query", "key"))
     figure, axes = grid(1, 1, width=3.2, height=3.0)
-    style = "{:.0f}"
-    probes.draw_numbers(axes[0, 0], table, limits=(1, n - 1), style=style, colours="Blues")
+    probes.plots.matrix(table, axes[0, 0], limits=(1.0, n - 1.0), numbers="{:.0f}")
     axes[0, 0].set(xlabel="key", ylabel="query", title="order of keys in geometric attention")
     axes[0, 0].title.set_fontsize(9)
     return figure
@@ -185,11 +215,37 @@ def spaced(n: int, most: int) -> list[int]:
 def _plot(
     result: xr.DataTree,
     model: str | None,
-    maps: Callable[[Drawn], probes.ColumnMaps | None],
+    maps: Callable[[Drawn], Maps | None],
     *,
     bar: str = "attention",
     note: str = NOTE,
 ) -> Figure | None:
+    """The maps of examples below one another: the layout of figures 2 and 4 to 11 of the paper."""
     candidates = [maps(drawn) for drawn in drawn_examples(result, model)]
     rows = [candidate for candidate in candidates if candidate is not None]
-    return probes.plot_column_maps(rows, bar=bar, note=note) if rows else None
+    if not rows:
+        return None
+    sides = [max(1.3, 0.085 * row.width) for row in rows]
+    n_lines = [math.ceil(len(row.draw) / PER_LINE) for row in rows]
+    across = [math.ceil(len(row.draw) / lines) for row, lines in zip(rows, n_lines, strict=True)]
+    heights = [lines * (side + 0.55) + 0.45 for lines, side in zip(n_lines, sides, strict=True)]
+    width = max((side + 0.15) * n for side, n in zip(sides, across, strict=True)) + 1.5
+    figure = Figure((width, sum(heights) + 0.3), layout="constrained")
+    subfigures = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)
+    for part, row, lines, n in zip(subfigures[:, 0], rows, n_lines, across, strict=True):
+        part.suptitle(textwrap.fill(row.title, int(width * 13)), fontsize=9, ha="left", x=0.01)
+        axes = part.subplots(lines, n, squeeze=False)
+        for number, (axis, (name, draw)) in enumerate(zip(axes.flat, row.draw, strict=False)):
+            draw(ax=axis)
+            axis.set_title(name, fontsize=7, pad=3)
+            axis.set(xlabel="", ylabel="")
+            axis.tick_params(length=1.5, pad=1)
+            if number % n:
+                axis.set_yticks([])
+        for axis in axes.flat[len(row.draw) :]:
+            axis.set_axis_off()
+        colours = part.colorbar(axes[0, 0].images[0], ax=axes, aspect=12 * lines)
+        colours.set_label(bar, fontsize=8)
+        colours.ax.tick_params(labelsize=7)
+    figure.supxlabel(note, fontsize=8)
+    return figure

@@ -28,11 +28,8 @@ SIZES = {
 RULES = [name.replace("progression ", "") for name in tasks.RAVEN_RULES]
 """Short names of the rules."""
 
-FEATURES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888", "#dd8822")
-"""The colour of each feature."""
 
-
-def _measured(axis: Axes, data: xr.Dataset, name: str) -> xr.Dataset:
+def _measured(data: xr.Dataset, axis: Axes, name: str) -> xr.Dataset:
     """The data without what only other models have, such as more heads, by a variable.
 
     An empty dataset, and a hidden axis, if nothing is left.
@@ -78,12 +75,12 @@ def layers(result: xr.DataTree, *, label: str, names: Any) -> Figure | None:
     return drawings.pictures(result, data=lambda result: data, draw=draw, rows=rows, share=False)
 
 
-def _draw_codes(axis: Axes, data: xr.Dataset, *, label: str, names: Any) -> None:
+def _draw_codes(data: xr.Dataset, axis: Axes, *, label: str, names: Any) -> None:
     """Draw the codes of one layer, if the model has that layer."""
-    data = _measured(axis, data, "projection")
+    data = _measured(data, axis, "projection")
     if data:
         names = names[: int(data[label].max()) + 1]
-        probes.draw_projection(axis, data, label=label, names=names)
+        probes.plots.projection(data, axis, label=label, names=names)
 
 
 def cosines(result: xr.DataTree) -> Figure | None:
@@ -93,9 +90,9 @@ def cosines(result: xr.DataTree) -> Figure | None:
     return drawings.pictures(
         result,
         data=values("similarity", "similarity", **at),
-        draw=partial(_draw_cosines, names=RULES),
+        draw=_draw_cosines,
         rows=rows,
-        mean="value",
+        mean="similarity",
         share=False,
     )
 
@@ -111,31 +108,36 @@ def single_codes(result: xr.DataTree) -> Figure | None:
     )
 
 
-def _draw_cosines(axis: Axes, data: xr.Dataset, *, names: list[str]) -> None:
-    matrix = data["value"].transpose("first", "second")
-    probes.draw_numbers(
-        axis,
-        matrix.assign_coords(first=names, second=names),
-        limits=(-1.0, 1.0),
-        style=lambda value: "0" if abs(value) < 0.05 else f"{value:.1f}".replace("0.", "."),
-        colours="RdBu_r",
-    )
+def _draw_cosines(data: xr.Dataset, axis: Axes) -> None:
+    probes.plots.similarity(data.assign_coords(first=RULES, second=RULES), axis)
 
 
-def _draw_single_codes(axis: Axes, data: xr.Dataset) -> None:
+def _draw_single_codes(data: xr.Dataset, axis: Axes) -> None:
     """Draw a matrix of similarities, with the names of the rules."""
-    data = _measured(axis, data, "code_similarity")
+    data = _measured(data, axis, "code_similarity")
     if not data:
         return
     rules = data["code_rule"].to_numpy().astype(int)
     matrix = data["code_similarity"].transpose("sample", "other")
-    axis.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+    probes.plots.matrix(matrix, axis, limits=(-1.0, 1.0))
+    axis.set(xlabel="", aspect="equal")
     # Names of rules of a single sample would overlap.
     rules, counts = np.unique(rules, return_counts=True)
     centres = (np.cumsum(counts) - (counts + 1) / 2)[counts > 1]
     names = [RULES[rule] for rule in rules[counts > 1]]
     axis.set_xticks(centres, names, rotation=90, fontsize=6)
     axis.set_yticks(centres, names, fontsize=6)
+
+
+SCOPES = {"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"}
+"""What is patched, in the order of bars, with entries of the legend."""
+
+
+def patched(data: xr.Dataset, axis: Axes) -> None:
+    """Draw how often answers follow B, by patched layer and by what is patched in it."""
+    data = data.sel(scope=list(SCOPES)).assign_coords(scope=list(SCOPES.values()))
+    probes.plots.interchange(data, axis)
+    axis.set_xlabel("")
 
 
 def heads(result: xr.DataTree, *, row: str) -> Figure | None:
@@ -168,16 +170,14 @@ def attention(result: xr.DataTree, *, kind: str) -> Figure | None:
     return drawings.pictures(result, data=group("samples"), draw=draw, rows="layer", share=False)
 
 
-def _draw_attention(axis: Axes, data: xr.Dataset, *, kind: str) -> None:
+def _draw_attention(data: xr.Dataset, axis: Axes, *, kind: str) -> None:
     """Draw the weights of the first instance, with lines between panels."""
-    data = _measured(axis, data.isel(example=0), kind)
+    data = _measured(data.isel(example=0), axis, kind)
     if not data:
         return
-    weights = data[kind].transpose("head", "key_pos").to_numpy()
     order = data["permutation"].dropna("token").transpose("column", "token").to_numpy()
     n_features = order.shape[1]
-    largest = float(np.nanmax(np.abs(weights)))
-    axis.imshow(weights, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
+    probes.plots.matrix(data[kind].transpose("head", "key_pos"), axis)
     for panel in range(1, 9):
         style = {"color": "black", "lw": 1.0 if panel % 3 == 0 else 0.3}
         axis.axvline(panel * n_features - 0.5, **style)
@@ -224,7 +224,7 @@ def _draw_instance(axis: Axes, data: xr.Dataset) -> None:
                     column + 0.5,
                     3 - row - (token + 0.5) / n_features,
                     f"{shown[row, column, feature]}" + (" ?" if wrong else ""),
-                    color=FEATURES[feature],
+                    color=probes.plots.COLOURS[feature],
                     ha="center",
                     va="center",
                     fontsize=9,
@@ -235,7 +235,7 @@ def _draw_instance(axis: Axes, data: xr.Dataset) -> None:
             1.5,
             -0.25 - 0.3 * feature,
             tasks.RAVEN_RULES[rule],
-            color=FEATURES[feature],
+            color=probes.plots.COLOURS[feature],
             ha="center",
             va="center",
             fontsize=SMALL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ GROUPS = {
 
 HEADS = ("#99c4e8", "#4477aa", "#223d55")
 """Colours of multi-head attention by number of heads, from few to many."""
+
+PERCENT = "{:.0%}"
+"""The format of value scores."""
 
 
 # Task
@@ -156,9 +160,11 @@ def switching(result: xr.DataTree) -> Figure | None:
     figure, axes = grid(len(networks), len(groups), width=2.2, height=1.9, share=False)
     for row, (label, network) in zip(axes, networks, strict=True):
         for axis, group in zip(row, groups, strict=True):
-            _draw(axis, network["pairing"].sel(group=group))
+            scores = network["pairing"].sel(group=group).transpose(..., "model_retrieval")
+            probes.plots.matrix(scores, axis, limits=(0.0, 1.0), numbers=PERCENT)
             axis.set_title(GROUPS[group], fontsize=9)
             axis.set_xlabel("model's retrieval", fontsize=SMALL)
+            axis.set_ylabel("")
         row[0].set_ylabel(f"{label}\nmodel's search", fontsize=SMALL)
     return finished(figure)
 
@@ -192,41 +198,36 @@ def specialization(result: xr.DataTree) -> Figure | None:
 
 def _draw_specialization(axis: Axes, network: xr.Dataset) -> None:
     group = "all" if "all" in network["group"] else "id"
-    at = {"group": group, "search": "pooled"}
-    scores = network["activation"].sel(at)
-    assigned = network["retrieval_assignment"].sel(fitted=group).to_numpy()
-    order = [int(index) for index in assigned if index >= 0]
-    others = [index for index in range(scores.sizes["model_retrieval"]) if index not in order]
-    _draw(axis, scores.isel(model_retrieval=order + others))
-    agreement = network["agreement"].sel(at | {"fitted": group, "control": "observed"}).item()
-    axis.set_title(f"seed {network['seed'].item()}: agrees {agreement:.0%}", fontsize=SMALL)
-    axis.set_xlabel("model's retrieval", fontsize=SMALL)
-
-
-def _draw(axis: Axes, scores: xr.DataArray) -> None:
-    """Draw value scores, with their numbers where there are few."""
-    few = scores.sizes["model_retrieval"] <= 8
-    probes.draw_numbers(
-        axis,
-        scores.transpose(..., "model_retrieval"),
-        limits=(0.0, 1.0),
-        style=lambda share: f"{100 * share:.0f}" if few else "",
-        colours="Blues",
-    )
+    probes.plots.pairing(network, axis, search="pooled", group=group)
+    title = f"seed {network['seed'].item()}: {axis.get_title()}"
+    axis.set_title(title, fontsize=SMALL)
+    axis.set_xlabel(axis.get_xlabel(), fontsize=SMALL)
+    axis.set_ylabel("")
 
 
 def pairing(result: xr.DataTree) -> Figure | None:
-    """See `probes.draw_pairing`: a row for each of the first `MOST` networks; None without any."""
+    """Mean value scores given the truth: a row for each of the first `MOST` networks.
+
+    For each search and group a panel; "pooled": each search of the model, whatever the truth. The
+    order of retrievals is that of the true ones that they are assigned to in the first group.
+    """
     networks = [(label, _without_all(network)) for label, network in _networks(result)][:MOST]
     if not networks:
         return None
     n_panels = max(one.sizes["search"] * one.sizes["group"] for _, one in networks)
     figure, axes = grid(len(networks), n_panels, width=1.7, height=2.1, share=False)
     for row, (label, network) in zip(axes, networks, strict=True):
-        n = network.sizes["search"] * network.sizes["group"]
-        for axis in row[n:]:
+        shown = list(product(network["search"].to_numpy(), network["group"].to_numpy()))
+        for axis in row[len(shown) :]:
             axis.axis("off")
-        probes.draw_pairing(row[:n], network, fitted=str(network["group"][0].item()))
+        for axis, (search, group) in zip(row, shown, strict=False):
+            at = {"group": str(group), "fitted": str(network["group"][0].item())}
+            of_search = None if search == "pooled" else str(search)
+            probes.plots.pairing(network, axis, search=of_search, **at)
+            title = f"search {search}, {group}\n{axis.get_title()}"
+            axis.set_title(title, fontsize=SMALL)
+            axis.set_ylabel("model's search" if search == "pooled" else "", fontsize=SMALL)
+            axis.set_xlabel("model's retrieval", fontsize=SMALL)
         row[0].set_ylabel(f"{label}\npreference", fontsize=SMALL)
     return finished(figure)
 

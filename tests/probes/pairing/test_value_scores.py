@@ -1,6 +1,5 @@
-"""Value scores by group: planted choices, loops, and what was drawn."""
+"""Value scores by group: planted choices, loops, and models."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from probes import measure_value_scores, summarise_value_scores
-from probes.pairing.value_scores_picture import draw_value_scores
 from tasks import Batch
 
 
@@ -89,68 +87,6 @@ def test_invalid_input_is_refused():
         summarise_value_scores(scores, member.drop_vars("group"))
     with pytest.raises(TypeError, match=r"groups must hold bool, got float64"):
         summarise_value_scores(scores, member * 1.0)
-
-
-DIMS = ("layer", "group", "search", "retrieval")
-
-
-@pytest.fixture
-def draw():
-    """Draw into a grid of panels; these, and what is returned."""
-
-    def draw(shares, *, shape=None, **more):
-        axes = plt.subplots(*(shape or shares.shape[:2]), squeeze=False)[1]
-        return axes, draw_value_scores(axes, shares, **more)
-
-    yield draw
-    plt.close("all")
-
-
-def test_the_picture_has_the_numbers_where_they_belong(draw):
-    shares = np.stack([[[[0.9, 0.1], [0.25, 0.75], [1.0, np.nan]]] * 2, [[[0.5] * 2] * 3] * 2])
-    array = xr.DataArray(shares, dims=DIMS, coords={"layer": [0, 3], "group": ["unary", "binary"]})
-    axes, image = draw(array, highest=0.9)
-    assert image in axes[0, 0].images
-    for place, axis in np.ndenumerate(axes):
-        (drawn,) = axis.images
-        assert np.allclose(drawn.get_array().filled(np.nan), shares[place], equal_nan=True)
-        assert drawn.get_clim() == (0, 0.9)
-        assert axis.get_xticks().tolist() == [0, 1]
-        assert axis.get_yticks().tolist() == [0, 1, 2]
-    written = {
-        text.get_position(): (text.get_text(), text.get_color()) for text in axes[0, 1].texts
-    }
-    assert written == {
-        (0, 0): (".90", "black"),
-        (1, 0): (".10", "white"),
-        (0, 1): (".25", "white"),
-        (1, 1): (".75", "black"),
-        (0, 2): ("1.00", "black"),
-    }
-    assert [axis.get_title() for axis in axes[0]] == ["unary", "binary"]
-    assert [axis.get_ylabel() for axis in axes[:, 0]] == ["layer 0\nsearch", "layer 3\nsearch"]
-    assert [axis.get_xlabel() for axis in axes[-1]] == ["retrieval"] * 2
-    names = {"layer": "row", "group": "kind"}
-    other = array.transpose(*DIMS[::-1]).assign_coords(layer=["first", "last"]).rename(names)
-    again, image = draw(other, shape=(2, 2), rows="row", columns="kind")
-    assert again[1, 0].get_ylabel() == "last\nsearch"
-    assert np.allclose(again[0, 1].images[0].get_array().filled(0), np.nan_to_num(shares[0, 1]))
-    assert image.get_clim() == (0, 1)
-
-
-def test_many_retrievals_have_no_numbers(draw):
-    axes, _ = draw(xr.DataArray(noise(0, (1, 1, 2, 7)), dims=DIMS))
-    assert not axes[0, 0].texts
-
-
-def test_pictures_of_something_else_are_refused(draw):
-    shares = xr.DataArray(noise(0, (1, 1, 2, 3)), dims=DIMS)
-    with pytest.raises(ValueError, match=r"must have the dims .*'search', 'retrieval'\), got"):
-        draw(shares.rename(search="head"))
-    with pytest.raises(ValueError, match=r"axes must have the shape \(1, 1\), got \(2, 1\)"):
-        draw(shares, shape=(2, 1))
-    with pytest.raises(ValueError, match=r"highest must be above 0, got 0"):
-        draw(shares, highest=0)
 
 
 class Shows(HookedRootModule):

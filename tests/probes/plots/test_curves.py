@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from probes import loss_by_context, plots
-from probes.plots.axes import COLOURS, CONTROL
+from probes.plots import COLOURS, CONTROL
 from tests.probes.plots.conftest import legend, lines_of, names
 
 

@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 from torch import nn
 
 from probes import hooked, nudge_states, plots, score_halting, score_states, score_steps
-from probes.plots.axes import CONTROL
+from probes.plots import CONTROL
 from tests.probes.plots.conftest import batch, legend, lines_of
 
 

@@ -4,7 +4,7 @@ import xarray as xr
 from matplotlib.colors import to_hex
 
 from probes import plots, project
-from probes.plots.axes import COLOURS
+from probes.plots import COLOURS
 from tests.probes.plots.conftest import legend
 
 
@@ -62,6 +62,17 @@ def test_numbers_are_shades(projected, ax):
     np.testing.assert_array_equal(points.get_array(), expected)
     points_of = projected["projection"].to_numpy()[..., :2].reshape(-1, 2)
     np.testing.assert_array_equal(points.get_offsets(), points_of)
+    assert legend(ax) == []
+
+
+def test_many_labels_differ_in_colour_or_marker_and_are_not_in_the_legend(ax):
+    points = np.random.default_rng(0).standard_normal((20, 2))
+    data = {"projection": (("example", "component"), points), "term": ("example", np.arange(20))}
+    plots.projection(xr.Dataset(data), ax, label="term")
+    drawn = ax.collections
+    np.testing.assert_array_equal([one.get_offsets()[0] for one in drawn], points)
+    looks = {(to_hex(c.get_facecolor()[0]), str(c.get_paths()[0].vertices)) for c in drawn}
+    assert len(looks) == 20
     assert legend(ax) == []
 
 

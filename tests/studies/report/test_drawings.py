@@ -1,4 +1,4 @@
-"""`plots.pictures`: panels of conditions, drawn by a given function."""
+"""`drawings.pictures`: panels of conditions, drawn by a given function."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def drawn():
 def draw(drawn):
     """A function that draws a line and records the data and the colour."""
 
-    def function(axis, data):
+    def function(data, axis):
         (line,) = axis.plot([0, 1], [0, 1], label="drawn")
         drawn.append((data, to_rgb(line.get_color())))
 

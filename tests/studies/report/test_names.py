@@ -1,6 +1,7 @@
 import pytest
 
-from studies.report.names import KNOWN, OTHERS, colours_of
+from probes.plots import COLOURS
+from studies.report.names import KNOWN, colours_of
 from tests.contracts.test_studies import STUDIES
 
 
@@ -17,7 +18,7 @@ def test_two_keys_with_the_same_fixed_colour_differ_in_one_plot():
 
 
 def test_colours_repeat_only_when_all_are_used():
-    assert colours_of([""] * (len(OTHERS) + 1)) == [*OTHERS, OTHERS[0]]
+    assert colours_of([""] * (len(COLOURS) + 1)) == [*COLOURS, COLOURS[0]]
 
 
 @pytest.mark.parametrize("study", STUDIES)

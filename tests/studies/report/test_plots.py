@@ -72,17 +72,55 @@ def test_names_along_an_axis_have_positions_even_if_they_were_not_measured():
         assert axis.get_xlim() == (-0.5, 2.5)
 
 
-def test_matrices_show_shares_of_their_row_with_numbers():
+def test_matrices_are_means_over_seeds_with_common_colours_and_numbers():
     counts = np.zeros((4, 2, 3))
-    counts[:2] = [[1, 0, 3], [0, 2, 0]]
+    counts[:2] = [[1, 0, 3], [0, 2, 0]], [[3, 0, 5], [0, 2, 0]]
+    counts[2:, 0, 0] = 8
     result = measured(counts, position=["x", "y", "z"])
     figure = drawings.matrices(
-        result, data=values("probed", "rate"), y="split", x="position", title="share", shares=True
+        result,
+        data=values("probed", "rate"),
+        y="split",
+        x="position",
+        title="count",
+        numbers=lambda count: f"{count:.0f}" if count else "",
     )
-    first, second = (axis.images[0].get_array() for axis in figure.axes[:2])
-    np.testing.assert_allclose(first, [[0.25, 0, 0.75], [0, 1, 0]])
-    np.testing.assert_allclose(second, 0)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["25", "75", "100"]
+    first, second = (axis.images[0] for axis in figure.axes[:2])
+    np.testing.assert_allclose(first.get_array(), [[2, 0, 4], [0, 2, 0]])
+    np.testing.assert_allclose(second.get_array(), [[8, 0, 0], [0, 0, 0]])
+    assert first.get_clim() == second.get_clim() == (0, 8)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["2", "4", "2"]
+    # The labels are those of the figure, not of the matrix.
+    assert [axis.get_ylabel() for axis in figure.axes[:2]] == ["split", ""]
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["a", "b"]
+
+
+def test_a_long_row_of_panels_is_wrapped():
+    names = [f"model {number}" for number in range(7)]
+    cells = [{"model": name, "seed": 0, "id": 0.9, "ood": 0.5} for name in names]
+    result = result_of(cells)
+    data = values("scores", "accuracy", group="all")
+    figure = plots.lines(result, data=data, along="split", ylabel="right")
+    shown = [axis for axis in figure.axes if axis.axison]
+    assert [axis.get_title() for axis in shown] == names
+    first = [axis.get_subplotspec().colspan.start == 0 for axis in shown]
+    assert [axis.get_ylabel() == "right" for axis in shown] == first
+    assert sum(first) == 2
+
+
+def test_lines_of_a_dim_that_is_no_control_have_the_colour_of_the_condition():
+    rates = np.stack([RATES, RATES / 2], axis=1)
+    result = two_models([0.5, 0.7], [0.6, 0.8])
+    dims = ("cell", "kind", "split", "position")
+    for kind, is_control in (("side", False), ("control", True)):
+        data = xr.Dataset(
+            {"rate": (dims, rates)}, {"kind": ["low", "high"], "split": ["id", "ood"]}
+        )
+        result["probed"] = xr.DataTree(data.rename(kind=kind))
+        figure = plots.lines(result, **PROBED, rows="split", lines=kind)
+        one, other = (bars.lines[0] for bars in figure.axes[0].containers)
+        assert (one.get_color() != other.get_color()) == is_control
+        assert one.get_linestyle() != other.get_linestyle()
 
 
 def test_conditions_can_be_lines_of_the_same_panel():
@@ -132,7 +170,7 @@ def test_a_line_has_the_same_style_in_all_panels():
     assert len(colours) == 2
     assert [bars.get_label() for bars in first.containers] == ["out of distribution"]
     last_lines = [axis.containers[-1].lines[0] for axis in (first, second)]
-    styles = {(line.get_linestyle(), line.get_marker(), line.get_color()) for line in last_lines}
+    styles = {(line.get_linestyle(), line.get_marker()) for line in last_lines}
     assert len(styles) == 1
 
 
