@@ -71,7 +71,8 @@ class Variable:
             None: it has no causes.
         allowed: the values that it can be set to; None: it cannot be set.
         within: whether entries are computed from other entries of the same variable; `compute` then
-            gets its `Entries` as the keyword argument `entries`.
+            gets its `Entries` as the keyword argument `entries`. What it returns for set entries is
+            not used.
         exogenous: whether there are entries that follow from no other latent, though it has causes.
     """
 

@@ -93,7 +93,7 @@ def _binary(problems: Problems) -> Solutions:
     _, subtype, colour, _ = questions.T
     distance = ((positions - positions[rows, colour][:, None]) ** 2).sum(-1)
     furthest = distance.argmax(1)
-    distance[rows, colour] = distance.max()
+    distance[rows, colour] = distance.max(initial=0)
     closest = distance.argmin(1)
     same = shapes == shapes[rows, colour][:, None]
     answers = [

@@ -56,7 +56,9 @@ class ExpressionModel(NamedTuple):
         causes = ("node_symbol", "node_value", "node", "node_depth", "edges")
         return {
             "edge_used": Variable(causes=causes, compute=self._used),
-            "depth": Variable(causes=("edge_used", "node", "edges"), compute=_dependency_depth),
+            "depth": Variable(
+                causes=("edge_used", "node", "node_depth", "edges"), compute=_dependency_depth
+            ),
         }
 
     def _same_kind(self, new: Tensor, old: Tensor) -> Bool[Tensor, "batch node"]:
@@ -77,13 +79,14 @@ class ExpressionModel(NamedTuple):
         symbol, is_set = node_symbol.numpy(), entries.is_set.numpy()
         value = np.where(node_depth.numpy() == 0, symbol, -1)
         value = np.where(is_set, entries.values.numpy(), value)
-        arguments, count = self._arguments(node, edges, symbol.shape[1])
+        tree = _Tree(node, node_depth, edges)
         depth = np.where(is_set, 0, node_depth.numpy())
         for level in range(1, depth.max(initial=0) + 1):
             row, column = np.nonzero(depth == level)
-            operands = value[row[:, None], arguments[row, column]]
-            result, _ = self.operate(symbol[row, column], operands, count[row, column])
-            value[row, column] = result
+            operands, count = tree.arguments(row, column, self.notation.n_arguments[1])
+            value[row, column], _ = self.operate(
+                symbol[row, column], value[row[:, None], operands], count
+            )
         return torch.from_numpy(value)
 
     def _used(
@@ -96,23 +99,18 @@ class ExpressionModel(NamedTuple):
     ) -> Bool[Tensor, "batch edge"]:
         """Return whether an argument and all operations above it are selected."""
         symbol, value = node_symbol.numpy(), node_value.numpy()
-        arguments, count = self._arguments(node, edges, symbol.shape[1])
+        tree = _Tree(node, node_depth, edges)
         row, column = np.nonzero(node_depth.numpy() > 0)
-        operands = arguments[row, column]
-        _, selected = self.operate(
-            symbol[row, column], value[row[:, None], operands], count[row, column]
-        )
-        is_selected = np.zeros(symbol.shape, bool)
+        operands, count = tree.arguments(row, column, self.notation.n_arguments[1])
+        _, selected = self.operate(symbol[row, column], value[row[:, None], operands], count)
+        used = tree.parent < 0
         operation, slot = np.nonzero(selected)
-        is_selected[row[operation], operands[operation, slot]] = True
-
-        links = _links(node, edges)
-        selected = links.is_edge & np.take_along_axis(is_selected, links.argument, 1)
-        edge_above, is_top = _edges_above(links)
-        used = selected
-        for _ in range(symbol.shape[1]):
-            used = selected & (is_top | np.take_along_axis(used, edge_above, 1))
-        return torch.from_numpy(used)
+        used[row[operation], operands[operation, slot]] = True
+        for _ in range(tree.height):
+            used = used & ((tree.parent < 0) | np.take_along_axis(used, tree.parent, 1))
+        edge_used = np.zeros(edges.shape[:2], bool)
+        edge_used[tree.row, tree.edge] = used[tree.row, tree.argument]
+        return torch.from_numpy(edge_used)
 
     def _tokens(
         self,
@@ -127,57 +125,64 @@ class ExpressionModel(NamedTuple):
         tokens = torch.where(position == token, symbols, brackets)
         return torch.where(node < 0, -1, tokens)
 
-    def _arguments(
-        self, node: Int[Tensor, "batch pos"], edges: Int[Tensor, "batch edge 2"], n_nodes: int
-    ) -> tuple[Int[np.ndarray, "batch node argument"], Int[np.ndarray, "batch node"]]:
-        """Return the nodes of each operation's arguments, and their number."""
-        links = _links(node, edges)
-        same = links.operation[:, :, None] == links.operation[:, None]
-        slot = np.tril(same & links.is_edge[:, None], -1).sum(2)
-        shape = (len(node), n_nodes)
-        arguments = np.zeros((*shape, self.notation.n_arguments[1]), np.int64)
-        count = np.zeros(shape, np.int64)
-        row, edge = np.nonzero(links.is_edge)
-        operation = links.operation[row, edge]
-        arguments[row, operation, slot[row, edge]] = links.argument[row, edge]
-        np.add.at(count, (row, operation), 1)
-        return arguments, count
 
+class _Tree:
+    """The trees of expressions between their nodes, with one entry for each edge.
 
-class _Links(NamedTuple):
-    """Edges between nodes."""
+    Attributes:
+        row, edge: [n_edges] each, the example and the edge's number in it.
+        argument, operation: [n_edges] each, the nodes that an edge joins.
+        parent: [batch, node], the operation of each node, -1 for roots and padding.
+        height: the greatest depth of a node.
+    """
 
-    is_edge: Bool[np.ndarray, "batch edge"]
-    argument: Int[np.ndarray, "batch edge"]
-    operation: Int[np.ndarray, "batch edge"]
+    def __init__(
+        self,
+        node: Int[Tensor, "batch pos"],
+        node_depth: Int[Tensor, "batch node"],
+        edges: Int[Tensor, "batch edge 2"],
+    ) -> None:
+        positions = edges.numpy()
+        self.row, self.edge = np.nonzero(positions[..., 0] >= 0)
+        self.argument, self.operation = node.numpy()[
+            self.row[:, None], positions[self.row, self.edge]
+        ].T
+        self.parent = np.full(node_depth.shape, -1)
+        self.parent[self.row, self.argument] = self.operation
+        self.height = int(node_depth.max())
 
-
-def _links(node: Int[Tensor, "batch pos"], edges: Int[Tensor, "batch edge 2"]) -> _Links:
-    of_position = node.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
-    return _Links((edges[..., 0] >= 0).numpy(), *of_position.numpy().transpose(2, 0, 1))
-
-
-def _edges_above(
-    links: _Links,
-) -> tuple[Int[np.ndarray, "batch edge"], Bool[np.ndarray, "batch edge"]]:
-    """Return the edge that leads on from each edge's operation, and whether there is none."""
-    leads_on = (links.operation[:, :, None] == links.argument[:, None]) & links.is_edge[:, None]
-    return leads_on.argmax(2), ~leads_on.any(2)
+    def arguments(
+        self, row: Int[np.ndarray, " n"], operation: Int[np.ndarray, " n"], most: int
+    ) -> tuple[Int[np.ndarray, "n argument"], Int[np.ndarray, " n"]]:
+        """Return the arguments of operations, padded with 0 up to the most, and their number."""
+        n_nodes = self.parent.shape[1]
+        key = self.row * n_nodes + self.operation
+        order = np.argsort(key, kind="stable")  # edges are in the order of the arguments
+        wanted = row * n_nodes + operation
+        first, end = (
+            np.searchsorted(key, wanted, side, sorter=order) for side in ("left", "right")
+        )
+        place = first[:, None] + np.arange(most)
+        is_argument = place < end[:, None]
+        arguments = self.argument[order[np.where(is_argument, place, 0)]]
+        return np.where(is_argument, arguments, 0), end - first
 
 
 def _dependency_depth(
     edge_used: Bool[Tensor, "batch edge"],
     node: Int[Tensor, "batch pos"],
+    node_depth: Int[Tensor, "batch node"],
     edges: Int[Tensor, "batch edge 2"],
 ) -> Int[Tensor, " batch"]:
     """Return the number of edges on the longest path of used edges to the root."""
-    edge_above, is_top = _edges_above(_links(node, edges))
-    used = edge_used.numpy()
-    length = np.zeros(used.shape, np.int64)
-    for _ in range(used.shape[1]):
-        above = np.where(is_top, 0, np.take_along_axis(length, edge_above, 1))
-        length = np.where(used, 1 + above, 0)
-    return torch.from_numpy(length.max(1, initial=0))
+    tree = _Tree(node, node_depth, edges)
+    distance = np.zeros(tree.parent.shape, np.int64)
+    for _ in range(tree.height):
+        above = np.take_along_axis(distance, tree.parent, 1)
+        distance = np.where(tree.parent < 0, 0, 1 + above)
+    length = np.zeros(edges.shape[:2], np.int64)
+    length[tree.row, tree.edge] = distance[tree.row, tree.argument]
+    return torch.from_numpy((length * edge_used.numpy()).max(1, initial=0))
 
 
 def _answers(

@@ -313,11 +313,11 @@ class Raven(CausalTask):
         self, rule: Int[Tensor, "batch feature"], entries: Entries
     ) -> Int[Tensor, "batch 3 3 feature"]:
         """Return the grids with the last value of each row by its rule, -1 where undefined."""
-        a, b, last = entries.values.unbind(2)  # each [batch, row, feature]
+        a, b, _ = entries.values.unbind(2)  # each [batch, row, feature]
         first_row = entries.values[:, :1].transpose(2, 3)
         answers, _ = rule_answers(first_row, a, b, self.config.n_values)
         answer = answers.gather(3, rule[:, None, :, None].expand(-1, 3, -1, 1))[..., 0]
-        return torch.stack([a, b, torch.where(entries.is_set[:, :, 2], last, answer)], 2)
+        return torch.stack([a, b, answer], 2)
 
     def _show(
         self,

@@ -260,3 +260,45 @@ def test_bad_arguments():
         task.batch("id", 0, 0)
     with pytest.raises(ValueError, match=r"inputs must have shape \(batch, .*, got \(1, 10, 13\)"):
         task.solve(torch.zeros(1, 10, 13))
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["preference", "search_feature", "retrieval_feature"])
+def test_targets_follow_from_the_objects_that_are_set(name):
+    task = task_of(n_searches=3, n_retrievals=2, n_objects=6)
+    base, source = (task.batch("all", index, 40) for index in (0, 1))
+    exchanged = torch.arange(6)[:, None] == 2
+    given = torch.where(exchanged, source.latents[name], base.latents[name])
+    wanted = task.counterfactual(base, {name: given})
+    for i in range(40):
+        targets, winners, retrieved = solve(wanted.inputs[i].tolist(), 3, 2, task.coefficients)
+        assert wanted.targets[i].tolist() == pytest.approx(targets, abs=1e-6)
+        assert wanted.latents["winner"][i].tolist() == winners
+        np.testing.assert_allclose(wanted.latents["retrieved"][i], retrieved)
+    assert torch.equal(wanted.inputs[:, :2], base.inputs[:, :2])
+    assert torch.equal(wanted.inputs[:, 3:], base.inputs[:, 3:])
+    assert (wanted.inputs[:, 2] != base.inputs[:, 2]).any(1).float().mean() > 0.5
+    order = [tuple(row) for row in product(range(2), repeat=3)]
+    preferences = wanted.latents["preference"].tolist()
+    numbers = [[order.index(tuple(preferred)) for preferred in row] for row in preferences]
+    assert wanted.latents["combination"].tolist() == numbers
+
+
+def test_winners_and_what_is_retrieved_are_set_in_between():
+    task = task_of(coefficients="one")
+    base = task.batch("id", 0, 20)
+    winner = base.latents["winner"].clone()
+    winner[:, 3, 1] = 7
+    wanted = task.counterfactual(base, {"winner": winner})
+    assert torch.equal(wanted.inputs, base.inputs)
+    preferred = base.latents["preference"][:, 3, 1]
+    retrieved = base.inputs[torch.arange(20), 7, 2 + preferred]
+    assert torch.equal(wanted.latents["retrieved"][:, 3, 1], retrieved)
+    expected = base.latents["retrieved"][:, 3, 0] + retrieved
+    torch.testing.assert_close(wanted.targets[:, 3], expected)
+    others = torch.arange(10) != 3
+    assert torch.equal(wanted.targets[:, others], base.targets[:, others])
+    wanted = task.counterfactual(base, {"retrieved": base.latents["retrieved"] + 1})
+    torch.testing.assert_close(wanted.targets, base.targets + 2)

@@ -278,3 +278,44 @@ def test_groups_are_the_relations(rule):
     for row, relation in enumerate(batch.latents["relation"].tolist()):
         named = [name for name, member in groups.items() if member[row]]
         assert named == [task.relations[relation]]
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("rule", ESBN_RELATIONS)
+def test_pictures_follow_from_what_is_set(rule):
+    task = ESBN(ESBNConfig(rule=rule))
+    base, source = (task.batch("train", index, 144) for index in (0, 1))
+    names = ["relation", "answer", "variant", "letters"]
+    if rule == "same_different":
+        names.remove("answer")
+    for name in names:
+        given = source.latents[name]
+        if name == "letters":  # another object for the letter B
+            given = base.latents[name].clone()
+            given[:, 1] = source.latents[name][:, 1]
+        wanted = task.counterfactual(base, {name: given})
+        clear = [len({*row}) == len(row) for row in wanted.latents["letters"].tolist()]
+        assert wanted.mask[:, 0].tolist() == clear
+        assert (name == "letters") == (not all(clear))
+        for i, row in enumerate(seen(task, wanted)):
+            if clear[i]:
+                relation, answers = solve(rule, row)
+                assert answers == wanted.targets[i].tolist()
+                assert relation == task.relations[wanted.latents["relation"][i]]
+            assert row == [ESBN_CHARACTERS[j] for j in wanted.latents["objects"][i]]
+        assert torch.equal(wanted.latents[name], given)
+        has_several = len({*base.latents["variant"].tolist()}) > 1
+        if name != "variant" or has_several:
+            assert (wanted.inputs != base.inputs).any()
+
+
+def test_letters_keep_their_objects_also_where_they_were_not_shown():
+    task = ESBN(ESBNConfig(rule="same_different"))
+    base = task.batch("train", 0, 50)
+    wanted = task.counterfactual(base, {"relation": torch.zeros(50, dtype=torch.long)})
+    assert torch.equal(wanted.latents["objects"], base.latents["letters"])
+    assert (wanted.targets == 0).all()
+    with pytest.raises(ValueError, match="got 'answer', which follows from relation"):
+        task.counterfactual(base, {"answer": base.latents["answer"]})

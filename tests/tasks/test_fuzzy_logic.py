@@ -229,3 +229,51 @@ def test_a_bad_config_says_what_is_allowed(arguments, message):
 def test_an_unknown_split_is_an_error():
     with pytest.raises(ValueError, match=r"split must be one of train, id, test, ood, got 'valid'"):
         task_of().batch("valid", 0, 1)
+
+
+# Counterfactuals
+
+
+def test_another_term_gives_the_values_of_the_other_function():
+    task = task_of(n_terms=3, n_examples=8)
+    base, source = (task.batch("train", index, 200) for index in (0, 1))
+    exchanged = torch.arange(3) == 1
+    terms = torch.where(exchanged, source.latents["terms"], base.latents["terms"])
+    wanted = task.counterfactual(base, {"terms": terms})
+    sides = [task.combinations(split).tolist() for split in ("train", "test", "ood")]
+    places = set()
+    for i in range(200):
+        literals = task.conjunctions[terms[i]].tolist()
+        assert wanted.latents["literals"][i].tolist() == literals
+        expected = [value(point, literals) for point in base.inputs[i, :, :-1].tolist()]
+        assert wanted.latents["values"][i].tolist() == pytest.approx(expected, abs=1e-6)
+        assert wanted.inputs[i, :, -1].tolist() == pytest.approx([*expected[:-1], 0], abs=1e-6)
+        assert wanted.targets[i].tolist() == pytest.approx(expected[-1:], abs=1e-6)
+        row = sorted(terms[i].tolist())
+        where = [side.index(row) for side in sides if row in side]
+        assert wanted.latents["combination"][i].tolist() == (where or [-1])[0]
+        places |= {j for j, side in enumerate(sides) if row in side} or {-1}
+    assert places == {0, 1, -1}  # known, held out, a term twice
+    assert torch.equal(wanted.inputs[..., :-1], base.inputs[..., :-1])
+    variance = torch.from_numpy(wanted.latents["values"].numpy().var(1))
+    assert torch.equal(wanted.latents["variance"], variance)
+
+
+def test_values_and_literals_are_set_in_between():
+    task = task_of()
+    base = task.batch("id", 0, 50)
+    values = base.latents["values"].clone()
+    values[:, -1] = 0.25
+    wanted = task.counterfactual(base, {"values": values})
+    assert (wanted.targets == 0.25).all()
+    assert torch.equal(wanted.inputs, base.inputs)
+    assert torch.equal(wanted.latents["literals"], base.latents["literals"])
+    values[:, 3] = 0.75
+    assert (task.counterfactual(base, {"values": values}).inputs[:, 3, -1] == 0.75).all()
+    literals = base.latents["literals"].clone()
+    literals[:, 0, 2] = 1 - literals[:, 0, 2]
+    wanted = task.counterfactual(base, {"literals": literals})
+    assert torch.equal(wanted.latents["terms"], base.latents["terms"])
+    for i in range(50):
+        expected = value(base.inputs[i, -1, :-1].tolist(), literals[i].tolist())
+        assert wanted.targets[i].item() == pytest.approx(expected, abs=1e-6)

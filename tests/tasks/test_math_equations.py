@@ -433,3 +433,41 @@ def test_the_number_of_points_does_not_change_which_tasks_are_held_out():
     )
     assert few.held_out.tolist() == many.held_out.tolist()
     assert few.operations == many.operations
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["operator", "point"])
+def test_answers_follow_from_the_variables_that_are_set(name):
+    task = MathEquations(MathEquationsConfig(n_operators=15, length=3, **FEW))
+    base, source = task.batch("id", 0, 30), task.batch("id", 1, 30)
+    exchanged = torch.arange(base.latents[name].shape[1]) == 1
+    given = torch.where(exchanged, source.latents[name], base.latents[name])
+    wanted = task.counterfactual(base, {name: given})
+    for i in range(30):
+        expected = solve(tokens_of(wanted.inputs[i], list(SYMBOLS)))
+        assert wanted.latents["result"][i].tolist() == pytest.approx(expected, abs=1e-5)
+        assert wanted.targets[i].tolist() == pytest.approx(expected[-1:], abs=1e-5)
+        combination = task.combinations[wanted.latents["task"][i]].tolist()
+        assert combination == wanted.latents["operator"][i].tolist()
+        assert wanted.latents["operation"][i].tolist() == task._operations[combination].tolist()
+    assert (wanted.inputs != base.inputs).any()
+    assert torch.equal(wanted.latents[name], given)
+
+
+def test_a_result_that_is_set_is_the_next_operand():
+    task = MathEquations(MathEquationsConfig(n_operators=3, length=3, **FEW))
+    base = task.batch("id", 0, 40)
+    result = base.latents["result"].clone()
+    result[:, 1] = 0.5
+    wanted = task.counterfactual(base, {"result": result})
+    assert torch.equal(wanted.inputs, base.inputs)
+    assert torch.equal(wanted.latents["result"][:, :2], result[:, :2])
+    x = base.latents["point"][:, 0]
+    last = torch.stack([0.5 + x, 0.5 - x, 0.5 * x], 1)
+    expected = last.gather(1, base.latents["operator"][:, 2:])
+    torch.testing.assert_close(wanted.targets, expected)
+    assert (wanted.targets != base.targets).any()
+    result[:, 2] = -4.0
+    assert (task.counterfactual(base, {"result": result}).targets == -4).all()

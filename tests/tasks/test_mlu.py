@@ -275,3 +275,40 @@ def test_a_bad_config_of_fixed_lines_says_what_is_allowed(arguments, message):
 def test_an_unknown_split_is_an_error(small):
     with pytest.raises(ValueError, match=r"split must be one of train, id, ood, got 'test'"):
         small.batch("test", 0, 1)
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["x", "y", "operator", "left", "right", "first"])
+def test_answers_follow_from_the_lines_that_are_set(paper, name):
+    base, source = (paper.batch("id", index, 200) for index in (0, 1))
+    wanted = paper.counterfactual(base, {name: source.latents[name]})
+    for i in range(200):
+        line = paper.text(wanted, i)
+        answer, values = evaluate(line)
+        for variable in "xy":
+            assert wanted.latents[variable][i] == values[variable]
+        assert wanted.latents["result"][i] == answer
+        assert paper.decode(wanted.targets[i]) == str(answer)
+        assert wanted.mask[i].sum() == len(str(answer)) + 1 == wanted.latents["length"][i] + 1
+        assert paper.decode(wanted.inputs[1][i]) == str(answer)
+        assert wanted.inputs[1][i, 0] == MLU_CHARACTERS.index("<bos>")
+        assert line[0] == "xy"[wanted.latents["first"][i]]
+        operands = [wanted.latents[side][i] for side in ("left", "right")]
+        symbol = MLU_OPERATORS[wanted.latents["operator"][i]]
+        assert line.endswith(f",{'xy'[operands[0]]}{symbol}{'xy'[operands[1]]}")
+    assert torch.equal(wanted.latents[name], source.latents[name])
+    assert (wanted.inputs[0] != base.inputs[0]).any(1).float().mean() > 0.4
+
+
+def test_a_result_is_set_while_the_line_stays(paper):
+    base = paper.batch("id", 0, 4)
+    result = torch.tensor([0, -7, 998_001, 15])
+    wanted = paper.counterfactual(base, {"result": result})
+    assert torch.equal(wanted.inputs[0], base.inputs[0])
+    assert [paper.decode(answer) for answer in wanted.targets] == ["0", "-7", "998001", "15"]
+    assert [paper.decode(answer) for answer in wanted.inputs[1]] == ["0", "-7", "998001", "15"]
+    assert wanted.mask.sum(1).tolist() == [2, 3, 7, 3]
+    with pytest.raises(ValueError, match=r"integers from -999000 to 1000000 .* got 1000001"):
+        paper.counterfactual(base, {"result": result + 1_000_001})

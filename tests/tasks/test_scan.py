@@ -311,3 +311,78 @@ def test_the_parse_is_unique(simple):
 def test_a_bad_config_says_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         ScanConfig(**{"split": "length"} | arguments)
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["conjunction", "verb_1", "direction_2", "manner_1", "times_2"])
+def test_actions_follow_from_the_phrases_that_are_set(simple, name):
+    base, source = (simple.batch("id", index, 300) for index in (0, 1))
+    wanted = simple.counterfactual(base, {name: source.latents[name]})
+    is_command = wanted.latents["command"] >= 0
+    assert is_command.float().mean() > 0.1
+    names = {key: values.tolist() for key, values in wanted.latents.items()}
+    for i in range(300):
+        phrases = [text_of_phrase(names, number, i) for number in (1, 2)]
+        link = SCAN_LATENTS["conjunction"][names["conjunction"][i]]
+        text = phrases[0] if link == "none" else f"{phrases[0]} {link} {phrases[1]}"
+        if text not in GRAMMAR:
+            assert not is_command[i]
+            assert names["length"][i] == 0
+            assert not wanted.mask[i].any()
+            assert torch.equal(wanted.targets[i], base.targets[i])
+            assert simple.text(wanted, i) == simple.text(base, i)
+            continue
+        assert is_command[i]
+        assert simple.text(wanted, i) == text
+        actions = interpret(text)
+        expected = [SCAN_ACTIONS.index(action) for action in actions]
+        n = len(actions)
+        assert names["length"][i] == n
+        assert wanted.targets[i].tolist() == expected + [2] + [0] * (48 - n)
+        assert wanted.inputs[1][i].tolist() == [1] + expected + [0] * (48 - n)
+        assert wanted.mask[i].tolist() == [True] * (n + 1) + [False] * (48 - n)
+        if name == "conjunction" and link == "none":
+            assert {names[f"{part}_2"][i] for part in ("verb", "times")} == {-1}
+
+
+def text_of_phrase(names, number, i):
+    """The words of a phrase by its latents, whether or not the grammar has them."""
+    parts = []
+    for part in ("verb", "manner", "direction"):
+        index = names[f"{part}_{number}"][i]
+        parts.append("?" if index < 0 else SCAN_LATENTS[part][index])
+    parts.append(("?", "none", "twice", "thrice")[max(0, names[f"times_{number}"][i])])
+    return " ".join(part for part in parts if part != "none")
+
+
+GRAMMAR = set(grammar())
+
+
+def test_commands_that_are_longer_than_the_batch_have_no_answer():
+    task = Scan(ScanConfig(split="length", cutoff=4))
+    base = task.batch("train", 0, 200)
+    thrice = torch.full_like(base.latents["times_1"], 3)
+    wanted = task.counterfactual(base, {"times_1": thrice})
+    length = torch.tensor([len(interpret(task.text(wanted, i))) for i in range(200)])
+    assert torch.equal(wanted.latents["length"], length)
+    assert wanted.targets.shape == base.targets.shape == (200, 5)
+    assert torch.equal(wanted.mask.any(1), length <= 4)
+    assert torch.equal(wanted.mask.sum(1)[length <= 4], length[length <= 4] + 1)
+    assert 0 < (length <= 4).sum() < 200
+    trimmed = Scan(ScanConfig(split="simple"), trimmed=True)
+    base = trimmed.counterfactual(trimmed.batch("id", 0, 1), {})
+    assert trimmed.text(base, 0)
+    shown, width = (part.shape[1] for part in base.inputs)
+    longer = {name: torch.tensor([index]) for name, index in LONGEST.items()}
+    wanted = trimmed.counterfactual(base, longer)
+    assert wanted.latents["length"].item() == 48
+    assert not wanted.mask.any()
+    assert [part.shape[1] for part in wanted.inputs] == [shown, width]
+
+
+LONGEST = {
+    **{"conjunction": 1, "verb_1": 0, "direction_1": 1, "manner_1": 2, "times_1": 3},
+    **{"verb_2": 0, "direction_2": 1, "manner_2": 2, "times_2": 3},
+}

@@ -213,3 +213,54 @@ def test_an_unknown_split_is_an_error():
         ValueError, match=r"split must be one of train, id, ood, got 'oob'; nearest: 'ood'"
     ):
         task_of().batch("oob", 0, 1)
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["key_a", "polarity", "key_b", "value"])
+def test_labels_follow_from_the_tokens_that_are_set(name):
+    task = task_of(margin=2)
+    base, source = (task.batch("id", index, 300) for index in (0, 1))
+    width = base.latents[name].shape[1]
+    exchanged = torch.arange(width) == torch.arange(300)[:, None] % width
+    given = torch.where(exchanged, source.latents[name], base.latents[name])
+    wanted = task.counterfactual(base, {name: given})
+    sides = [task.combinations(split).tolist() for split in ("train", "ood")]
+    sums, known = set(), set()
+    for i in range(300):
+        a, b, _ = read(task.config, *(part[i].tolist() for part in wanted.inputs))
+        total = sum(p * value for key, p in a for other, value in b if key == other)
+        assert wanted.latents["total"][i] == total
+        assert wanted.targets[i, 0] == (total > 0)
+        assert wanted.mask[i, 0] == (abs(total) >= 2)
+        sums.add(abs(total) >= 2)
+        row = sorted(wanted.inputs[0][i].tolist())
+        where = [side.index(row) for side in sides if row in side]
+        assert wanted.latents["combination"][i].tolist() == (where or [-1])[0]
+        known.add(tuple(row in side for side in sides))
+    assert sums == {True, False}
+    assert (len(known) > 1) == (name in ("key_a", "polarity"))
+    assert torch.equal(wanted.latents[name], given)
+
+
+def test_signs_and_totals_are_set_in_between():
+    task = task_of()
+    base = task.batch("id", 0, 100)
+    total = -base.latents["total"]
+    wanted = task.counterfactual(base, {"total": total})
+    assert torch.equal(wanted.targets, 1 - base.targets)
+    assert all(map(torch.equal, wanted.inputs, base.inputs))
+    sign = base.latents["sign"].clone()
+    sign[:, 1, 4] = 1
+    wanted = task.counterfactual(base, {"sign": sign})
+    expected = torch.einsum("nab,nb->n", sign, base.latents["value"])
+    assert torch.equal(wanted.latents["total"], expected)
+    assert torch.equal(wanted.targets[:, 0], (expected > 0).long())
+    assert torch.equal(wanted.mask[:, 0], expected != 0)
+    assert all(map(torch.equal, wanted.inputs, base.inputs))
+    assert (expected != base.latents["total"]).any()
+    with pytest.raises(ValueError, match=r"polarity'\] must be -1 or 1 where .* got 0"):
+        task.counterfactual(base, {"polarity": torch.zeros_like(base.latents["polarity"])})
+    with pytest.raises(ValueError, match=r"value'\] must be integers from -4 to 4 but 0 .* got 0"):
+        task.counterfactual(base, {"value": torch.zeros_like(base.latents["value"])})

@@ -346,3 +346,62 @@ def test_batches_of_one_type_take_turns_and_an_epoch_has_each_question_once():
     # The other splits do not change.
     ours, others = (SortOfClevr(SortOfClevrConfig(by_type=flag, **FEW)) for flag in (True, False))
     assert questions(full_batch(ours, "valid")) == questions(full_batch(others, "valid"))
+
+
+# Counterfactuals
+
+
+@pytest.mark.parametrize("name", ["question_type", "subtype", "colours", "positions", "shapes"])
+def test_answers_follow_from_what_is_set(name):
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    base, source = task.batch("test", 0, 150), task.batch("test", 1, 150)
+    given = source.latents[name]
+    if name == "positions":  # of one object; in some images it is too near to another
+        moved = torch.arange(6)[:, None] == 1
+        given = torch.where(moved, given, base.latents[name])
+    wanted = task.counterfactual(base, {name: given})
+    defined = wanted.mask[:, 0]
+    assert defined.float().mean() > 0.3
+    # With an equal type or shape nothing changes.
+    assert (wanted.targets != base.targets)[defined].any()
+    is_ternary = wanted.latents["question_type"] == 2
+    second = wanted.latents["colours"][:, 1]
+    is_question = torch.where(is_ternary, second >= 0, second < 0)
+    assert torch.equal(defined, is_question & ~overlaps(wanted.latents["positions"]))
+    assert defined.all() == (name in ("subtype", "shapes"))
+    for i in defined.nonzero()[:, 0].tolist():
+        objects = objects_of(wanted.inputs[0][i])
+        question_type, subtype, colours = question_of(wanted.inputs[1][i])
+        answer, relevant = solve(objects, subtype, colours)
+        assert SORT_OF_CLEVR_ANSWERS[wanted.targets[i]] == answer
+        named = {SORT_OF_CLEVR_COLOURS.index(colour) for colour in (*colours, *relevant)}
+        concerned = wanted.latents["objects_concerned"][i].nonzero()[:, 0].tolist()
+        assert named == {*concerned}
+        assert question_type == [*SORT_OF_CLEVR_QUESTIONS][wanted.latents["question_type"][i]]
+    assert torch.equal(wanted.latents["image"], base.latents["image"])
+
+
+def overlaps(positions):
+    """Whether squares of two objects overlap, or another object is not the only closest one."""
+    bad = []
+    for scene in positions.tolist():
+        pairs = [(a, b) for i, a in enumerate(scene) for b in scene[:i]]
+        near = any(max(abs(a[0] - b[0]), abs(a[1] - b[1])) <= 10 for a, b in pairs)
+        ties = False
+        for a in scene:
+            far = sorted((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 for b in scene if b is not a)
+            ties |= far[0] == far[1] or far[-1] == far[-2]
+        bad.append(near or ties)
+    return torch.tensor(bad)
+
+
+def test_a_question_without_a_second_colour_shows_none():
+    task = SortOfClevr(SortOfClevrConfig(**FEW))
+    base = task.batch("test", 0, 60)
+    unary = {"question_type": torch.zeros(60, dtype=torch.long)}
+    wanted = task.counterfactual(base, unary)
+    assert (wanted.latents["colours"][:, 1] == -1).all()
+    assert wanted.mask.all()
+    assert not wanted.inputs[1][:, 6:12].any()
+    back = task.counterfactual(wanted, {"question_type": base.latents["question_type"]})
+    assert torch.equal(back.mask[:, 0], base.latents["question_type"] < 2)

@@ -204,3 +204,51 @@ def test_groups_are_the_classes():
     assert list(groups) == ["equilateral", "other"]
     assert torch.equal(groups["equilateral"], batch.targets[:, 0] == 1)
     assert torch.equal(groups["other"], batch.targets[:, 0] == 0)
+
+
+# Counterfactuals
+
+
+def test_the_picture_follows_from_the_corners_that_are_set():
+    task = Triangles(TrianglesConfig(**FEW))
+    base, source = task.batch("train", 0, 150), task.batch("train", 1, 150)
+    corners = base.latents["corners"].clone()
+    corners[:, 2] = source.latents["corners"][:, 2]
+    corners[:50] = source.latents["corners"][:50]
+    corners[50:55, 2] = (corners[50:55, 1] - 3).clamp(min=2)
+    wanted = task.counterfactual(base, {"corners": corners})
+    unclear = set()
+    for i in range(150):
+        triangle = corners[i].tolist()
+        missed = max(misses(triangle))
+        sides = [math.dist(triangle[j - 1], triangle[j]) for j in range(3)]
+        clear = missed < 0.71 or (missed > 1 and max(sides) - min(sides) > 1)
+        assert wanted.mask[i].item() == (clear and min(sides) >= 12)
+        unclear.add(wanted.mask[i].item())
+        if not wanted.mask[i]:
+            continue
+        assert wanted.targets[i].item() == (missed < 1) == wanted.latents["equilateral"][i].item()
+        assert wanted.latents["defect"][i].item() == pytest.approx(missed, abs=1e-5)
+        assert sorted(wanted.latents["side"][i].tolist()) == pytest.approx(sorted(sides))
+        clusters = clusters_of(wanted.inputs[i, 0])
+        centres = [[sum(axis) / 8 for axis in zip(*cluster, strict=True)] for cluster in clusters]
+        assert sorted(centres) == sorted(triangle)
+    assert unclear == {True, False}
+    # The clusters are moved as they are.
+    moved = (corners - base.latents["corners"])[:, :, None]
+    assert torch.equal(wanted.latents["points"] - moved, base.latents["points"])
+
+
+def test_the_answer_is_set_while_the_picture_stays():
+    task = Triangles(TrianglesConfig(**FEW))
+    base = task.batch("train", 0, 60)
+    wanted = task.counterfactual(base, {"equilateral": ~base.latents["equilateral"]})
+    assert torch.equal(wanted.targets, 1 - base.targets)
+    assert torch.equal(wanted.inputs, base.inputs)
+    wanted = task.counterfactual(base, {"defect": torch.full((60,), 0.5)})
+    assert (wanted.targets == 1).all()
+    assert wanted.latents["equilateral"].all()
+    assert torch.equal(wanted.inputs, base.inputs)
+    wanted = task.counterfactual(base, {"offsets": base.latents["offsets"].flip(1)})
+    assert torch.equal(wanted.targets, base.targets)
+    assert (wanted.inputs != base.inputs).any()
