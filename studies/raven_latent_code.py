@@ -344,7 +344,7 @@ VIEWS = {
         mean="confusion",
         rows={"true rule": {}},
         share=False,
-        bar="share of the true rule (numbers: %)",
+        bar="share of the true rule",
     ),
     "projection": partial(
         drawings.pictures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +12,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Int
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 import probes
 from studies.engine.readings import Condition, Reading, conditions_of, varied
@@ -294,17 +299,43 @@ def facets(
 
 
 def legend_beside(figure: Figure) -> None:
-    """Add one legend for all panels to their right, with each label once."""
-    handles: dict[str, Any] = {}
+    """Add one legend for all panels to their right, with each label once.
+
+    A label that has other colours in other panels, those of their conditions, is black.
+    """
+    handles: dict[str, list[Any]] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+            handles.setdefault(label, []).append(handle)
     if handles:
         style: Any = {"loc": "outside right center", "frameon": False, "fontsize": SMALL}
-        legend = figure.legend(list(handles.values()), list(handles), **style)
+        entries = [_of_all_panels(of_label) for of_label in handles.values()]
+        legend = figure.legend(entries, list(handles), **style)
         # Widen the figure for long labels, so that the panels keep their size.
         width = legend.get_window_extent().width / figure.dpi
         figure.set_figwidth(figure.get_figwidth() + max(0, width - LEGEND))
+
+
+def _of_all_panels(handles: Sequence[Any]) -> Any:
+    """The legend handle of what is drawn in several panels, black if its colours differ."""
+    artists = [_artist(handle) for handle in handles]
+    if not isinstance(artists[0], Line2D | Patch):
+        return handles[0]
+    handle = copy(artists[0])
+    if len({_colour(artist) for artist in artists}) > 1:
+        handle.set_color("black")
+    return handle
+
+
+def _artist(handle: Any) -> Any:
+    """The line of an errorbar, or the first bar of several."""
+    if isinstance(handle, ErrorbarContainer):
+        return handle.lines[0]
+    return handle[0] if isinstance(handle, BarContainer) else handle
+
+
+def _colour(artist: Any) -> str:
+    return to_hex(artist.get_color() if isinstance(artist, Line2D) else artist.get_facecolor())
 
 
 def finished(

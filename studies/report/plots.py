@@ -256,6 +256,9 @@ def points(
         panel.axis.set_ylim(len(rows) - 0.5, -0.5)
         if log:
             panel.axis.set_xscale("log")
+        else:
+            # Long numbers, such as perplexities, would touch one another.
+            panel.axis.ticklabel_format(axis="x", scilimits=(-3, 4))
         panel.axis.label_outer()
     return finished(figure)
 

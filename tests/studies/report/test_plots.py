@@ -108,6 +108,22 @@ def test_a_long_row_of_panels_is_wrapped():
     assert sum(first) == 2
 
 
+def test_the_legend_of_panels_in_different_colours_is_black():
+    rates = np.stack([RATES, RATES / 2], axis=1)
+    dims = ("cell", "control", "split", "position")
+    coords = {"control": ["observed", "shuffled"], "split": ["id", "ood"]}
+    result = two_models([0.5, 0.7], [0.6, 0.8])
+    result["probed"] = xr.DataTree(xr.Dataset({"rate": (dims, rates)}, coords))
+    figure = plots.lines(result, **PROBED, rows="split", lines="control")
+    observed, control = (line.get_color() for line in figure.legends[0].get_lines())
+    assert observed == "black"
+    assert control == figure.axes[0].containers[1].lines[0].get_color() != "black"
+    # In the same colour everywhere, it has this colour.
+    figure = plots.lines(result, **PROBED, columns="split", lines=CONDITIONS, rows="control")
+    drawn = [bars.lines[0].get_color() for bars in figure.axes[0].containers]
+    assert [line.get_color() for line in figure.legends[0].get_lines()] == drawn
+
+
 def test_lines_of_a_dim_that_is_no_control_have_the_colour_of_the_condition():
     rates = np.stack([RATES, RATES / 2], axis=1)
     result = two_models([0.5, 0.7], [0.6, 0.8])
