@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
 LEARNED, OTHERS, UNTRAINED = "learned", "another variable", "untrained"
-CONTROLS = ("none", "whole", "pca", "random", OTHERS, UNTRAINED)
+UNTRAINED_NONE = "untrained, none"
+CONTROLS = ("none", "whole", "pca", "random", OTHERS, UNTRAINED, UNTRAINED_NONE)
 PAIRS = ("all", "changed")
 
 _IGNORED = -100  # the label that torch's cross-entropy leaves out
@@ -73,7 +74,8 @@ def align(
     - "random": a random subspace of the same rank, the mean over `draws`.
     - "another variable": the subspaces learned for the other variables, their mean; high where the
       subspace carries more than the variable. Only with several variables.
-    - "untrained": a subspace learned in the same way in a model with random weights, if passed.
+    - "untrained": a subspace learned in the same way in a model with random weights, if passed;
+      "untrained, none": that model without exchange, which may guess right.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
@@ -165,7 +167,9 @@ def align(
                     crossed = np.stack([each.hits(swaps, subspace) for subspace in subspaces])
                     # [variable of the subspace, variable, pair]
                     found[key] = np.stack([row[i] for i, row in enumerate(crossed)])
-                    if key == LEARNED and len(crossed) > 1:
+                    if key == UNTRAINED:
+                        found[UNTRAINED_NONE] = each.hits(swaps, _keep)
+                    elif len(crossed) > 1:
                         found[OTHERS] = (crossed.sum(axis=0) - found[key]) / (len(crossed) - 1)
                 hits[split].append(found)
     shape = len(sites), len(ranks)
@@ -197,6 +201,7 @@ class _Search:
     learning_rate: float
     batch_size: int
     seed: int
+    _sources: dict[int, Tensor] = field(default_factory=dict)
 
     def learn(self, swaps: Swaps, variable: str, rank: int) -> DASResult:
         """Learn the subspace of a variable from the pairs that have an answer."""
@@ -232,15 +237,13 @@ class _Search:
     def hits(self, swaps: Swaps, intervention: Intervention) -> Float[np.ndarray, "variable pair"]:
         """Whether the answer to each base, after the intervention, is the causal model's."""
         run, pairs = self._run(swaps), torch.arange(len(swaps))
+        # Many subspaces are exchanged in the same pairs.
+        if id(swaps) not in self._sources:
+            self._sources[id(swaps)] = self._vectors(swaps, pairs + len(swaps))
+        sources = self._sources[id(swaps)]
         with evaluating(self.model):
             found = intervened_logits(
-                run,
-                run.HOOK,
-                intervention,
-                pairs,
-                self._vectors(swaps, pairs + len(swaps)),
-                run,
-                batch_size=self.batch_size,
+                run, run.HOOK, intervention, pairs, sources, run, batch_size=self.batch_size
             )
         answers = found.argmax(dim=1)
         if answers.shape != swaps.own.shape:

@@ -127,6 +127,13 @@ def test_controls_are_what_they_are_called(result):
     above = result["above_low"].sel(split="test", site="state", rank=3, pairs="changed")
     assert (above.drop_sel(control="learned") > 0.3).all()
     assert (result["above"].sel(control="learned") == 0).all()
+    # Its answers are not the bases', so that some are right without any exchange.
+    guesses = Adds(knows=False)(*swaps.base).argmax(1)
+    for variable, wanted in swaps.answers.items():
+        changed = (wanted != swaps.own)[:, 0]
+        expected = float((guesses == wanted[:, 0])[changed].float().mean())
+        found = accuracy.sel(control="untrained, none", variable=variable)
+        assert found == pytest.approx(expected)
     everything = result["accuracy"].sel(split="test", rank=3, site="state", pairs="all")
     # The unchanged pairs are hits without any exchange.
     share = 1 - result["trials"].sel(pairs="changed") / result["trials"].sel(pairs="all")
