@@ -135,11 +135,12 @@ class CausalTask(ABC, Generic[Inputs]):
                 `torch.where`.
 
         Returns:
-            A new batch. Its mask is False where the task documents that an answer is not defined.
+            A new batch, which shares the memory of what stays. Its mask is False where the task
+            documents that an answer is not defined.
 
         Raises:
             ValueError: a latent is unknown or cannot be set, or its shape, dtype or values are not
-                allowed.
+                allowed; `batch` is of another task.
 
         Example:
             `task.counterfactual(base, {"rule": source.latents["rule"]}).targets`
@@ -175,29 +176,37 @@ class CausalTask(ABC, Generic[Inputs]):
     @final
     def _require_can_be_set(self, batch: Batch[Inputs], latents: Mapping[str, Tensor]) -> None:
         variables = self._variables
-        settable = [name for name, variable in variables.items() if variable.allowed is not None]
+        missing = variables.keys() - batch.latents.keys() - {"inputs", "targets", "mask"}
+        if missing:
+            raise ValueError(
+                f"batch must have the latents of {type(self).__name__}, got one without "
+                f"{', '.join(sorted(missing))}"
+            )
+        settable = {
+            name: variable.allowed
+            for name, variable in variables.items()
+            if variable.allowed is not None
+        }
         for name, new in latents.items():
             causes = variables[name].causes if name in variables else ()
-            if name in batch.latents and name not in settable and causes:
+            if name not in settable and causes:
                 raise ValueError(
                     f"latents must be of {', '.join(settable)}, got {name!r}, which follows from "
                     f"{', '.join(causes)}"
                 )
-            require_choice("latents", name, settable)
+            require_choice("latents", name, tuple(settable))
             argument, old = f"latents[{name!r}]", batch.latents[name]
             if not isinstance(new, Tensor) or new.dtype != old.dtype:
                 kind = new.dtype if isinstance(new, Tensor) else type(new).__name__
                 raise ValueError(f"{argument} must be a tensor of {old.dtype}, got {kind}")
             require_shape(argument, new, tuple(old.shape))
-            allowed = variables[name].allowed
-            assert allowed is not None
             new, old = new.to("cpu"), old.to("cpu")
-            is_bad = (new != old) & ~allowed.permits(new, old)
+            is_bad = (new != old) & ~settable[name].permits(new, old)
             if is_bad.any():
                 example = _any(is_bad).nonzero()[0, 0].item()
                 raise ValueError(
-                    f"{argument} must be {allowed.text} where it differs from the batch, got "
-                    f"{new[is_bad][0].item()} in example {example}"
+                    f"{argument} must be {settable[name].text} where it differs from the batch, "
+                    f"got {new[is_bad][0].item()} in example {example}"
                 )
 
 

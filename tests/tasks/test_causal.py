@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import Batch, CausalTask
+from tasks import Batch, CausalTask, FuzzyLogic, FuzzyLogicConfig
 from tasks.causal import FINITE, Variable, integers, numbers
 from tasks.rows import find_rows
 
@@ -129,6 +129,7 @@ def test_the_graph_is_that_of_the_declaration():
             "one of left, right, .* sums, got 'lift'; nearest: 'left'",
         ),
         ({"parity": [0, 0, 0]}, "of left, .* sums, got 'parity', which follows from total"),
+        ({"targets": [0, 0, 0]}, "of left, .* sums, got 'targets', which follows from total, sums"),
         ({"fixed": [0, 0, 0]}, "one of left, .* sums, got 'fixed'"),
         (
             {"left": [1.0, 2, 3]},
@@ -143,6 +144,11 @@ def test_errors_say_what_can_be_set(base, latents, message):
         Sums().counterfactual(
             base, {name: torch.tensor(values) for name, values in latents.items()}
         )
+
+
+def test_a_batch_of_another_task_is_refused(base):
+    with pytest.raises(ValueError, match="latents of FuzzyLogic, got one without combination, "):
+        FuzzyLogic(FuzzyLogicConfig()).counterfactual(base, {})
 
 
 def test_a_list_is_no_tensor(base):

@@ -471,3 +471,13 @@ def test_a_result_that_is_set_is_the_next_operand():
     assert (wanted.targets != base.targets).any()
     result[:, 2] = -4.0
     assert (task.counterfactual(base, {"result": result}).targets == -4).all()
+
+
+def test_results_are_rounded_once():
+    task = MathEquations(MathEquationsConfig(n_operators=15, length=3, **FEW))
+    batch = full_batch(task, "id")
+    for i in range(len(batch)):
+        expected = solve(tokens_of(batch.inputs[i], list(SYMBOLS)))
+        # Half of a unit in the last of 24 binary digits, and what doubles leave.
+        actual = batch.latents["result"][i].tolist()
+        assert actual == pytest.approx(expected, rel=2**-24 + 1e-10, abs=1e-14)
