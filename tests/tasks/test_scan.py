@@ -380,8 +380,19 @@ def test_commands_that_are_longer_than_the_batch_have_no_answer():
     assert wanted.latents["length"].item() == 48
     assert not wanted.mask.any()
     assert [part.shape[1] for part in wanted.inputs] == [shown, width]
+    # More words than the batch has room for, though the answer fits.
+    batches = (trimmed.batch("id", index, 1) for index in range(1000))
+    base = next(b for b in batches if b.inputs[0].shape[1] == 4 and b.targets.shape[1] > 6)
+    wordy = {name: torch.tensor([index]) for name, index in WORDY.items()}
+    wanted = trimmed.counterfactual(base, wordy)
+    assert wanted.latents["length"].item() == 5
+    assert not wanted.mask.any()
 
 
+WORDY = {  # walk and walk left twice
+    **{"conjunction": 1, "verb_1": 0, "direction_1": 0, "manner_1": 0, "times_1": 1},
+    **{"verb_2": 0, "direction_2": 1, "manner_2": 0, "times_2": 2},
+}
 LONGEST = {
     **{"conjunction": 1, "verb_1": 0, "direction_1": 1, "manner_1": 2, "times_1": 3},
     **{"verb_2": 0, "direction_2": 1, "manner_2": 2, "times_2": 3},
