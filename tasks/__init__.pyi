@@ -2,6 +2,7 @@
 
 from .batch import Batch as Batch
 from .causal import CausalTask as CausalTask
+from .checking import check as check
 from .contextual_retrieval import ContextualRetrieval as ContextualRetrieval
 from .contextual_retrieval import ContextualRetrievalConfig as ContextualRetrievalConfig
 from .esbn import ESBN as ESBN

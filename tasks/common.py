@@ -22,17 +22,16 @@ class Key:
     """
 
     def __init__(self, config: "DataclassInstance") -> None:
-        self._digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+        self._config = json.dumps(asdict(config), sort_keys=True).encode()
 
     def hexdigest(self) -> str:
         """Return the config's hash, 64 hexadecimal digits."""
-        return self._digest.hexdigest()
+        return hashlib.sha256(self._config).hexdigest()
 
     def seed(self, path: str) -> int:
         """Return the 128-bit seed of a path."""
-        digest = self._digest.copy()
-        digest.update(path.encode())
-        return int.from_bytes(digest.digest()[:16], "little")
+        digest = hashlib.sha256(self._config + path.encode()).digest()
+        return int.from_bytes(digest[:16], "little")
 
     def generator(self, path: str) -> np.random.Generator:
         """Return a new generator, seeded by the config and the path."""
