@@ -55,6 +55,7 @@ def further_steps(predictor: str) -> engine.Reading:
 KINDS = {"gate": "open gates", "change": "changes"}
 SCORES = {"f1": "edges, F1", "order": "in order", "tau": "tau x 100"}
 CONTROLS = ("shuffled", "untrained")
+HABITS = ("left neighbour", "right neighbour")
 ROLES = (
     "operator reads argument",
     "argument reads operator",
@@ -126,7 +127,8 @@ def claims_of_ours() -> Iterator[engine.Claim]:
         NDR | BACKWARD | {"readout": "last"},
     )
     positive = functools.partial(engine.Claim, source="ours", of={}, exceeds=0.0)
-    for nodes, score, control in product(KINDS, SCORES, CONTROLS):
+    nulls = [*product(SCORES, CONTROLS), *product(["f1"], HABITS)]
+    for nodes, (score, control) in product(KINDS, nulls):
         # Gates stay open until the last step, so by gates all columns are done at once.
         if (nodes, score) != ("gate", "order"):
             yield positive(
@@ -163,7 +165,7 @@ def rows() -> Iterator[engine.Row | engine.Section]:
     yield engine.Row("  chance", metric("accuracy_chance", "ood"), spread=False)
     for nodes, title in KINDS.items():
         yield engine.Section(title)
-        for score, control in product(SCORES, ("trained", *CONTROLS)):
+        for score, control in product(SCORES, ("trained", *CONTROLS, *HABITS)):
             label = f"{SCORES[score]}, {control}".removesuffix(", trained")
             yield engine.Row(label, flow(score, nodes, control))
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):
@@ -187,7 +189,8 @@ TABLE = engine.Table(
     "Nodes of the graph are columns at steps where their gate is open, or where their state "
     "changes. Edges: which column reads which, by attention, against the true dataflow; in order: "
     "share of dependencies whose source is done first; tau: rank correlation of first update and "
-    "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes. "
+    "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes; "
+    "left and right neighbour: each column reads the next one that holds a value, in turn. "
     "Closed gate, cut read: share of right answers that become wrong when, from a node (change) "
     "on, its gate stays closed or attention to one column is set to zero. Best head: attention "
     "at any step to the pairs of columns of a role, mean over pairs, of the head that has most; "

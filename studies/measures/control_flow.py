@@ -27,15 +27,18 @@ LEAST_READ = 0.5
 
 
 def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
-    """Whether graphs of gates and attention match the true dataflow, and whether answers need them.
+    """Whether graphs of columns and attention match the dataflow, and whether answers need them.
+
+    Of models without gates, a node is a change of a column's state, and a cut keeps the state.
 
     Args:
         trained: the trained model and its untrained control.
         n: number of examples, spread over all depths.
     """
     setup = trained.setup
-    if setup.model not in GATED:
+    if setup.model not in ROUTERS:
         return None
+    is_gated = setup.model in GATED
     batch, truth = examples_with_truth(trained, n)
     return probes.examine_control_flow(
         trained.model,
@@ -43,7 +46,8 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
         truth,
         untrained=trained.untrained,
         answer=most_probable,
-        thresholds=NODES,
+        thresholds=NODES if is_gated else {"change": NODES["change"]},
+        gates="blocks.*.hook_gate" if is_gated else None,
         attention_threshold=LEAST_READ,
         routes=None if isinstance(setup.task, TableLookupConfig) else 1,
         seed=trained.seed,

@@ -19,7 +19,16 @@ from studies.engine.fairness import assess
 from studies.engine.trained import initial_model
 from studies.measures import control_flow as measures
 from studies.measures.control_flow import examples_of_all_depths
-from studies.ndr_control_flow import KINDS, PRESETS, STUDY, TABLE, broken, flow
+from studies.ndr_control_flow import (
+    CONTROLS,
+    HABITS,
+    KINDS,
+    PRESETS,
+    STUDY,
+    TABLE,
+    broken,
+    flow,
+)
 from studies.setups import expressions
 from studies.setups.expressions import GATED, MODELS, PAPERS_LISTOPS, RECURRENT, ROUTERS
 from studies.views import ndr as views
@@ -65,7 +74,7 @@ def batch(setup):
 # The run
 
 
-def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
+def test_the_result_has_scores_by_depth_and_control_flow_of_models_with_columns(result):
     scores = result["scores"].to_dataset()
     assert scores["model"].to_numpy().tolist() == ["ndr", "lstm", "transformer"]
     assert scores["split"].to_numpy().tolist() == ["id", "valid", "ood"]
@@ -82,10 +91,12 @@ def test_the_result_has_scores_by_depth_and_control_flow_of_gates_alone(result):
     assert float(scores["accuracy_chance"].sel(split="ood", group="all")[0]) == 1 / 8
     assert float(scores["accuracy_paper"].sel(split="ood", group="all")[0]) == 1
     flows = result["control_flow"].to_dataset()
-    assert set(flows["control"].to_numpy()) == {"trained", "shuffled", "untrained"}
+    assert set(flows["control"].to_numpy()) == {"trained", *CONTROLS, *HABITS}
     assert set(flows["nodes"].to_numpy()) == set(views.NODES) == set(KINDS)
-    assert flows["score"].isel(cell=0).notnull().any()
-    assert flows["score"].isel(cell=[1, 2]).isnull().all()
+    # A transformer has no gates, an LSTM no columns.
+    known = flows["score"].sel(metric="recall", depth="all", correct="all", control="trained")
+    assert known.sel(nodes="change").notnull().to_numpy().tolist() == [True, False, True]
+    assert known.sel(nodes="gate").notnull().to_numpy().tolist() == [True, False, False]
     for part, name in (("heads", "best"), ("drawn", "attention")):
         values = result[part][name].transpose("cell", ...)
         assert values.notnull().any(values.dims[1:]).to_numpy().tolist() == [True, False, True]
@@ -112,17 +123,18 @@ def test_readings_of_the_table_and_of_claims_are_there(result):
 def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     tree = result.copy(deep=True)
     flows = tree["control_flow"]
-    ndr = flows["cell"][0]
     score, rate = flows["score"], flows["rate"]
-    score.loc[{"cell": ndr}] = 0.2
-    score.loc[{"cell": ndr, "control": "trained"}] = 0.6
-    score.loc[{"cell": ndr, "control": "trained", "nodes": "change"}] = 0.9
-    rate.loc[{"cell": ndr}] = 0.1
+    without = flows["cell"][1:]
+    score[:] = 0.2
+    score.loc[{"control": "trained"}] = 0.6
+    score.loc[{"control": "trained", "nodes": "change"}] = 0.9
+    rate[:] = 0.1
     for kind in ("node", "edge"):
-        rate.loc[{"cell": ndr, "condition": f"{kind} on the path", "cut": "lasting"}] = 0.8
+        rate.loc[{"condition": f"{kind} on the path", "cut": "lasting"}] = 0.8
+    score.loc[{"cell": without}] = rate.loc[{"cell": without}] = np.nan
     claims = [one for one in STUDY.claims if one.source == "ours" and one.exceeds == 0.0]
     found = judge(tree, claims, assess(tree, None))
-    assert len(found["effect"]) == len(claims) == 10 + 1 + 4 + 1
+    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 4 + 1
     assert (found["effect"] > 0).all()
 
 
@@ -466,9 +478,13 @@ def test_control_graphs_are_as_dense_as_those_of_the_model(trained, batch, nodes
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_with_gates_have_control_flow_and_models_with_columns_the_rest(name, setup):
+def test_models_with_columns_have_control_flow_with_gates_also_by_gates(name, setup):
     trained = trained_of(replace(setup, model=name))
-    assert (measures.control_flow(trained, n=8) is not None) == (name in GATED)
+    flow = measures.control_flow(trained, n=8)
+    assert (flow is not None) == (name in ROUTERS)
+    if flow is not None:
+        nodes = ["gate", "change"] if name in GATED else ["change"]
+        assert flow["nodes"].to_numpy().tolist() == nodes
     for measure in (measures.heads, measures.timing):
         assert (measure(trained_of(trained.setup), n=8) is not None) == (name in ROUTERS)
     drawn = measures.drawn(trained_of(trained.setup), n=1)
