@@ -330,26 +330,27 @@ def _positions(labels: xr.DataArray) -> np.ndarray:
 
 def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: Any) -> None:
     """Draw the values of cells along a dim, without NaN; `seeds` as in `lines`."""
-    ylabel = axis.get_ylabel()
-    if seeds == "each":
-        x = data[along].to_numpy()
-        for values_of_cell in data["value"].transpose("cell", along).to_numpy():
-            finite = np.flatnonzero(np.isfinite(values_of_cell))
-            # The marker at the end tells colours that look alike apart.
-            ends = {"markevery": [len(finite) - 1], "ms": 4, "lw": 1.2}
-            axis.plot(x[finite], values_of_cell[finite], **style, **ends)
-    else:
-        mean = over_cells(data).rename(low="value_low", high="value_high")
-        if data[along].dtype.kind not in "if":
-            mean = mean.assign_coords({along: [name_of(label) for label in data[along].values]})
-        if seeds == "points":
-            style["linestyle"] = "none"
-        line(mean[["value"]] if seeds == "dots" else mean, "value", axis, along=along, **style)
-        if seeds == "dots":
-            cells = data["value"].transpose(along, "cell").to_numpy()
-            x = np.broadcast_to(_positions(data[along])[:, None], cells.shape)
-            finite = np.isfinite(cells)
-            axis.plot(x[finite], cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
+    ylabel, positions = axis.get_ylabel(), _positions(data[along])
+    if data[along].dtype.kind not in "if":
+        data = data.assign_coords({along: [name_of(label) for label in data[along].to_numpy()]})
+    curves = [over_cells(data).rename(low="value_low", high="value_high")]
+    if seeds == "dots":
+        curves = [curves[0][["value"]]]
+    elif seeds == "points":
+        style["linestyle"] = "none"
+    elif seeds == "each":
+        cells = (data[["value"]].isel(cell=cell) for cell in range(data.sizes["cell"]))
+        curves = [cell for cell in cells if has_values(cell)]
+    for curve in curves:
+        line(curve, "value", axis, along=along, **style)
+        if seeds == "each":
+            # Only its end has a marker, which tells colours that look alike apart.
+            axis.lines[-1].set(markevery=[-1], lw=1.2)
+    if seeds == "dots":
+        values_of_cells = data["value"].transpose(along, "cell").to_numpy()
+        x = np.broadcast_to(positions[:, None], values_of_cells.shape)
+        finite = np.isfinite(values_of_cells)
+        axis.plot(x[finite], values_of_cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
     axis.set(xlabel=name_of(along), ylabel=ylabel)
 
 
