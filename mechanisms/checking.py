@@ -42,8 +42,8 @@ def check(
       hook points are in its `hook_dict`.
     - Observation: outputs and gradients are the same with hooks, with each of them alone, without
       any and in inference mode, and training works after a call in inference mode.
-    - Outputs: finite; those of an example depend on no other example; equal in a second call in
-      evaluation mode; inputs are not changed.
+    - Outputs: neither NaN nor inf (logits may be -inf); the same in a second call in evaluation
+      mode; those of an example depend on no other example; inputs are not changed.
     - Gradients: each parameter gets one, and it is finite.
     - Masks, if the component is an attention, that is if its `forward` takes `x_query`, `x_key` and
       `mask`: keys that are masked do not count, neither for queries that may attend to nothing,
@@ -129,8 +129,8 @@ def _outputs(module: nn.Module, inputs: Tensors) -> Iterator[str]:
         if not torch.equal(x, before):
             yield f"inputs[{i}] is changed in place: change a copy"
     for output in outputs:
-        if output.is_floating_point() and not output.isfinite().all():
-            yield f"the output has {int((~output.isfinite()).sum())} values that are not finite"
+        if n_undefined := int(_undefined(output).sum()):
+            yield f"the output has {n_undefined} values that are NaN or inf"
     yield from _differs("in evaluation mode, the output of a second call", again, outputs)
 
 
@@ -247,8 +247,8 @@ def _masks(module: nn.Module, inputs: Tensors) -> Iterator[str]:
                 _call(module, (x_query, key), mask=mask) for key in (x_key, other_key)
             )
             gradients = _gradients_of(module, (x_query, x_key), mask=mask)
-        if not all(part.isfinite().all() for part in output):
-            yield f"{mode}, the output is not finite where a query may attend to nothing"
+        if any(_undefined(part).any() for part in output):
+            yield f"{mode}, the output is NaN or inf where a query may attend to nothing"
         else:
             yield from _differs(
                 f"{mode}, the output after a change of masked keys", changed, output
@@ -358,7 +358,8 @@ def _gradients_of(
         outputs = [x for x in _call(module, inputs, **settings) if x.requires_grad]
         if not weights or not outputs:
             return dict.fromkeys(weights)
-        loss = torch.stack([output.square().sum() for output in outputs]).sum()
+        finite = [output.masked_fill(output.isneginf(), 0.0) for output in outputs]
+        loss = torch.stack([output.square().sum() for output in finite]).sum()
         found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     return dict(zip(weights, found, strict=True))
 
@@ -380,11 +381,17 @@ def _differs(what: str, actual: Sequence[Tensor], expected: Sequence[Tensor]) ->
         if one.shape != other.shape:
             yield f"{what} has shape {tuple(one.shape)}, not {tuple(other.shape)}"
         elif other.numel():
-            largest = max(1.0, float(other.double().abs().max()))
-            difference = float((one.double() - other.double()).abs().max())
+            one, other = one.double(), other.double()
+            largest = max(1.0, float(other.masked_fill(other.isneginf(), 0.0).abs().max()))
+            difference = float((one - other).masked_fill(one == other, 0.0).abs().max())
             if not difference <= _TOLERANCE * largest:
                 allowed = _TOLERANCE * largest
                 yield f"{what} differs by {difference:.3g}, where {allowed:.0e} is allowed"
+
+
+def _undefined(output: Tensor) -> Tensor:
+    """Where it is NaN or inf; a logit of -inf says that there is no such answer."""
+    return output.isnan() | output.isposinf()
 
 
 def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -392,14 +399,10 @@ def _noise(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _with_noise(x: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    if x.dtype == torch.bool:
-        return ~x
-    if not x.is_floating_point():
-        # Numbers of experts or positions: only those that are there are surely allowed.
-        order = torch.randperm(x.numel(), generator=generator)
-        return x.flatten()[order.to(x.device)].view_as(x)
-    return x + _noise(x, generator)
+    if x.is_floating_point():
+        return x + _noise(x, torch.Generator().manual_seed(0))
+    # Numbers of experts or positions, of which there are at least two; or truth values.
+    return (x == 0).to(x.dtype)
 
 
 def _of_other_examples(x: Tensor) -> Tensor:

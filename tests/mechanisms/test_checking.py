@@ -109,9 +109,14 @@ class OverwritesItsInputs(Correct):
         return super().forward(x_query, x_key.mul_(2), mask=mask)
 
 
-class IsNotFinite(Correct):
+class IsNan(Correct):
     def mix(self, z):
         return super().mix(z).log()
+
+
+class IsInfinite(Correct):
+    def mix(self, z):
+        return super().mix(z) + torch.inf
 
 
 class NormalisesOverTheBatch(Correct):
@@ -188,7 +193,8 @@ class ShowsAPatternWithoutMask(Correct):
         (DiffersInInferenceMode, "the output outside of inference mode differs by"),
         (DropsInEvaluationMode, "in evaluation mode, the output of a second call differs by"),
         (OverwritesItsInputs, r"inputs\[0\] is changed in place"),
-        (IsNotFinite, "the output has [0-9]+ values that are not finite"),
+        (IsNan, "the output has [0-9]+ values that are NaN or inf"),
+        (IsInfinite, "the output has 120 values that are NaN or inf"),
         (NormalisesOverTheBatch, "the output of example 0, passed alone, differs by"),
         (SeesThePreviousExample, "the output of example 2, passed alone, differs by"),
         (AveragesTheExamples, r"\[example, ...\] for 3 examples, got shape \(5, 8\)"),
@@ -196,7 +202,7 @@ class ShowsAPatternWithoutMask(Correct):
         (HasGradientsThatAreNotFinite, "in training mode, the gradients of W_Q, W_V are not"),
         (IgnoresTheMask, "unobserved, the output after a change of masked keys differs by"),
         (AttendsEverywhereWhereAllIsMasked, "the output after a change of masked keys differs"),
-        (IsNanWhereAllIsMasked, "output is not finite where a query may attend to nothing"),
+        (IsNanWhereAllIsMasked, "output is NaN or inf where a query may attend to nothing"),
         (HasNanGradientsWhereAllIsMasked, "attend to nothing, the gradients of W_Q are not finite"),
         (IgnoresTheMaskWhenObserved, "observed, the output after a change of masked keys differs"),
         (ShowsAPatternWithoutMask, "hook_pattern is not 0 where the mask is False"),
@@ -232,6 +238,43 @@ def test_weights_that_let_nothing_through_at_the_start_are_no_error():
     attention = built()
     nn.init.zeros_(attention.W_O)
     mechanisms.check(attention, (X, X))
+
+
+class HasAnswersThatDoNotExist(Correct):
+    def mix(self, z):
+        return super().mix(z) + torch.where(torch.arange(WIDTH) > 5, -torch.inf, 0.0)
+
+
+class SeesOthersToo(HasAnswersThatDoNotExist):
+    def mix(self, z):
+        return super().mix(z - z.mean(0))
+
+
+class ChoosesAColumn(Correct):
+    """Its first column is everyone's, until a hook says otherwise."""
+
+    def __init__(self, generator=None):
+        super().__init__(generator)
+        self.hook_choice = HookPoint()
+
+    def mix(self, z):
+        choice = self.hook_choice(torch.zeros(z.shape[:2], dtype=torch.int64))
+        return super().mix(z).take_along_dim(choice[..., None], -1)
+
+
+class IgnoresTheChoice(ChoosesAColumn):
+    def mix(self, z):
+        self.hook_choice(torch.zeros(z.shape[:2], dtype=torch.int64))
+        return Correct.mix(self, z)
+
+
+def test_some_logits_may_be_minus_infinite_and_numbers_be_chosen():
+    mechanisms.check(built(HasAnswersThatDoNotExist), (X, X), build=HasAnswersThatDoNotExist)
+    with pytest.raises(ValueError, match="passed alone, differs by"):
+        mechanisms.check(built(SeesOthersToo), (X, X))
+    mechanisms.check(built(ChoosesAColumn), (X, X))
+    with pytest.raises(ValueError, match="changes at hook_choice"):
+        mechanisms.check(built(IgnoresTheChoice), (X, X))
 
 
 def drawn_from_the_global_state(generator):

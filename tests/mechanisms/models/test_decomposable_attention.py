@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import mechanisms
 from mechanisms.attention.coda import CodaAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.quasi import QuasiAttentionConfig
@@ -12,7 +13,6 @@ from mechanisms.models.decomposable_attention import (
     DecomposableAttentionConfig,
     Linear,
 )
-from tests.mechanisms.checks import check_saved_model_loads
 
 PAD = -1
 VARIANTS = {
@@ -216,8 +216,8 @@ def test_dropout_is_applied_in_training_only():
 
 
 @pytest.mark.parametrize("changes", ALL_VARIANTS.values(), ids=ALL_VARIANTS)
-def test_a_saved_model_is_loaded_unchanged(changes, tmp_path):
-    check_saved_model_loads(build(**changes).float(), pairs(), tmp_path)
+def test_it_keeps_the_rules_of_a_mechanism(changes):
+    mechanisms.check(build(**changes).float(), pairs())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import mechanisms
 from mechanisms import (
     AttentionConfig,
     CodaAttentionConfig,
@@ -16,8 +17,6 @@ from mechanisms import (
     sinusoidal_embedding,
 )
 from tests.mechanisms.checks import (
-    check_interventions_change_output,
-    check_saved_model_loads,
     check_seed_determines_weights,
 )
 from tests.mechanisms.initial_weights import is_drawn_as, scan, tensor2tensor
@@ -238,8 +237,8 @@ def test_the_residual_stream_is_the_sum_of_the_outputs_of_all_parts():
     assert not torch.allclose(first, second)
 
 
-def test_each_hook_point_changes_the_output(model):
-    check_interventions_change_output(model, inputs_for(model.config))
+def test_it_keeps_the_rules_of_a_mechanism(model):
+    mechanisms.check(model, inputs_for(model.config))
 
 
 def test_greedy_equals_one_sequence_at_a_time(model):
@@ -324,10 +323,6 @@ def test_dropout_is_applied_in_training_only():
     torch.manual_seed(0)
     outputs = torch.stack([model(SOURCE, TARGET_IN) for _ in range(2)])
     assert not torch.allclose(outputs[0], outputs[1])
-
-
-def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
-    check_saved_model_loads(model, inputs_for(model.config), tmp_path)
 
 
 def test_the_seed_determines_the_weights():

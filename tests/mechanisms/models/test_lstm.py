@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import mechanisms
 from mechanisms.models.lstm import Lstm, LstmConfig
 from tests.mechanisms.checks import (
-    check_saved_model_loads,
     check_seed_determines_weights,
     dropout_calls,
 )
@@ -275,8 +275,8 @@ def test_a_sequence_without_tokens_is_refused():
         model(torch.tensor([[1, 6]]))
 
 
-def test_a_saved_model_is_loaded_unchanged(tmp_path):
-    check_saved_model_loads(build(CONFIGS["both, two layers"]), (TOKENS,), tmp_path)
+def test_it_keeps_the_rules_of_a_mechanism(model):
+    mechanisms.check(model.requires_grad_(True), TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import mechanisms
 from mechanisms import (
     AttentionConfig,
     CompositionalAttentionConfig,
@@ -14,8 +15,6 @@ from mechanisms import (
     sinusoidal_embedding,
 )
 from tests.mechanisms.checks import (
-    check_interventions_change_output,
-    check_saved_model_loads,
     check_seed_determines_weights,
 )
 from tests.mechanisms.torch_layers import encoder_layer, shake
@@ -142,8 +141,8 @@ def test_hooks_leave_outputs_unchanged(model):
         assert cache[f"{block}.attn.hook_z"].shape == (5, n_positions, 2, 4)
 
 
-def test_each_hook_point_changes_the_output(model):
-    check_interventions_change_output(model, inputs_for(model.config))
+def test_it_keeps_the_rules_of_a_mechanism(model):
+    mechanisms.check(model, inputs_for(model.config))
 
 
 def test_the_last_block_computes_only_the_class_token():
@@ -203,10 +202,6 @@ def test_dropout_is_applied_in_training_only():
     assert torch.equal(model(*inputs), build(SMALL)(*inputs))
     model.train()
     assert not torch.equal(model(*inputs), model(*inputs))
-
-
-def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
-    check_saved_model_loads(model, inputs_for(model.config), tmp_path)
 
 
 def test_uniform_weights_are_those_of_torchs_linear_layers():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import mechanisms
 from mechanisms import (
     AttentionConfig,
     CompositionalAttentionConfig,
@@ -14,8 +15,6 @@ from mechanisms import (
 from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.models.relation_classifier import ContextNormalization, ImageEncoder
 from tests.mechanisms.checks import (
-    check_interventions_change_output,
-    check_saved_model_loads,
     check_seed_determines_weights,
 )
 from tests.mechanisms.torch_layers import encoder_layer, shake
@@ -133,12 +132,8 @@ def test_hook_names_and_shapes_and_outputs_with_hooks(model):
     assert cache["blocks.0.attn.hook_pattern"].shape == (4, 2, 5, 5)
 
 
-def test_each_hook_point_changes_the_output(model):
-    check_interventions_change_output(model, (IMAGES,))
-
-
-def test_a_saved_model_is_loaded_unchanged(model, tmp_path):
-    check_saved_model_loads(model, (IMAGES,), tmp_path)
+def test_it_keeps_the_rules_of_a_mechanism(model):
+    mechanisms.check(model, IMAGES)
 
 
 @pytest.mark.parametrize("n_retrievals", [None, 2])

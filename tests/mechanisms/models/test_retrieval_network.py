@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+import mechanisms
 from mechanisms.attention.compositional import CompositionalAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.models.retrieval_network import RetrievalNetwork, RetrievalNetworkConfig
 from tests.mechanisms.checks import (
-    check_interventions_change_output,
-    check_saved_model_loads,
     check_seed_determines_weights,
 )
 
@@ -120,12 +119,8 @@ def test_it_is_encoder_attention_and_read_out():
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_each_hook_point_changes_the_output(attention):
-    check_interventions_change_output(build(attention), (objects(),))
-
-
-def test_a_saved_model_is_loaded_unchanged(tmp_path):
-    check_saved_model_loads(build(), (objects(),), tmp_path)
+def test_it_keeps_the_rules_of_a_mechanism(attention):
+    mechanisms.check(build(attention), objects())
 
 
 def test_invalid_widths_are_refused():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+import mechanisms
 from mechanisms import (
     Monolithic,
     MonolithicConfig,
@@ -13,7 +14,6 @@ from mechanisms import (
     sampled_path_loss,
 )
 from mechanisms.serialization import config_from_json, config_to_json
-from tests.mechanisms.checks import check_saved_model_loads
 from tests.mechanisms.modular.networks import ROUTERS, inputs, network
 
 BOTTLENECKS = ["oracle", "attention", "none"]
@@ -369,16 +369,16 @@ def test_evaluation_is_deterministic():
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_a_saved_network_is_loaded_unchanged(router, tmp_path):
+def test_it_keeps_the_rules_of_a_mechanism(router):
     for model in (
         network(router),
         network(router, pool=OperationPoolConfig(names=("add", "multiply", "maximum"))),
         network(router, input_encoder="mlp", choice="module"),
     ):
-        check_saved_model_loads(model, (inputs(),), tmp_path)
+        mechanisms.check(model, inputs())
 
 
-def test_a_monolithic_network_is_a_perceptron(tmp_path):
+def test_a_monolithic_network_is_a_perceptron():
     config = MonolithicConfig(n_variables=5, d_input=4, d_mlp=11, depth=3)
     model = Monolithic(config, generator=torch.Generator().manual_seed(0)).eval()
     x = inputs()
@@ -388,7 +388,7 @@ def test_a_monolithic_network_is_a_perceptron(tmp_path):
     assert torch.allclose(model(x), (h @ model.W_out + model.b_out)[:, None], atol=1e-5)
     zero_hidden = [("layers.1.hook_post", lambda post, hook: 0 * post)]
     assert not model.run_with_hooks(x, fwd_hooks=zero_hidden).any()
-    check_saved_model_loads(model, (x,), tmp_path)
+    mechanisms.check(model, x)
 
 
 def test_invalid_settings_and_inputs_are_refused():
