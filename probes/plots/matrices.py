@@ -16,6 +16,8 @@ from probes.plots.axes import given_or_current, put_names, title_of, variable_of
 FRAME = "#cc3311"
 """The colour of frames."""
 
+_EMPTY = "#e4e4e4"  # cells without a value, which differ from those of 0
+
 _LEAST, _LARGEST = 5.0, 8.0  # font sizes of numbers; below the least one they are left out
 
 
@@ -35,7 +37,7 @@ def matrix(
 
     Args:
         values: [y, x], any two dims; their coordinates label rows and columns, and may repeat. NaN
-            for empty cells.
+            for empty cells, which are grey.
         ax: the axes to draw on; None: the current ones.
         limits: values of the first and the last colour; None: from 0 to the largest value, or of
             signed values the largest absolute value on both sides.
@@ -61,6 +63,7 @@ def matrix(
     low, high = limits or ((-top if np.nanmin(cells) < 0 else 0.0), top)
     cmap = cmap or ("RdBu" if low < 0 else "Blues")
     image = ax.imshow(cells, vmin=low, vmax=high, cmap=cmap, aspect="auto", interpolation="none")
+    ax.set_facecolor(_EMPTY)
     for dim, side in zip(values.dims, ("y", "x"), strict=True):
         put_names(ax, side, [words(label) for label in values[dim].to_numpy()])
     ax.set(xlabel=title_of(values[values.dims[1]]), ylabel=title_of(values[values.dims[0]]))

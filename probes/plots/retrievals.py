@@ -26,7 +26,7 @@ def pairing(
 
     The model's searches and retrievals are in the order of the true ones that they are assigned to,
     so that a correct pairing shows diagonals; those without a counterpart follow. True retrievals
-    that do not occur are white. The title gives the share of choices that agree with the truth.
+    that do not occur are grey. The title gives the share of choices that agree with the truth.
 
     Args:
         result: `pairing`, `activation`, `agreement` and both assignments, of `score_pairing` or

@@ -135,8 +135,9 @@ def composition(result: xr.DataTree) -> Figure | None:
             _draw_words(axes[row, column], one)
             axes[row, column].set_title(f"{title} after {step} steps", fontsize=8)
             axis = axes[row + 1, column]
-            probes.plots.distribution(one[["distribution"]], axis, xlabel=title)
+            probes.plots.distribution(one[["distribution"]], axis)
             axis.tick_params(labelsize=6)
+            axis.set_xlabel(title, fontsize=SMALL)
             axis.set_ylabel("share of pairs" if column == 0 else "", fontsize=SMALL)
         figure.colorbar(axes[row, -1].images[0], ax=axes[row, -1], fraction=0.05)
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)

@@ -38,7 +38,7 @@ SHADES = {
 }
 """The darkest value of a node and the label of the shading, by criterion."""
 
-WIDEST = 24
+WIDEST = 40
 """Two graphs with more columns in total are drawn below each other."""
 
 FEWEST = 5
@@ -223,6 +223,6 @@ def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
         axis.set_ylabel("step", fontsize=SMALL)
     for axis in axes.flat[len(drawn) :]:
         axis.axis("off")
-    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label=shade)
+    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, aspect=40, label=shade)
     figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=SMALL)
     return figure

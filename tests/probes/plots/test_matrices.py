@@ -28,7 +28,12 @@ def test_every_number_is_in_its_cell(ax):
         (1, 1): "0.50",
         (2, 1): "1.00",
     }
-    np.testing.assert_array_equal(np.ma.filled(ax.images[0].get_array(), np.nan), matrix)
+    (image,) = ax.images
+    np.testing.assert_array_equal(np.ma.filled(image.get_array(), np.nan), matrix)
+    # What is empty does not look like 0.
+    empty = image.to_rgba(image.get_array())[1, 0]
+    assert empty[3] == 0
+    assert min(ax.get_facecolor()[:3]) < 0.92 < min(image.to_rgba(0.0)[:3])
     assert names(ax, "y") == ["a", "b"]
     assert names(ax, "x") == ["x", "y", "x"]
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("query pos", "key pos")
