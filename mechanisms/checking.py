@@ -70,7 +70,7 @@ def check(
         >>> config = mechanisms.AttentionConfig(n_heads=4, d_head=4)
         >>> x = torch.randn(3, 6, 16)
         >>> mechanisms.check(
-        ...     config.build(16), (x, x), build=lambda seed: config.build(16, generator=seed)
+        ...     config.build(16), (x, x), build=lambda g: config.build(16, generator=g)
         ... )
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -194,8 +194,8 @@ def _hooks(module: nn.Module, inputs: Tensors, optional: Sequence[str]) -> Itera
     required = [name for name in points if not any(fnmatchcase(name, each) for each in optional)]
     if silent := [name for name in required if name not in fired]:
         yield (
-            f"{_listed(silent)} must fire: pass the quantity through the hook point, or name it in "
-            "`optional`"
+            f"{_listed(silent)} must fire: pass the quantity through the hook point (a compiled "
+            "model ignores hooks: check the eager one), or name it in `optional`"
         )
     unread = [
         name

@@ -26,7 +26,7 @@ def test_every_attention_keeps_the_rules_of_a_mechanism(config):
     assert config.n_heads == 4
     x = tokens()
     mechanisms.check(
-        module_of(config), (x, x), build=lambda seed: config.build(WIDTH, generator=seed).double()
+        module_of(config), (x, x), build=lambda g: config.build(WIDTH, generator=g).double()
     )
 
 
