@@ -17,7 +17,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     # One is a file of its own, and run as such.
     blocks = [block for block in blocks if "main(STUDY)" not in block]
-    assert len(blocks) == 9
+    assert len(blocks) == 12
     monkeypatch.chdir(tmp_path)
     changes = ["model=hyla", "training.n_steps=10", "decoding.n=60"]
     run(STUDY, "smoke", changes, resources=Resources(root=Path("runs")))
@@ -31,11 +31,20 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert "DiGraph with" in printed
     assert len(names["graphs"]["edge"]) > 100
     assert (names["forced"]["removed"].sel(condition=["true", "random"]) < 1).all()
-    (wide,) = [block for block in blocks if "stream.zarr" in block]
-    assert len([line for line in wide.splitlines() if line]) <= 60
     of_encoder = names["of_encoder"]["score"].sel(split="test", metric="accuracy")
     assert (of_encoder.sel(control="probe") > 0.9).all()
     assert (of_encoder.sel(control="shuffled") < 0.7).all()
+    for block in blocks:
+        assert len([line for line in block.splitlines() if line]) <= 60
+    assert names["columns"].sizes["step"] == 8
+    assert {"left neighbour", "right neighbour"} < set(names["of_loop"]["control"].to_numpy())
+    assert names["of_loop"]["above_neighbour"].sel(metric="f1") < 0
+    specialized = names["experts"]["specialization"].sel(layer="pooled")
+    assert specialized.sel(control="observed") > specialized.sel(control="shuffled")
+    above = names["found"]["above_low"].sel(site="embedding, token 0", variable="polarity 0")
+    assert (above.sel(control=["none", "random", "another variable"]) > 0).all()
+    for picture in ("looped.png", "experts.png", "aligned.png"):
+        assert (tmp_path / picture).stat().st_size > 5000
     assert names["last"].attrs["batches"] == 4
     assert (names["decoded"]["score"].sel(control="probe", metric="accuracy") > 0.9).all()
     assert (names["decoded"]["score"].sel(control="shuffled", metric="accuracy") < 0.3).all()
