@@ -1,5 +1,6 @@
 """Public names of the package and the modules that define them."""
 
+from .alignments import alignment as alignment
 from .curves import line as line
 from .curves import lines as lines
 from .decoders import confusion as confusion
