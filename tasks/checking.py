@@ -54,7 +54,8 @@ def check(
 ) -> None:
     """Check that a task keeps what holds for every task; return nothing if it does.
 
-    Batches 0, 1 and 2 of each split are drawn, with `size` examples. Checked are:
+    Batches 0, 1 and 2 of each split are drawn, with `size` examples, and one with a single example.
+    Checked are:
 
     - `batch` is a pure function: the same when it is called again, in another order, and in a new
       Python process with another PYTHONHASHSEED; it leaves the global random states of torch,
@@ -103,7 +104,8 @@ def check(
     states = _random_states()
     batches = _draw(task, [(split, index) for split in task.splits for index in _INDICES], size)
     touched = [name for name, state in _random_states().items() if state != states[name]]
-    broken = list(_batches(batches, size))
+    single = _draw(task, [(split, 0) for split in task.splits], 1)
+    broken = [*_batches(batches, size), *_batches(single, 1)]
     # The other rules compare rows.
     if not broken:
         broken = [

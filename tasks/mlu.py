@@ -196,7 +196,10 @@ class _Lines(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]
                     ",",
                 )
             ),
-            *(_VARIABLES[left], _SIGNS[operator], _VARIABLES[right]),
+            # As arrays: NumPy takes a tensor of one example for a single index.
+            _VARIABLES[left.numpy()],
+            _SIGNS[operator.numpy()],
+            _VARIABLES[right.numpy()],
         )[:, : self._widths[0]]
         shifted = torch.where(answer == _EOS, _PAD, answer).roll(1, 1)
         shifted[:, 0] = _BOS

@@ -72,6 +72,31 @@ def test_a_task_that_other_processes_cannot_import_is_named(monkeypatch):
         tasks.check(module.Parity())
 
 
+class SqueezesSingleExamples(Parity):
+    def described(self, bits):
+        batch = super().described(bits)
+        first = torch.from_numpy(np.squeeze(batch.latents["first"].numpy()))
+        return replace(batch, latents=batch.latents | {"first": first})
+
+
+class CannotDrawOneExample(Parity):
+    def described(self, bits):
+        if len(bits) == 1:
+            raise IndexError("no such row")
+        return super().described(bits)
+
+
+@nearby
+def test_a_single_example_is_a_batch_too():
+    with pytest.raises(
+        ValueError, match=r"latents\['first'\] of batch 0 of 'train' must have 1 rows"
+    ):
+        tasks.check(SqueezesSingleExamples())
+    with pytest.raises(IndexError, match="no such row") as caught:
+        tasks.check(CannotDrawOneExample())
+    assert "task.batch('train', 0, 1, 'cpu')" in caught.value.__notes__[0]
+
+
 SEEDS = """
 def seed_of(split):
     return hash(split) % 2**32
@@ -172,7 +197,8 @@ class KeepsItsBatches(Parity):
         self.kept = {}
 
     def batch(self, split, index, size, device="cpu"):
-        return self.kept.setdefault((split, index), super().batch(split, index, size))
+        key = split, index, size
+        return self.kept.setdefault(key, super().batch(*key))
 
 
 class IgnoresTheIndex(Parity):
