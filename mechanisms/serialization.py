@@ -96,7 +96,8 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Cloned: kernels round by memory alignment, which tensors in a file do not have.
+            weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"path must be a safetensors file, got {path}: {error}") from error
     if metadata.get("class") not in dir(mechanisms) or "config" not in metadata:
