@@ -7,17 +7,18 @@
   `project` projects codes to two components, `compare_means` compares the mean codes of labels.
 - Attention: `score_pointing` says whether heads point to the right one of several candidates.
 - Interventions: `interchange` patches activations from other examples, `At` those of one step;
-  `erase` removes a label; `attribute`, `patch_edges` and `measure_faithfulness` find circuits,
-  beside random edges, and `label_patching` labels TransformerLens' patching; `latent_code`,
-  `interchange_codes` and `interchange_pairs` (several conditions) are for the latent code of
-  attention.
+  `align` finds the subspaces (`Vector`) that hold the variables of a task, exchanged by `swap`
+  (`Swaps`); `erase` removes a label; `attribute`, `patch_edges` and `measure_faithfulness` find
+  circuits, beside random edges, and `label_patching` labels TransformerLens' patching;
+  `latent_code`, `interchange_codes` and `interchange_pairs` (several conditions) are for the latent
+  code of attention.
 - Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
-  control), `score_control_flow` (against the true dataflow) and `cut` (an intervention);
-  `examine_control_flow` runs them all. `score_heads` (which pairs a head joins) and `score_timing`
-  (when operations are done) also take models without gates.
+  control), `score_control_flow` (against the true dataflow, beside null models) and `cut` (an
+  intervention); `examine_control_flow` runs them all, `sweep_thresholds` varies thresholds.
+  `score_heads` (which pairs a head joins) and `score_timing` (when operations are done) also take
+  models without gates.
 - Loops: `score_steps` (answers after each step), `score_states` (fixed points and cycles),
-  `nudge_states` (sensitivity) and
-  `score_halting` (steps taken against steps needed).
+  `nudge_states` (sensitivity) and `score_halting` (steps taken against steps needed).
 - Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`
   and `adapt_paths` (the best paths through the modules). `measure_specialization` and
   `measure_paths` run a model; `ordered_activation` sorts modules by their operations.

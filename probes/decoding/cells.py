@@ -69,7 +69,9 @@ class Table:
                 where = ", ".join(f"{d} {self.cells[d][i]}" for d, i in position.items()) or "all"
                 raise ValueError(
                     f"{self.code.name!r} must be finite, got {bad} of {len(values)} samples with "
-                    f"NaN or infinite values in {self.name} ({where})"
+                    f"NaN or infinite values in {self.name} ({where}); where samples lack some "
+                    "steps, decode each step of those that have it: "
+                    "data.isel(step=[i]).dropna('example')"
                 )
             yield torch.from_numpy(values.astype(np.float64))
 

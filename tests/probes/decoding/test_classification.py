@@ -368,3 +368,23 @@ def test_number_of_threads_is_restored():
     threads = torch.get_num_threads()
     decode(planted(0, 40), {"t": planted(1, 40)}, resamples=10)
     assert torch.get_num_threads() == threads
+
+
+def test_steps_that_some_samples_lack_are_decoded_in_those_that_have_them():
+    rng = np.random.default_rng(0)
+    rule, n_step = rng.integers(3, size=300), rng.integers(1, 4, size=300)
+    code = rng.normal(size=(300, 3, 4))
+    code[..., 0] += 8 * rule[:, None]
+    code[np.arange(3) >= n_step[:, None]] = np.nan
+    code_of = ("example", "step", "feature"), code
+    data = xr.Dataset({"code": code_of, "rule": ("example", rule)}, {"step": range(3)})
+    fit, test = data.isel(example=slice(200)), data.isel(example=slice(200, None))
+    with pytest.raises(ValueError, match=r"decode each step of those that have it: data.isel"):
+        decode(fit, {"test": test}, cells=("step",))
+    for step in range(3):
+        have = [part.isel(step=[step]).dropna("example") for part in (fit, test)]
+        assert have[0].sizes["example"] == (n_step[:200] > step).sum()
+        scores = decode(have[0], {"test": have[1]}, cells=("step",), joined=False, resamples=20)
+        accuracy = scores["score"].sel(split="test", metric="accuracy", step=str(step))
+        assert accuracy.sel(control="probe") > 0.95
+        assert accuracy.sel(control="shuffled") < 0.6
