@@ -10,11 +10,12 @@ from typing import Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, pad
+from torch.nn.functional import linear, pad
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import Attention, DistanceAttentionConfig, project_heads
 from mechanisms.differentiation import with_own_gradient
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
 
 NORMALIZE_EPSILON = 1e-12

@@ -21,6 +21,7 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.attention.base import project_queries_and_keys
 from mechanisms.attention.output import MappedAttention
 from mechanisms.attention.positions import rotate
+from mechanisms.dropout import dropout_mask
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
@@ -292,8 +293,7 @@ def drop_pairs(
     if not dropout:
         return pattern
     shape = pattern.shape[2:] if shared else pattern.shape
-    kept = torch.rand(shape, device=pattern.device) >= dropout
-    return pattern * (kept.to(pattern.dtype) / (1 - dropout))
+    return pattern * dropout_mask(shape, dropout, pattern)
 
 
 def value_hidden(

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import (
@@ -19,6 +19,7 @@ from mechanisms.attention.base import (
 )
 from mechanisms.attention.multi_head import normalize_scores
 from mechanisms.attention.positions import interleaved_sinusoids
+from mechanisms.dropout import dropout
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, relu
+from torch.nn.functional import linear, relu
 
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout, gelu, linear, relu, silu
+from torch.nn.functional import gelu, linear, relu, silu
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 

@@ -1,7 +1,8 @@
 """Sums and norms of a transformer block."""
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+
+from mechanisms.dropout import dropout
 
 
 class ResidualBlock(nn.Module):

@@ -8,13 +8,14 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.crossing import require_crossing
 from mechanisms.attention.multi_head import normalize_scores
 from mechanisms.attention.quasi import QuasiAttentionConfig, l1_distances
+from mechanisms.dropout import dropout
 from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.protocols import AttentionProtocol

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, softplus
+from torch.nn.functional import linear, softplus
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.dropout import dropout
 from mechanisms.initialization import uniform, zeros
 from mechanisms.models.lstm import LstmHooks, RecurrentModel, lstm_step
 from mechanisms.sequences import mask_padding

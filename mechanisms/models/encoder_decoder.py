@@ -9,11 +9,12 @@ from typing import Any, Literal, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.crossing import require_crossing
 from mechanisms.attention.positions import sinusoidal_embedding
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.halting import Halting, HaltingConfig, run_steps

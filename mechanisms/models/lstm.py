@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.differentiation import is_in_transform
+from mechanisms.dropout import dropout
 from mechanisms.hooking import observed
 from mechanisms.initialization import normal, uniform
 from mechanisms.sequences import mask_padding

@@ -9,13 +9,14 @@ from typing import Any, Literal, cast, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.geometric import GeometricAttention, GeometricAttentionConfig
 from mechanisms.attention.multi_head import AttentionConfig
 from mechanisms.attention.positions import interleaved_sinusoids
 from mechanisms.attention.relative import RelativeAttention, RelativeAttentionConfig
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.copy_gate import CopyGate, CopyGateConfig
 from mechanisms.layers.depth import SteppedModel, stack_blocks

@@ -11,10 +11,11 @@ import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import sinusoidal_embedding
+from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, redraw_uniformly, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks

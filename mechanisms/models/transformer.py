@@ -9,7 +9,7 @@ from typing import Literal, Protocol, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import (
@@ -17,6 +17,7 @@ from mechanisms.attention.positions import (
     check_buckets,
     sinusoidal_embedding,
 )
+from mechanisms.dropout import dropout
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
