@@ -26,7 +26,7 @@ language: .venv/installed
 	$(BIN)/python studies/language_modelling.py
 
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -14,6 +14,21 @@ import torch
 torch.set_num_threads(1)
 
 
+SLOW = ("tests/test_readme.py", "tests/studies", "tests/contracts", "tests/mechanisms")
+"""In order, the files and folders whose tests take longest, and begin first."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the slowest modules first, so that all workers are busy to the end."""
+    slow = [config.rootpath / name for name in SLOW]
+
+    def rank(item: pytest.Item) -> int:
+        parents = (item.path, *item.path.parents)
+        return min((slow.index(path) for path in slow if path in parents), default=len(slow))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(autouse=True)
 def _close_figures():
     yield
