@@ -38,7 +38,8 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
         assert len([line for line in block.splitlines() if line]) <= 60
     assert names["columns"].sizes["step"] == 8
     assert {"left neighbour", "right neighbour"} < set(names["of_loop"]["control"].to_numpy())
-    assert names["of_loop"]["above_neighbour"].sel(metric="f1") < 0
+    f1 = names["of_loop"]["score"].sel(metric="f1")
+    assert f1.sel(control="trained") > f1.sel(control="left neighbour")
     specialized = names["experts"]["specialization"].sel(layer="pooled")
     assert specialized.sel(control="observed") > specialized.sel(control="shuffled")
     above = names["found"]["above_low"].sel(site="embedding, token 0", variable="polarity 0")
