@@ -4,9 +4,11 @@ Ratios of two things measured in turns in one run, as in bench_raven.
 """
 
 import math
+import sys
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.functional import logsigmoid
 from torch.profiler import ProfilerActivity, profile
 
@@ -15,6 +17,7 @@ from mechanisms import (
     GeometricAttentionConfig,
     geometric_weights,
 )
+from mechanisms.dropout import dropout
 from studies.engine.training import cross_entropy, keep_freed_memory
 from studies.ndr_control_flow import STUDY
 from tests.benchmarks.timing import in_turns, seconds
@@ -82,6 +85,35 @@ def test_geometric_weights_beside_gathering(batch, heads, length, record):
         f"log-space gathering / geometric_weights, {batch} x {heads} heads x {length}",
         f"{ratio:.2f}",
         "more than 1",
+    )
+
+
+def test_a_step_with_dropout_beside_torchs(record, monkeypatch):
+    setup = STUDY.plan("laptop", ["model=ndr", "task.direction=forward"]).cells[0]
+    model = setup.build(torch.Generator().manual_seed(0)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    batch = setup.sampler().batch("train", 0, setup.training.batch_size)
+    users = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("mechanisms.") and getattr(module, "dropout", None) is dropout
+    ]
+    assert len(users) > 5
+
+    def step_with(function):
+        def step():
+            for module in users:
+                monkeypatch.setattr(module, "dropout", function)
+            loss = cross_entropy(model(batch.inputs), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    *_, ratio = in_turns(step_with(dropout), step_with(functional.dropout), rounds=25, repeats=2)
+    record(
+        "step / step with torch's dropout, table lookup, laptop sizes", f"{ratio:.2f}", "below 1"
     )
 
 
