@@ -24,15 +24,13 @@ from probes.checking import checked
 from probes.control_flow.cut_cells import Masks, choose_cells
 from probes.control_flow.graphs import column_numbers
 from probes.interventions.answers import Metric, measure
-from probes.interventions.sites import firings
+from probes.interventions.sites import Firing, firings
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, exact_rates, interval_variables
 
 NODE_CONDITIONS = ("node on the path", "node off the path", "no node")
 EDGE_CONDITIONS = ("edge on the path", "edge off the path", "no edge")
 OUTCOMES = ("changed", "broken")
-
-_Firing = tuple[str, int]
 
 
 @checked
@@ -191,7 +189,7 @@ def _closed(
     return torch.from_numpy(np.logical_or.accumulate(mask, axis=1) if lasting else mask)
 
 
-def _zeros(fired: Sequence[_Firing], closed: Bool[Tensor, "example step ..."]) -> dict[str, Edit]:
+def _zeros(fired: Sequence[Firing], closed: Bool[Tensor, "example step ..."]) -> dict[str, Edit]:
     """Edits that set the closed entries of each step's activation to zero."""
 
     def close(activation: Tensor, step: int, name: str) -> Tensor:
@@ -201,8 +199,8 @@ def _zeros(fired: Sequence[_Firing], closed: Bool[Tensor, "example step ..."]) -
 
 
 def _kept_states(
-    before: Sequence[_Firing],
-    after: Sequence[_Firing],
+    before: Sequence[Firing],
+    after: Sequence[Firing],
     closed: Bool[Tensor, "example step pos"],
 ) -> dict[str, Edit]:
     """Edits with which closed columns keep the state that they had before the step."""
@@ -234,7 +232,7 @@ def _entries(
 
 
 def _at_each_step(
-    fired: Sequence[_Firing], edit: Callable[[Tensor, int, str], Tensor]
+    fired: Sequence[Firing], edit: Callable[[Tensor, int, str], Tensor]
 ) -> dict[str, Edit]:
     """Edits by hook from a function of the activation, the step and the hook's name."""
     steps = {firing: step for step, firing in enumerate(fired)}
@@ -321,7 +319,7 @@ def _cells_dataset(
     return result
 
 
-def _firing_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[_Firing]:
+def _firing_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[Firing]:
     """The firings of the hooks, in order: one of each hook, or those of a hook that all share."""
     return firings(model, take_rows(inputs, slice(1)), resolve_hooks(model, pattern))
 
@@ -334,7 +332,7 @@ def _check_answers(answers: Tensor, rows: slice) -> Tensor:
 
 
 def _check_arguments(
-    fired: Mapping[str, Sequence[_Firing]],
+    fired: Mapping[str, Sequence[Firing]],
     inputs: Inputs,
     graphs: xr.Dataset,
     answers: tuple[Callable[[Any], Tensor] | None, Tensor | None],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,18 @@ def align(
         }
         search = searches[LEARNED]
         components = search.components(fit, name, max(ranks))
-        unchanged = {
-            split: {"none": search.hits(swaps, _keep), "whole": search.hits(swaps, _replace)}
+        # Many subspaces are exchanged in the same pairs: their hits, with the sources read once.
+        hits_in = {
+            (key, split): partial(each.hits, swaps, each.sources(swaps))
+            for key, each in searches.items()
             for split, swaps in test.items()
+        }
+        unchanged = {
+            split: {
+                "none": hits_in[LEARNED, split](_keep),
+                "whole": hits_in[LEARNED, split](_replace),
+            }
+            for split in test
         }
         for rank in ranks:
             learned = {
@@ -156,19 +166,20 @@ def align(
             bases.append([result.basis.cpu().numpy() for result in learned[LEARNED]])
             seeds = [derive_generator(seed, f"{name} {rank} {draw}") for draw in range(draws)]
             random = [random_basis(len(components), rank, g.initial_seed()) for g in seeds]
-            for split, swaps in test.items():
-                of_random = [search.hits(swaps, SubspaceInterchange(basis)) for basis in random]
+            for split in test:
+                hits_here = hits_in[LEARNED, split]
+                of_random = [hits_here(SubspaceInterchange(basis)) for basis in random]
                 found = unchanged[split] | {
-                    "pca": search.hits(swaps, SubspaceInterchange(components[:, :rank])),
+                    "pca": hits_here(SubspaceInterchange(components[:, :rank])),
                     "random": np.mean(of_random, axis=0),
                 }
-                for key, each in searches.items():
+                for key in searches:
                     subspaces = [SubspaceInterchange(result.basis) for result in learned[key]]
-                    crossed = np.stack([each.hits(swaps, subspace) for subspace in subspaces])
+                    crossed = np.stack([hits_in[key, split](subspace) for subspace in subspaces])
                     # [variable of the subspace, variable, pair]
                     found[key] = np.stack([row[i] for i, row in enumerate(crossed)])
                     if key == UNTRAINED:
-                        found[UNTRAINED_NONE] = each.hits(swaps, _keep)
+                        found[UNTRAINED_NONE] = hits_in[key, split](_keep)
                     elif len(crossed) > 1:
                         found[OTHERS] = (crossed.sum(axis=0) - found[key]) / (len(crossed) - 1)
                 hits[split].append(found)
@@ -201,7 +212,6 @@ class _Search:
     learning_rate: float
     batch_size: int
     seed: int
-    _sources: dict[int, Tensor] = field(default_factory=dict)
 
     def learn(self, swaps: Swaps, variable: str, rank: int) -> DASResult:
         """Learn the subspace of a variable from the pairs that have an answer."""
@@ -226,7 +236,7 @@ class _Search:
     def components(self, swaps: Swaps, name: str, n: int) -> Float[Tensor, "feature axis"]:
         """Principal components of the vectors of all bases and sources."""
         pairs = torch.arange(len(swaps))
-        vectors = torch.cat([self._vectors(swaps, each) for each in (pairs, pairs + len(swaps))])
+        vectors = torch.cat([self._vectors(swaps, pairs), self.sources(swaps)])
         if n > min(vectors.shape):
             raise ValueError(
                 f"ranks must be at most {min(vectors.shape)}, the size of the vector {name!r} or "
@@ -234,13 +244,15 @@ class _Search:
             )
         return torch.linalg.svd(vectors - vectors.mean(dim=0), full_matrices=False).Vh[:n].T
 
-    def hits(self, swaps: Swaps, intervention: Intervention) -> Float[np.ndarray, "variable pair"]:
+    def sources(self, swaps: Swaps) -> Float[Tensor, "pair feature"]:
+        """The vectors of all sources."""
+        return self._vectors(swaps, torch.arange(len(swaps)) + len(swaps))
+
+    def hits(
+        self, swaps: Swaps, sources: Float[Tensor, "pair feature"], intervention: Intervention
+    ) -> Float[np.ndarray, "variable pair"]:
         """Whether the answer to each base, after the intervention, is the causal model's."""
         run, pairs = self._run(swaps), torch.arange(len(swaps))
-        # Many subspaces are exchanged in the same pairs.
-        if id(swaps) not in self._sources:
-            self._sources[id(swaps)] = self._vectors(swaps, pairs + len(swaps))
-        sources = self._sources[id(swaps)]
         with evaluating(self.model):
             found = intervened_logits(
                 run, run.HOOK, intervention, pairs, sources, run, batch_size=self.batch_size

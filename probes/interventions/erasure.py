@@ -28,7 +28,7 @@ from probes.capturing.inputs import (
 )
 from probes.checking import checked, described
 from probes.interventions.answers import check_outcomes, hits_of
-from probes.interventions.sites import NO_SITE, At, Hooks, firings, resolve_sites
+from probes.interventions.sites import NO_SITE, At, Firing, Hooks, firings, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -36,9 +36,6 @@ CONTROLS = ("control", "random")
 CONDITIONS = (NO_SITE, "erased", *CONTROLS)
 # Singular values of an eraser, as a share of the largest, that count for its rank.
 _RESOLVED = 1e-6
-
-_Firing = tuple[str, int]
-"""A hook and the number of its firing in a pass."""
 
 Entries = int | slice | EllipsisType | Tensor | np.ndarray | tuple | list
 """An index into an activation [example, ...], such as `numpy.s_[:, -1]`; `...` for all of it."""
@@ -142,7 +139,7 @@ def erase(
         }
         for site, condition, draw in progress(jobs, "erase"):
             generator = derive_generator(seed, f"{condition} {draw}")
-            erasers: dict[_Firing, _Eraser] = {}
+            erasers: dict[Firing, _Eraser] = {}
             shares = []
             for number, place in enumerate(sites[site]):
                 if erasers:
@@ -260,7 +257,7 @@ class _Code:
     batch_size: int
 
     def read(
-        self, inputs: Inputs, place: _Firing, erasers: Mapping[_Firing, _Eraser]
+        self, inputs: Inputs, place: Firing, erasers: Mapping[Firing, _Eraser]
     ) -> Float[Tensor, "example ..."]:
         """The code at a firing of a hook, with the erasures before it."""
         collected: list[Tensor] = []
@@ -292,7 +289,7 @@ class _Code:
         self,
         inputs: Inputs,
         answer: Callable[[Any], Tensor],
-        erasers: Mapping[_Firing, _Eraser],
+        erasers: Mapping[Firing, _Eraser],
     ) -> Int[Tensor, "example ..."]:
         """The answers of the model with these erasures."""
         parts = []
@@ -303,8 +300,8 @@ class _Code:
 
     def _edits(
         self,
-        erasers: Mapping[_Firing, _Eraser],
-        readers: Mapping[_Firing, Callable[[Tensor], None]] = MappingProxyType({}),
+        erasers: Mapping[Firing, _Eraser],
+        readers: Mapping[Firing, Callable[[Tensor], None]] = MappingProxyType({}),
     ) -> dict[str, Edit]:
         def edit(activation: Tensor, step: int, name: str) -> Tensor:
             if reader := readers.get((name, step)):
@@ -325,14 +322,14 @@ class _Code:
 
 def _in_order(
     model: HookedModel, inputs: Inputs, sites: Mapping[str, Sequence[At]]
-) -> dict[str, list[_Firing]]:
+) -> dict[str, list[Firing]]:
     """The firings of each site's hooks in the order of the forward pass.
 
     Raises:
         RuntimeError: a hook does not fire, or fires less often than is asked for.
         ValueError: a place names a source.
     """
-    ordered: dict[str, list[_Firing]] = {}
+    ordered: dict[str, list[Firing]] = {}
     for site, places in sites.items():
         if any(at.source is not None or at.source_step is not None for at in places):
             raise ValueError(f"hooks[{site!r}] must name no source, there is none to erase from")

@@ -15,6 +15,10 @@ NO_SITE = "none"
 """The run without intervention."""
 
 
+Firing = tuple[str, int]
+"""A hook and the number of its firing in a pass."""
+
+
 @dataclass(frozen=True)
 class At:
     """A hook, at one or all of its firings, and what is patched in there.
@@ -104,9 +108,9 @@ def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[st
     return [name for name in matched if name in fired] or matched
 
 
-def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[tuple[str, int]]:
+def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[Firing]:
     """The hooks that fire in a pass, in this order, with the number of the firing."""
-    fired: list[tuple[str, int]] = []
+    fired: list[Firing] = []
     counts: Counter[str] = Counter()
 
     # Not the hook point's own name: a TransformerBridge has hooks with several names.

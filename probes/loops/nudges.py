@@ -15,12 +15,11 @@ from transformer_lens.utilities.statistics import derive_generator
 from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
 from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
 from probes.checking import checked
-from probes.interventions.sites import firings
+from probes.interventions.sites import Firing, firings
 from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
 DIRECTIONS = ("random", "other example")
-_Firing = tuple[str, int]
 
 
 @checked
@@ -119,7 +118,7 @@ def nudge_states(
 def _changes(
     model: HookedModel,
     inputs: Inputs,
-    places: Sequence[_Firing],
+    places: Sequence[Firing],
     nudged: Sequence[int],
     size: float,
     batch_size: int,
@@ -155,12 +154,12 @@ def _length(state: Tensor) -> Tensor:
 def _run(
     model: HookedModel,
     inputs: Inputs,
-    places: Sequence[_Firing],
-    changed: _Firing | None = None,
+    places: Sequence[Firing],
+    changed: Firing | None = None,
     change: Tensor | None = None,
 ) -> list[Tensor]:
     """The states of a forward pass, in which one of them is changed."""
-    found: dict[_Firing, Tensor] = {}
+    found: dict[Firing, Tensor] = {}
 
     def edit(activation: Tensor, step: int, name: str) -> Tensor:
         if change is not None and (name, step) == changed:

@@ -7,7 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from probes.checking import checked
-from probes.plots.axes import given_or_current, put_names, title_of, variable_of, words
+from probes.plots.axes import bar_lengths, given_or_current, put_names, title_of, variable_of, words
 from probes.plots.style import COLOURS, MARKERS
 
 _WIDTH = 0.7  # of all points of a site
@@ -39,15 +39,15 @@ def alignment(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         for end in ("", "_low", "_high")
     )
     ax = given_or_current(ax)
+    lengths = bar_lengths(values, low, high)
     controls = values["control"].to_numpy().tolist()
     offsets = _WIDTH * (np.arange(len(controls)) - (len(controls) - 1) / 2) / len(controls)
     for number, (name, offset) in enumerate(zip(controls, offsets, strict=True)):
         y = values[number].to_numpy()
-        lengths = np.maximum(np.nan_to_num([y - low[number], high[number] - y]), 0)
         ax.errorbar(
             np.arange(len(y)) + offset,
             y,
-            yerr=lengths,
+            yerr=lengths[:, number],
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[number % len(MARKERS)],
             mfc=None if number == 0 else "white",

@@ -7,7 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from probes.plots.style import SMALL
@@ -57,6 +59,13 @@ def variable_of(result: xr.Dataset, name: str, *dims: str, probe: str) -> xr.Dat
             f"{name} of {probe} must have the dims {dims}, got {dict(values.sizes)}{chosen}"
         )
     return values.transpose(*dims)
+
+
+def bar_lengths(
+    values: xr.DataArray, low: xr.DataArray, high: xr.DataArray
+) -> Float[np.ndarray, "end ..."]:
+    """Lengths of error bars below and above values; 0 where there is no interval."""
+    return np.maximum(np.nan_to_num([values - low, high - values]), 0)
 
 
 def title_of(values: xr.DataArray) -> str:

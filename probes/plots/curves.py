@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from probes.checking import checked
-from probes.plots.axes import given_or_current, put_names, title_of, variable_of, words
+from probes.plots.axes import bar_lengths, given_or_current, put_names, title_of, variable_of, words
 from probes.plots.style import CONTROL, DASHES, MARKERS
 
 _ANY = "a probe"
@@ -64,7 +64,7 @@ def line(
         low, high = (
             variable_of(result, f"{variable}_{end}", along, probe=_ANY) for end in ("low", "high")
         )
-        lengths = np.maximum(np.nan_to_num([y - low, high - y]), 0)
+        lengths = bar_lengths(values, low, high)
     finite = np.isfinite(y)
     ax.errorbar(
         x[finite],
