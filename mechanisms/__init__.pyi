@@ -26,6 +26,7 @@ from .layers.feed_forward import FeedForwardConfig as FeedForwardConfig
 from .layers.halting import HaltingConfig as HaltingConfig
 from .layers.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .layers.mixture_of_experts import MixtureOfExpertsConfig as MixtureOfExpertsConfig
+from .model_zoo import zoo as zoo
 from .models.decomposable_attention import DecomposableAttention as DecomposableAttention
 from .models.decomposable_attention import (
     DecomposableAttentionConfig as DecomposableAttentionConfig,

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mechanisms
+from mechanisms import model_zoo
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
@@ -89,10 +90,16 @@ def save(model: nn.Module, path: str | Path) -> None:
 def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     """Load a model that `save` wrote, in evaluation mode.
 
+    Args:
+        path: the file, or `zoo:NAME` for a trained model that comes with the package; see `zoo`.
+        device: the device of the model.
+
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or was not written by `save`.
+        ValueError: the file is damaged, or was not written by `save`; or the zoo has no such model.
     """
+    if str(path).startswith(model_zoo.PREFIX):
+        path = model_zoo.weights_path(str(path).removeprefix(model_zoo.PREFIX))
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}

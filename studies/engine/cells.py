@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import torch
 import xarray as xr
+from safetensors.torch import load_file
 from torch import nn
 
 import probes
+from mechanisms import model_zoo
 from studies.engine import folders, results
-from studies.engine.checkpoints import load_weights, read_log
+from studies.engine.checkpoints import Checkpoints, load_weights, read_log
 from studies.engine.examples import Examples
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
@@ -46,6 +48,8 @@ def model_costs(trained: Trained) -> xr.Dataset:
 class Cell:
     """One trained model and its measurements, in the folder `models/MODEL-seedN-HASH`.
 
+    A model of the zoo is in `models/MODEL-seedN-HASH-zoo-HASH`, apart from what is trained here.
+
     Args:
         setup: the settings.
         root: folder that holds `models/`.
@@ -53,6 +57,9 @@ class Cell:
         accept_code: accept models that other code trained, and resume their training.
         measures: the measures by name.
         along: names of the measures that are also taken at the checkpoints along training.
+        zoo: names of models of the zoo, by identity. A cell that it has, and that has not begun to
+            train, gets its model from there, in a folder of its own; but not if measures are taken
+            along training, since the zoo has tested checkpoints only.
     """
 
     def __init__(
@@ -64,12 +71,21 @@ class Cell:
         accept_code: bool = False,
         measures: Mapping[str, Measure] | None = None,
         along: Sequence[str] = (),
+        zoo: Mapping[str, str] | None = None,
     ):
-        self.setup, self._device, self._accept = setup, device, accept_code
+        self.setup, self._device = setup, device
         self._measures, self._along = dict(measures or {}), along
         self.identity = folders.config_hash(setup)
         self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
         self.folder = root / "models" / self.name
+        self.zoo_name = None
+        if not (self.folder / "config.json").exists() and not (along and setup.training.keep_at):
+            self.zoo_name = (zoo or {}).get(self.identity)
+        if self.zoo_name is not None:
+            # Another model of that name in the zoo, trained again, is another folder.
+            trained = folders.config_hash(model_zoo.records()[self.zoo_name])
+            self.folder = self.folder.with_name(f"{self.name}-zoo-{trained}")
+        self._accept = accept_code or self.zoo_name is not None
 
     @property
     def finished(self) -> bool:
@@ -117,6 +133,24 @@ class Cell:
                 self._check_code()
             if shared or not self.finished:
                 run_training(self.setup, self.folder, self.identity, self._device, position)
+
+    def take_from_zoo(self) -> None:
+        """If the model is one of the zoo, write it to the folder, as that of a finished training.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        if self.zoo_name is None:
+            return
+        path, record = self.folder / "config.json", model_zoo.records()[self.zoo_name]
+        with folders.locked(self.folder, wait=True):
+            if path.exists():
+                return
+            weights = load_file(model_zoo.weights_path(self.zoo_name))
+            checkpoints = Checkpoints(self.folder, self.identity, writes=True)
+            checkpoints.fill(weights, record["log"], checkpoint=self.setup.training.checkpoint)
+            codes = {"codes": record["codes"], "zoo": self.zoo_name}
+            folders.write_json(path, {"config": plain(self.setup)} | codes)
 
     def path_of(self, name: str) -> Path:
         """The file of a measure, named by the measure and the hash of its settings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -83,6 +84,17 @@ class Checkpoints:
         """Write the weights after a step to `step-N`, for measures along training."""
         self._write(f"step-{step}", _prefixed_weights(model), {})
 
+    def fill(self, weights: Mapping[str, Tensor], log: Log, *, checkpoint: str) -> None:
+        """Write the files of a finished run from its tested weights and its log.
+
+        Unless `checkpoint`, the tested one, is `last`, the file `last` has the log and no tensors.
+        """
+        tensors, metadata = _prefixed(weights), {"log": json.dumps(log)}
+        self._write(checkpoint, tensors, metadata)
+        if checkpoint != "last":
+            self._write("last", {}, metadata)
+        self._write_log(log)
+
     def _write(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
         if self._writes:
             metadata = {"identity": self._identity} | metadata
@@ -119,7 +131,11 @@ def _load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
 
 
 def _prefixed_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {f"model/{name}": t.detach().contiguous() for name, t in model.state_dict().items()}
+    return _prefixed(model.state_dict())
+
+
+def _prefixed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model/{name}": tensor.detach().contiguous() for name, tensor in weights.items()}
 
 
 def _read(path: Path, device: torch.device | str | None) -> tuple[dict[str, Tensor], dict]:

@@ -145,6 +145,9 @@ def print_result(run: Run) -> None:
     if accepted := json.loads(result.attrs["accepted_code"]):
         files = ", ".join(sorted({name for names in accepted.values() for name in names}))
         write(f"{len(accepted)} models were trained by other code; changed since: {files}")
+    if from_zoo := json.loads(result.attrs["from_zoo"]):
+        names = ", ".join(sorted(from_zoo.values()))
+        write(f"{len(from_zoo)} models were not trained here, but are from the zoo: {names}")
     write(f"results and figures: {run.folder}", soft_wrap=True)
 
 
@@ -177,6 +180,8 @@ def print_plan(run: Run) -> None:
     for cell, setup in zip(run.cells, plan.cells, strict=True):
         values = plan.coordinates(setup).items()
         state = "yes" if cell.finished else "begun" if cell.folder.exists() else "no"
+        if cell.zoo_name is not None:
+            state = f"in the zoo: {cell.zoo_name}"
         if state != "no" and (changed := cell.other_code()):
             state += f" (other code: {', '.join(changed)})"
         cells.add_row(

@@ -15,6 +15,7 @@ import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
+from mechanisms import model_zoo
 from studies.engine import folders, results, settings
 from studies.engine.cells import Cell, run_training
 from studies.engine.claims import judge
@@ -46,11 +47,13 @@ class Resources:
             have modscope and the study installed, and see the root under the same absolute path.
         fresh: start over; earlier runs are moved aside.
         accept_code: accept models that other code trained; the result says so.
+        pretrained: take models that have not begun to train from the zoo, `mechanisms.zoo`, if it
+            has them, whatever code trained them; the result says so.
         anew: a measure to recompute although it is on disk; repeatable on the command line.
         redraw: join, judge and draw what is on disk; train and measure nothing.
 
     Raises:
-        ValueError: `workers` or `threads` is less than 1.
+        ValueError: `workers` or `threads` is less than 1, or both `fresh` and `pretrained` are set.
     """
 
     root: Path = Path("runs")
@@ -60,6 +63,7 @@ class Resources:
     scheduler: str | None = None
     fresh: bool = False
     accept_code: bool = False
+    pretrained: bool = False
     anew: tuple[str, ...] = ()
     redraw: bool = False
 
@@ -67,6 +71,8 @@ class Resources:
         for name in ("workers", "threads"):
             if (n := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
+        if self.fresh and self.pretrained:
+            raise ValueError("fresh, which trains all models anew, excludes pretrained")
 
 
 def run(
@@ -130,6 +136,7 @@ class Run:
             accept_code=resources.accept_code,
             measures=plan.measures,
             along=plan.study.along_training,
+            zoo=model_zoo.names_by_identity() if resources.pretrained else None,
         )
         self.cells = list(map(cell, plan.cells))
         self.taken_from_disk = False
@@ -155,7 +162,7 @@ class Run:
         if self._rank > 0:
             # Further processes only help the first one to train.
             for number, cell in enumerate(self.cells):
-                if resources.fresh or not cell.finished:
+                if resources.fresh or not (cell.zoo_name or cell.finished):
                     cell.train(position=number, shared=True)
             raise SystemExit(0)
         if resources.fresh:
@@ -164,6 +171,8 @@ class Run:
         for name, cell in product(resources.anew, self.cells):
             cell.path_of(name).unlink(missing_ok=True)
         with folders.locked(self.folder):
+            for cell in self.cells:
+                cell.take_from_zoo()
             incomplete = [cell for cell in self.cells if not cell.complete]
             if incomplete and resources.redraw:
                 names = ", ".join(cell.name for cell in incomplete[:3])
@@ -178,7 +187,7 @@ class Run:
         return self.folder
 
     def code(self) -> dict[str, Any]:
-        """Digests of the code that training, each measure and the report run."""
+        """Digests of the code that training, each measure and the report run; and `from_zoo`."""
         study, setups = self.plan.study, self.plan.cells
         return {
             "training": code_of(*setups, run_training),
@@ -190,7 +199,12 @@ class Run:
             "claims": folders.config_hash([study.claims, study.trained]),
             "table": folders.config_hash(study.table),
             "reported": folders.config_hash([setup.paper() for setup in setups]),
+            "from_zoo": self.from_zoo(),
         }
+
+    def from_zoo(self) -> dict[str, str]:
+        """The names in the zoo of the models that were taken from there, by cell."""
+        return {cell.name: cell.zoo_name for cell in self.cells if cell.zoo_name is not None}
 
     def assemble(self, measured: Mapping[str, xr.DataTree]) -> xr.DataTree:
         """Join the measurements of all cells into one result, and judge the claims.
@@ -281,6 +295,7 @@ class Run:
             "accepted_code": {
                 cell.name: files for cell in self.cells if (files := cell.other_code())
             },
+            "from_zoo": self.from_zoo(),
             "versions": folders.library_versions(),
             "seeds": sorted({setup.seed for setup in plan.cells}),
             "device": self._device,
