@@ -19,6 +19,7 @@ from .attention.quasi import QuasiAttentionConfig as QuasiAttentionConfig
 from .attention.relative import RelativeAttention as RelativeAttention
 from .attention.relative import RelativeAttentionConfig as RelativeAttentionConfig
 from .checking import check as check
+from .dropout import independent_masks as independent_masks
 from .layers.copy_gate import CopyGate as CopyGate
 from .layers.copy_gate import CopyGateConfig as CopyGateConfig
 from .layers.feed_forward import FeedForward as FeedForward

@@ -14,7 +14,8 @@ from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, cached
 from studies.engine.study import Preset, Study, Where
 from studies.engine.trained import Trained
-from studies.engine.training import TrainingConfig, TrainingError, answer, cross_entropy
+from studies.engine.training import TrainingError, answer, cross_entropy
+from studies.engine.training_config import TrainingConfig
 from studies.report.table import Row, Section, Table, count, percent, short
 
 __all__ = [

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import xarray as xr
 from safetensors.torch import load_file
-from torch import nn
 
 import probes
 from mechanisms import model_zoo
@@ -21,11 +20,12 @@ from studies.engine.checkpoints import Checkpoints, load_weights, read_log
 from studies.engine.examples import Examples
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
-from studies.engine.scoring import log_entries, score, tested_entry, training_dataset
+from studies.engine.scoring import tested_entry, training_dataset
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
 from studies.engine.trained import Measure, Trained, initial_model
-from studies.engine.training import answer, train
+from studies.engine.trainees import run_training
+from studies.engine.training import Deadline, answer
 
 
 def model_costs(trained: Trained) -> xr.Dataset:
@@ -73,7 +73,7 @@ class Cell:
         along: Sequence[str] = (),
         zoo: Mapping[str, str] | None = None,
     ):
-        self.setup, self._device = setup, device
+        self.setup, self.device = setup, device
         self._measures, self._along = dict(measures or {}), along
         self.identity = folders.config_hash(setup)
         self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
@@ -115,24 +115,20 @@ class Cell:
         """The time, git commits, versions and device of the last code that trained the model."""
         return next(reversed(self._codes()), {})
 
-    def train(self, *, position: int = 0, shared: bool = False) -> None:
-        """Train the model, or resume its training.
+    def train(
+        self, *, position: int = 0, shared: bool = False, deadline: Deadline | None = None
+    ) -> None:
+        """Train the model, or resume its training; see `train_together`.
 
         Args:
             position: line of the progress bar.
             shared: whether another process trains the model too, and holds the lock of the folder.
-
-        Raises:
-            RunError: the folder cannot be used, or holds a model that other code trained; or see
-                `studies.engine.training.train`.
-            TrainingError: see `studies.engine.training.train`.
+            deadline: stop at the last checkpoint before it.
         """
-        # Another study, or a worker that was believed dead, may be training the same model.
-        with nullcontext() if shared else folders.locked(self.folder, wait=True):
-            if not shared:
-                self._check_code()
-            if shared or not self.finished:
-                run_training(self.setup, self.folder, self.identity, self._device, position)
+        if shared:
+            run_training([self.setup], [self.folder], self.device, position=position)
+        else:
+            train_together([self], position=position, deadline=deadline)
 
     def take_from_zoo(self) -> None:
         """If the model is one of the zoo, write it to the folder, as that of a finished training.
@@ -180,7 +176,7 @@ class Cell:
         """The records of the code that has trained the model, in order of time."""
         return folders.read_json(self.folder / "config.json").get("codes", [])
 
-    def _check_code(self) -> None:
+    def check_code(self) -> None:
         """Check that the code is that of the model; record new code if it is the first or accepted.
 
         Raises:
@@ -203,7 +199,7 @@ class Cell:
                 "at": folders.now(),
                 "git": folders.git_commits(sources_of(self.setup)),
                 "versions": folders.library_versions(),
-                "device": self._device,
+                "device": self.device,
                 "files": current,
             }
             folders.write_json(path, {"config": config, "codes": [*codes, record]})
@@ -236,46 +232,42 @@ class Cell:
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
         """The result of a measure for the model at a checkpoint."""
-        model = initial_model(self.setup, self._device)
-        load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self._device)
-        fresh = Examples(self.setup, self._device).fresh(name)
-        trained = Trained(self.setup, model.eval(), step, self._device, fresh)
+        model = initial_model(self.setup, self.device)
+        load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self.device)
+        fresh = Examples(self.setup, self.device).fresh(name)
+        trained = Trained(self.setup, model.eval(), step, self.device, fresh)
         return self._measures[name](trained)
 
 
-def run_training(setup: Setup, folder: Path, identity: str, device: str, position: int = 0) -> None:
-    """Train the model of a setup, on `train`, with checkpoints chosen by `setup.selection`.
+def train_together(
+    cells: Sequence[Cell], *, position: int = 0, deadline: Deadline | None = None
+) -> None:
+    """Train models that differ in their seeds alone as one batched model, or resume that.
+
+    Args:
+        cells: the cells.
+        position: line of the progress bar.
+        deadline: stop at the last checkpoint before it.
 
     Raises:
-        RunError: the setup refuses to build its model with these settings.
+        RunError: a folder cannot be used, or holds a model that other code trained; or see
+            `studies.engine.training.train`.
+        TrainingError: see `studies.engine.training.train`.
     """
-    try:
-        model = setup.build(torch.Generator().manual_seed(setup.seed)).to(device)
-    except ValueError as error:
-        raise RunError(f"the model cannot be built: {error}") from error
-    examples = Examples(setup, device)
-    validation = {split: examples.validation(split) for split in setup.splits}
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for split, batches in validation.items():
-            metrics |= log_entries(setup, score(setup, model, batches, split), split)
-        return metrics
-
-    train(
-        model,
-        config=setup.training,
-        sample=examples.train,
-        evaluate=evaluate,
-        select=setup.selection.key,
-        sign=setup.sign,
-        folder=folder,
-        identity=identity,
-        seed=setup.seed,
-        objective=setup.loss,
-        description=f"{setup.model}, seed {setup.seed}",
-        position=position,
-    )
+    with ExitStack() as locks:
+        # In order, since another study, or a worker that was believed dead, may train some of them.
+        for cell in sorted(cells, key=lambda cell: cell.name):
+            locks.enter_context(folders.locked(cell.folder, wait=True))
+            cell.check_code()
+        waiting = [cell for cell in cells if not cell.finished]
+        if waiting:
+            run_training(
+                [cell.setup for cell in waiting],
+                [cell.folder for cell in waiting],
+                cells[0].device,
+                position=position,
+                deadline=deadline,
+            )
 
 
 def _concat_steps(steps: Sequence[int], datasets: list[Any]) -> xr.Dataset | None:

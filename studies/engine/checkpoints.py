@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ Log = list[dict[str, float]]
 """One dict per evaluation: `step`, `loss` (mean since the previous evaluation), `learning_rate`,
 `seconds`, and the metrics on the validation examples."""
 
-_OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
+State = dict[str, dict[str, Tensor]]
+"""The optimizer state of a model, such as `exp_avg`, by the name of the parameter."""
 
 
 class Checkpoints:
@@ -35,49 +37,29 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: str, *, writes: bool):
         self._folder, self._identity, self._writes = folder, identity, writes
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Log:
-        """Restore the last state into a model and its optimizer; return the log.
+    def load(self, model: nn.Module) -> tuple[Log, State]:
+        """Restore the last weights into a model; return the log and the optimizer state.
 
-        Without a checkpoint nothing is restored and the log is empty.
+        Without a checkpoint nothing is restored, and both are empty.
 
         Raises:
             RunError: the checkpoint is damaged, of another config, or does not fit the model.
         """
         path = self._folder / "last.safetensors"
         if not path.exists():
-            return []
-        tensors, metadata = _read(path, next(model.parameters()).device)
-        if metadata.get("identity") != self._identity:
-            raise RunError(
-                f"{path} is a checkpoint of another config ({metadata.get('identity')}, "
-                f"not {self._identity})"
-            )
-        _load_weights(model, tensors, path)
-        for name, parameter in model.named_parameters():
-            if f"step/{name}" in tensors:
-                state = {key: tensors[f"{key}/{name}"].clone() for key in _OPTIMIZER_STATE}
-                optimizer.state[parameter] = state
-        log = json.loads(metadata["log"])
+            return [], {}
+        log, state = _load_state(model, path, self._identity)
         # A kill between the two writes leaves the log file one line behind the checkpoint.
         self._write_log(log)
-        return log
+        return log, state
 
-    def save(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, log: Log, *, best: bool
-    ) -> None:
+    def save(self, model: nn.Module, state: State, log: Log, *, best: bool) -> None:
         """Write the complete state to `last`, and the weights to `best` if `best` is set."""
         weights, metadata = _prefixed_weights(model), {"log": json.dumps(log)}
-        state = {
-            f"{key}/{name}": optimizer.state[parameter][key]
-            for name, parameter in model.named_parameters()
-            # Frozen and not yet used parameters have no optimizer state.
-            if parameter in optimizer.state
-            for key in _OPTIMIZER_STATE
-        }
         # `best` goes first: after a kill in between, the repeated steps write it again.
         if best:
             self._write("best", weights, metadata)
-        self._write("last", weights | state, metadata)
+        self._write("last", weights | _prefixed_state(state), metadata)
         self._write_log(log)
 
     def keep(self, model: nn.Module, step: int) -> None:
@@ -107,6 +89,40 @@ class Checkpoints:
             write_atomically(self._folder / "log.jsonl", lambda to: to.write_text(text))
 
 
+@dataclass(frozen=True)
+class Trunk:
+    """The complete states along the constant part of the schedule `stable`.
+
+    Models that differ only in the number of steps and of decay steps share them: a longer or a
+    shorter run branches off at the last state before its decay, and ends as if trained alone.
+
+    Args:
+        folder: where the states are.
+        identity: hash of the config without these numbers, and of the code.
+    """
+
+    folder: Path
+    identity: str
+
+    def load(self, model: nn.Module, *, last: int) -> tuple[Log, State]:
+        """Restore the weights of the latest state, at most step `last`; see `Checkpoints.load`."""
+        steps = [int(path.stem.partition("-")[2]) for path in self.folder.glob("step-*")]
+        if not (steps := [step for step in steps if step <= last]):
+            return [], {}
+        return _load_state(model, self._path(max(steps)), self.identity)
+
+    def save(self, model: nn.Module, state: State, log: Log) -> None:
+        """Write the complete state after the last step of a log, if it is not there."""
+        path = self._path(int(log[-1]["step"]))
+        if not path.exists():
+            tensors = _prefixed_weights(model) | _prefixed_state(state)
+            metadata = {"identity": self.identity, "log": json.dumps(log)}
+            write_atomically(path, lambda to: save_file(tensors, to, metadata))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step}.safetensors"
+
+
 def read_log(folder: Path) -> Log:
     """The log in the last checkpoint of a run folder; empty without a checkpoint."""
     path = folder / "last.safetensors"
@@ -128,6 +144,31 @@ def _load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"{path} does not fit the model: {error}") from error
+
+
+def _load_state(model: nn.Module, path: Path, identity: str) -> tuple[Log, State]:
+    tensors, metadata = _read(path, next(model.parameters()).device)
+    if metadata.get("identity") != identity:
+        raise RunError(
+            f"{path} is a checkpoint of another config ({metadata.get('identity')}, not {identity})"
+        )
+    _load_weights(model, tensors, path)
+    state: State = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        if kind != "model":
+            # Cloned: kernels round by memory alignment, which tensors in a file do not have.
+            state.setdefault(name, {})[kind] = tensor.clone()
+    return json.loads(metadata["log"]), state
+
+
+def _prefixed_state(state: State) -> dict[str, Tensor]:
+    """Tensors of optimizer state for a file; parameters that are frozen or not used have none."""
+    return {
+        f"{key}/{name}": tensor.contiguous()
+        for name, tensors in state.items()
+        for key, tensor in tensors.items()
+    }
 
 
 def _prefixed_weights(model: nn.Module) -> dict[str, Tensor]:

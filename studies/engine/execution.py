@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -11,22 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
-from threadpoolctl import threadpool_limits
 
 from mechanisms import model_zoo
 from studies.engine import folders, results, settings
-from studies.engine.cells import Cell, run_training
+from studies.engine.cells import Cell
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
-from studies.engine.fingerprints import changed_files, code_of, sources_of
+from studies.engine.fingerprints import code_of, sources_of
 from studies.engine.folders import RunError
+from studies.engine.jobs import jobs_of, run_jobs
 from studies.engine.papers import with_reported
 from studies.engine.processes import check_available, process_device
 from studies.engine.study import Plan, Study
 from studies.engine.trained import Trained
+from studies.engine.trainees import run_training
+from studies.engine.training import Deadline
 from studies.engine.workers import Workers
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ class Resources:
         workers: models that are trained and measured in parallel (on one GPU: 1); a scheduler has
             its own.
         threads: CPU threads per worker. The last bits of a result depend on it.
+        together: models that differ in their seeds alone and are trained as one batched model,
+            which is faster for small models. The last bits of a result depend on it.
+        minutes: stop at the last checkpoint before so many minutes have passed; start again to go
+            on. None: no limit.
         scheduler: address of a running dask scheduler whose workers run the cells instead. They
             have modscope and the study installed, and see the root under the same absolute path.
         fresh: start over; earlier runs are moved aside.
@@ -53,13 +59,16 @@ class Resources:
         redraw: join, judge and draw what is on disk; train and measure nothing.
 
     Raises:
-        ValueError: `workers` or `threads` is less than 1, or both `fresh` and `pretrained` are set.
+        ValueError: `workers`, `threads` or `together` is less than 1, or both `fresh` and
+            `pretrained` are set.
     """
 
     root: Path = Path("runs")
     device: str = "cpu"
     workers: int = 1
     threads: int = 1
+    together: int = 1
+    minutes: float | None = None
     scheduler: str | None = None
     fresh: bool = False
     accept_code: bool = False
@@ -68,7 +77,7 @@ class Resources:
     redraw: bool = False
 
     def __post_init__(self):
-        for name in ("workers", "threads"):
+        for name in ("workers", "threads", "together"):
             if (n := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
         if self.fresh and self.pretrained:
@@ -96,7 +105,8 @@ def run(
 
     Raises:
         ValueError: a preset, setting or measure is unknown, or a value is not allowed.
-        RunError: a folder cannot be used, a checkpoint is damaged, or code has changed.
+        RunError: a folder cannot be used, a checkpoint is damaged, code has changed, or
+            `minutes` are over.
         TrainingError: a loss, gradient or weight is not finite.
 
     Example:
@@ -139,6 +149,9 @@ class Run:
             zoo=model_zoo.names_by_identity() if resources.pretrained else None,
         )
         self.cells = list(map(cell, plan.cells))
+        self._deadline = None
+        if resources.minutes is not None:
+            self._deadline = Deadline(time.time() + 60 * resources.minutes)
         self.taken_from_disk = False
 
     def finish(self) -> Path:
@@ -254,14 +267,15 @@ class Run:
         scheduler = resources.scheduler if incomplete else None
         with Workers(resources.workers if incomplete else 1, scheduler=scheduler) as workers:
             workers.begin(partial(code_of, *self.plan.cells, run_training), len(incomplete))
-            job = partial(run_cell, threads=resources.threads)
-            jobs = [partial(job, cell, cell.code(), n) for n, cell in enumerate(incomplete)]
-            names = [cell.name for cell in incomplete]
-            new = dict(zip(names, workers.call(jobs, names), strict=True))
-            measured = {
-                cell.name: new[cell.name] if cell.name in new else cell.measured()
-                for cell in self.cells
-            }
+            measured = run_jobs(
+                jobs_of(incomplete, resources.together),
+                workers,
+                threads=resources.threads,
+                deadline=self._deadline,
+            )
+            rest = [cell for cell in self.cells if cell.name not in measured]
+            measured |= {cell.name: cell.measured() for cell in rest}
+            measured = {cell.name: measured[cell.name] for cell in self.cells}
             result = self.assemble(measured)
             results.write_result(result, draft)
             drawings = [
@@ -305,28 +319,6 @@ class Run:
 
 
 CHOSEN = "1: no other value of the tuned settings has a better selecting metric, over seeds"
-
-
-def run_cell(cell: Cell, code: Mapping[str, str], position: int, *, threads: int) -> xr.DataTree:
-    """Train and measure a cell, as a job of a worker; return its measurements.
-
-    Args:
-        cell: the cell.
-        code: digests of the training code when the study began.
-        position: line of the progress bar.
-        threads: CPU threads to use.
-
-    Raises:
-        RunError: the code has changed since, or see `Cell.train`.
-        TrainingError: see `Cell.train`.
-    """
-    torch.set_num_threads(threads)
-    if changed := changed_files(code, cell.code()):
-        raise RunError(f"code was changed while the study ran: {', '.join(changed)}; start again")
-    # NumPy's matrix products would otherwise use all cores, and slow down the other workers.
-    with threadpool_limits(threads):
-        cell.train(position=position)
-        return cell.measured()
 
 
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:

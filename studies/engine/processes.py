@@ -19,11 +19,13 @@ class Processes:
 
     Attributes:
         first: whether this is the main process, which writes files.
+        several: whether there is more than one.
     """
 
     def __init__(self, device: torch.device):
         self._accelerator, self.first = None, True
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        self.several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if self.several:
             from accelerate import Accelerator
 
             self._accelerator = Accelerator(cpu=device.type == "cpu")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from studies.engine import settings
 from studies.engine.papers import Reported
-from studies.engine.training import TrainingConfig, answer, cross_entropy
+from studies.engine.training import answer, cross_entropy
+from studies.engine.training_config import TrainingConfig
 from tasks import Batch
 
 ALL = "all"
@@ -152,6 +153,7 @@ class Setup(ABC):
         selection: the criterion for checkpoints and tuned settings.
         evaluation_batch_size: batch size where a model is scored or measured.
         reported: numbers that papers report, for these and other settings.
+        depends_on_length: whether the loss of a step depends on `training.n_steps`, by annealing.
 
     Raises:
         ValueError: `n_validation` or `seed` is out of range, or `selection` names no split or
@@ -170,6 +172,7 @@ class Setup(ABC):
     selection: ClassVar[Selection] = Selection("id", "accuracy")
     evaluation_batch_size: ClassVar[int] = 1024
     reported: ClassVar[tuple[Reported, ...]] = ()
+    depends_on_length: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.n_validation < 1:

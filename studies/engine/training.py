@@ -1,4 +1,4 @@
-"""Training with exact resumption: AdamW with linear warm-up and decay of the learning rate.
+"""Training with exact resumption.
 
 A step is a pure function of the weights, the optimizer state and (seed, step): the batch and the
 dropout masks are drawn from the latter alone. A checkpoint therefore holds nothing else, and a run
@@ -12,152 +12,84 @@ state), `best.safetensors` (the weights with the best selecting metric) and `ste
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from studies.engine.checkpoints import Checkpoints, Log
+from studies.engine.checkpoints import Checkpoints, Log, Trunk
+from studies.engine.folders import RunError
 from studies.engine.processes import Processes
+from studies.engine.training_config import TrainingConfig
+from studies.engine.updates import Objective, SingleUpdates, StackedUpdates, State, Updates
 from tasks import Batch
 
 CHECK_EVERY = 50
 """Steps between checks for values that are not finite; each check synchronises with the device."""
-
-Objective = Callable[[nn.Module, Any, int], Tensor]
-"""(model, batch, step) -> the loss to minimise, a scalar."""
-
-Precision = Literal["float32", "tf32", "bf16"]
-Schedule = Literal["cosine", "early_cosine", "inverse_sqrt"]
-Decayed = Literal["matrices", "all"]
-Checkpoint = Literal["best", "last"]
 
 
 class TrainingError(RuntimeError):
     """A loss, gradient or weight is not finite."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """The optimizer, schedule and evaluation of a training run.
+class OutOfTime(RunError):
+    """The time of a run is over; what it has done is on disk."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The moment at which a run stops, to be started again later.
 
     Args:
-        n_steps: number of training steps (updates).
-        batch_size: examples per step, over all devices together.
-        learning_rate: peak learning rate, reached after `warmup_steps`.
-        final_learning_rate: learning rate at the last step, as a share of the peak; a cosine
-            leads there. 1: constant.
-        schedule: `cosine` from the end of warm-up to the last step; `early_cosine`, the schedule
-            of Schug et al. 2024 (their code): the rate of the first step is 0, and the cosine ends
-            `warmup_steps` before the last step, after which the rate is constant; or
-            `inverse_sqrt` (Vaswani et al. 2017, Section 5.3): after warm-up the rate falls as
-            1 / sqrt(step), and neither `final_learning_rate` nor `n_steps` has an effect on it.
-        weight_decay: AdamW's weight decay.
-        decayed: the parameters with weight decay: `matrices`, those with two or more dimensions
-            (weights, per-head biases, bias tables; not norms and one-dimensional biases), or `all`.
-        warmup_steps: steps of linear warm-up.
-        beta2: decay of AdamW's second moment.
-        epsilon: what AdamW adds to the root of the second moment.
-        clip: largest norm of the gradient; None for no clipping.
-        n_parts: number of equal parts of a batch that are computed one after another, which takes
-            less memory; it divides the batch size. The loss is the mean of their losses.
-        evaluate_every: steps between evaluations; a checkpoint is written at each.
-        stop_at: end early at the first evaluation whose selecting metric is at least as good.
-        keep_at: steps after which the weights are kept, for measures along training; steps
-            after the end of training are ignored.
-        checkpoint: the weights that are measured, and by which tuned settings are chosen: `best`,
-            with the best selecting metric, or those of the `last` step.
-        precision: `float32`, `tf32` (CUDA matrix products), or `bf16` (autocast).
-        compile: train through `torch.compile`; hooks, evaluation and what a loss calls besides
-            `forward` use the eager model.
-
-    Raises:
-        ValueError: a value is out of its range.
+        at: the moment, in seconds of the clock.
+        clock: the clock.
 
     Example:
-        `TrainingConfig(n_steps=1000, batch_size=128, learning_rate=1e-3, warmup_steps=100)`
+        `Deadline(time.time() + 60)`
     """
 
-    n_steps: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    evaluate_every: int = 100
-    final_learning_rate: float = 0.1
-    schedule: Schedule = "cosine"
-    decayed: Decayed = "matrices"
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    clip: float | None = None
-    n_parts: int = 1
-    stop_at: float | None = None
-    keep_at: tuple[int, ...] = ()
-    checkpoint: Checkpoint = "best"
-    precision: Precision = "float32"
-    compile: bool = False
+    at: float
+    clock: Callable[[], float] = time.time
 
-    def __post_init__(self):
-        literals = {
-            name: (
-                getattr(self, name) in get_args(choices),
-                f"one of {', '.join(get_args(choices))}",
-            )
-            for name, choices in (
-                ("schedule", Schedule),
-                ("decayed", Decayed),
-                ("checkpoint", Checkpoint),
-                ("precision", Precision),
-            )
-        }
-        for name, is_allowed, allowed in (
-            ("n_steps", self.n_steps >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
-            (
-                "n_parts",
-                self.n_parts >= 1 and self.batch_size % self.n_parts == 0,
-                f"a divisor of batch_size = {self.batch_size}",
-            ),
-            ("keep_at", all(step >= 1 for step in self.keep_at), "at least 1"),
-            ("learning_rate", 0 <= self.learning_rate < math.inf, "at least 0"),
-            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
-            ("warmup_steps", 0 <= self.warmup_steps < math.inf, "at least 0"),
-            ("final_learning_rate", 0 <= self.final_learning_rate <= 1, "in [0, 1]"),
-            ("beta2", 0 < self.beta2 < 1, "in (0, 1)"),
-            ("epsilon", 0 < self.epsilon < math.inf, "greater than 0"),
-            ("clip", self.clip is None or self.clip > 0, "None or greater than 0"),
-            *((name, *check) for name, check in literals.items()),
-        ):
-            if not is_allowed:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+    def check(self, seconds: float = 0.0) -> None:
+        """Check that work of a duration can still be done.
 
-    def learning_rate_at(self, step: int) -> float:
-        """The learning rate at training step `step`, counted from 0."""
-        if self.schedule == "inverse_sqrt":
-            share = (step + 1) / max(1, self.warmup_steps)
-            return self.learning_rate * min(share, share**-0.5)
-        early = self.schedule == "early_cosine"
-        warmup = min(1.0, (step if early else step + 1) / max(1, self.warmup_steps))
-        n_decay = max(1, self.n_steps - (2 if early else 1) * self.warmup_steps)
-        progress = min(1.0, max(0, step - self.warmup_steps) / n_decay)
-        decay = (1 - self.final_learning_rate) * (1 - math.cos(math.pi * progress)) / 2
-        return self.learning_rate * warmup * (1 - decay)
+        Raises:
+            OutOfTime: it would end after the deadline.
+        """
+        if self.clock() + seconds > self.at:
+            raise OutOfTime("the time is over; what was done is on disk: start again to go on")
 
-    def ends_with(self, log: Log, select: str, sign: int) -> bool:
-        """Whether training with this log is finished: at the last step, or by `stop_at`."""
-        if not log or log[-1]["step"] >= self.n_steps:
-            return bool(log)
-        best = max(sign * entry[select] for entry in log)
-        return self.stop_at is not None and best >= sign * self.stop_at
+
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """A model in training, with its examples and its folder.
+
+    Args:
+        model: the model, on its device.
+        sample: (step, size) -> the batch of that step, on the model's device.
+        evaluate: model in evaluation mode -> the metrics for the log.
+        folder: the run folder.
+        identity: hash of the run's config; a checkpoint with another identity is refused.
+        seed: seed of the dropout masks.
+        trunk: the complete states of the constant part of the schedule `stable`, shared with other
+            runs; None for other schedules.
+    """
+
+    model: nn.Module
+    sample: Callable[[int, int], Batch[Any]]
+    evaluate: Callable[[nn.Module], dict[str, float]]
+    folder: Path
+    identity: str
+    seed: int
+    trunk: Trunk | None = None
 
 
 def cross_entropy(logits: Tensor, batch: Batch[Any], *, smoothing: float = 0.0) -> Tensor:
@@ -184,114 +116,181 @@ def answer(model: nn.Module, batch: Batch[Any]) -> Tensor:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
+@dataclass
+class _Run:
+    """A trainee with its files, its log and its optimizer state so far."""
+
+    trainee: Trainee
+    checkpoints: Checkpoints
+    log: Log = field(default_factory=list)
+    state: State = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        return int(self.log[-1]["step"]) if self.log else 0
+
+
 def train(
-    model: nn.Module,
+    trainees: Sequence[Trainee],
     *,
     config: TrainingConfig,
-    sample: Callable[[int, int], Batch[Any]],
-    evaluate: Callable[[nn.Module], dict[str, float]],
+    objective: Objective,
     select: str,
     sign: int = 1,
-    folder: Path,
-    identity: str,
-    seed: int,
-    objective: Objective,
     description: str = "training",
     position: int = 0,
-) -> Log:
-    """Train `model` in place, or resume from the last checkpoint in `folder`; return the log.
+    deadline: Deadline | None = None,
+) -> list[Log]:
+    """Train models in place, or resume from the last checkpoints in their folders; return the logs.
 
-    The model ends with the weights of the last step. Under `accelerate launch` or `torchrun`
+    Several models are trained together, as one batched model; they must have the same architecture
+    and batches of the same shapes. Models that are behind, after a kill between two writes, catch
+    up first; models that end early leave the others.
+
+    The models end with the weights of the last step. Under `accelerate launch` or `torchrun`
     every process takes its share of each batch, and the first process writes the files.
 
     Args:
-        model: the model, on its device.
+        trainees: the models with their examples and folders.
         config: the optimizer, schedule and evaluation.
-        sample: (step, size) -> the batch of that step, on the model's device.
-        evaluate: model in evaluation mode -> the metrics for the log.
+        objective: the loss to minimise.
         select: the metric that chooses the best checkpoint.
         sign: 1 if higher values of it are better, -1 if lower.
-        folder: the run folder.
-        identity: hash of the run's config; a checkpoint with another identity is refused.
-        seed: seed of the dropout masks.
-        objective: the loss to minimise.
         description: text of the progress bar.
         position: line of the progress bar.
+        deadline: stop at the last checkpoint before it.
 
     Raises:
         TrainingError: the loss or a weight is not finite; the last checkpoint stays.
-        RunError: a checkpoint is damaged or of another config, or files cannot be written.
+        OutOfTime: the next checkpoint would come after the deadline.
+        RunError: a checkpoint is damaged or of another config, files cannot be written, or the
+            models cannot be trained together.
     """
-    device = next(model.parameters()).device
+    device = next(trainees[0].model.parameters()).device
     processes = Processes(device)
-    checkpoints = Checkpoints(folder, identity, writes=processes.first)
-    optimizer = _optimizer(model, config)
-    log = checkpoints.load(model, optimizer)
-    if config.ends_with(log, select, sign):
-        return log
-    loss_of = processes.prepare(_Loss(_compiled(model, config, device), objective))
-    last = log[-1] if log else {"step": 0, "seconds": 0.0}
-    start, clock = int(last["step"]), time.monotonic() - last["seconds"]
-    total_loss = torch.zeros((), device=device)
-    bar = _progress_bar(range(start, config.n_steps), description, position, shown=processes.first)
-    with bar, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    _prepare_process(config, device)
+    runs = []
+    for trainee in trainees:
+        files = Checkpoints(trainee.folder, trainee.identity, writes=processes.first)
+        log, state = files.load(trainee.model)
+        if not log and trainee.trunk is not None:
+            log, state = trainee.trunk.load(trainee.model, last=config.decay_start)
+        runs.append(_Run(trainee, files, log, state))
+    while waiting := [run for run in runs if not config.ends_with(run.log, select, sign)]:
+        start = min(run.step for run in waiting)
+        group = [run for run in waiting if run.step == start]
+        stretch = _Stretch(group, config, objective, select, sign, processes, deadline)
+        others = [run.step for run in waiting if run.step > start]
+        steps = range(start, min(others, default=config.n_steps))
+        with (
+            _progress_bar(steps, config, description, position, shown=processes.first) as bar,
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        ):
+            stretch.train(bar)
+    for run in runs:
+        run.trainee.model.eval()
+    return [run.log for run in runs]
+
+
+class _Stretch:
+    """Training of models that are at the same step, until one of them ends or others join."""
+
+    def __init__(
+        self,
+        runs: Sequence[_Run],
+        config: TrainingConfig,
+        objective: Objective,
+        select: str,
+        sign: int,
+        processes: Processes,
+        deadline: Deadline | None,
+    ):
+        self._runs, self._config, self._processes = runs, config, processes
+        self._select, self._sign, self._deadline = select, sign, deadline
+        models = [run.trainee.model for run in runs]
+        seeds = [run.trainee.seed for run in runs]
+        if len(runs) == 1:
+            self._updates: Updates = SingleUpdates(
+                *models, config=config, objective=objective, seed=seeds[0], processes=processes
+            )
+        else:
+            if processes.several:
+                raise RunError("several processes train one model at a time, not several together")
+            self._updates = StackedUpdates(models, config=config, objective=objective, seeds=seeds)
+        self._updates.restore([run.state for run in runs])
+
+    def train(self, bar: tqdm[int]) -> None:
+        """Do the steps of the progress bar, with evaluations and checkpoints."""
+        runs, config = self._runs, self._config
+        models = [run.trainee.model for run in runs]
+        start, clock = runs[0].step, _now(self._deadline)
+        elapsed = [run.log[-1]["seconds"] if run.log else 0.0 for run in runs]
+        began = evaluated = clock()
+        losses = torch.zeros(len(runs), device=next(models[0].parameters()).device)
         for step in bar:
-            model.train()
-            batch = processes.share(sample(step, config.batch_size))
-            total_loss += _update(loss_of, optimizer, batch, config, seed, step)
+            for model in models:
+                model.train()
+            batches = [
+                self._processes.share(run.trainee.sample(step, config.batch_size)) for run in runs
+            ]
+            losses += self._updates.update(batches, step)
             n_done = step + 1
             evaluates = n_done % config.evaluate_every == 0 or n_done == config.n_steps
             if evaluates or n_done in config.keep_at or n_done % CHECK_EVERY == 0:
-                _check_finite(total_loss, model, step, start=start)
+                _check_finite(losses, runs, step, start=start)
             if n_done in config.keep_at:
-                checkpoints.keep(model, n_done)
+                for run in runs:
+                    run.checkpoints.keep(run.trainee.model, n_done)
             if not evaluates:
                 continue
-            model.eval()
-            entry = {
-                "step": n_done,
-                "loss": processes.mean(total_loss) / (n_done - start),
-                "learning_rate": config.learning_rate_at(step),
-                "seconds": round(time.monotonic() - clock, 3),
-            }
-            log.append(entry | evaluate(model))
-            total_loss.zero_()
+            for number, run in enumerate(runs):
+                entry = {
+                    "step": n_done,
+                    "loss": self._processes.mean(losses[number]) / (n_done - start),
+                    "learning_rate": config.learning_rate_at(step),
+                    "seconds": round(elapsed[number] + clock() - began, 3),
+                }
+                self._evaluate(run, number, entry)
+            losses.zero_()
             start = n_done
-            bar.set_postfix({key: log[-1][key] for key in ("loss", select)})
-            is_best = max(log, key=lambda entry: sign * entry[select]) is log[-1]
-            checkpoints.save(model, optimizer, log, best=is_best)
-            if config.ends_with(log, select, sign):
-                break
-    model.eval()
-    return log
+            bar.set_postfix({key: runs[0].log[-1][key] for key in ("loss", self._select)})
+            if any(config.ends_with(run.log, self._select, self._sign) for run in runs):
+                return
+            if self._deadline is not None:
+                self._deadline.check(clock() - evaluated)
+            evaluated = clock()
+
+    def _evaluate(self, run: _Run, number: int, entry: dict[str, float]) -> None:
+        """Add an entry with the metrics to the log of a run, and write its checkpoint."""
+        model, log = run.trainee.model, run.log
+        model.eval()
+        log.append(entry | run.trainee.evaluate(model))
+        run.state = self._updates.state(number)
+        is_best = max(log, key=lambda entry: self._sign * entry[self._select]) is log[-1]
+        run.checkpoints.save(model, run.state, log, best=is_best)
+        if run.trainee.trunk is not None and entry["step"] <= self._config.decay_start:
+            run.trainee.trunk.save(model, run.state, log)
 
 
-class _Loss(nn.Module):
-    """The objective as a module, so that it may call any method of a model in several processes."""
-
-    def __init__(self, model: nn.Module, objective: Objective):
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, batch: Batch[Any], step: int) -> Tensor:
-        return self.objective(self.model, batch, step)
+def _now(deadline: Deadline | None) -> Callable[[], float]:
+    return time.monotonic if deadline is None else deadline.clock
 
 
-def _compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> nn.Module:
-    """The model to train through, compiled if asked for; also applies settings of the process."""
+def _prepare_process(config: TrainingConfig, device: torch.device) -> None:
+    """Apply the settings of a config that hold for the whole process."""
     if device.type == "cpu":
         keep_freed_memory()
     if config.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    # Only the handle is compiled: a compiled model would ignore hooks that are added later.
-    return cast(nn.Module, torch.compile(model)) if config.compile else model
 
 
-def _progress_bar(steps: range, description: str, position: int, *, shown: bool) -> tqdm[int]:
+def _progress_bar(
+    steps: range, config: TrainingConfig, description: str, position: int, *, shown: bool
+) -> tqdm[int]:
     return tqdm(
         steps,
         desc=description,
-        total=steps.stop,
+        total=config.n_steps,
         initial=steps.start,
         disable=None if shown else True,
         leave=False,
@@ -299,65 +298,23 @@ def _progress_bar(steps: range, description: str, position: int, *, shown: bool)
     )
 
 
-def _update(
-    loss_of: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch[Any],
-    config: TrainingConfig,
-    seed: int,
-    step: int,
-) -> Tensor:
-    """Do training step `step` and return its loss."""
-    digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate_at(step)
-    optimizer.zero_grad()
-    device, is_half = batch.mask.device.type, config.precision == "bf16"
-    losses = []
-    for part in _parts(batch, config.n_parts):
-        with torch.autocast(device, torch.bfloat16, enabled=is_half):
-            loss = loss_of(part, step) * (len(part.mask) / len(batch.mask))
-        loss.backward()
-        losses.append(loss.detach())
-    if config.clip is not None:
-        nn.utils.clip_grad_norm_(loss_of.parameters(), config.clip)
-    optimizer.step()
-    return torch.stack(losses).sum()
-
-
-def _parts(batch: Batch[Any], n_parts: int) -> list[Batch[Any]]:
-    return [batch] if n_parts == 1 else list(batch.parts(-(-len(batch) // n_parts)))
-
-
-def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    parameters = list(model.parameters())
-    decayed = [p for p in parameters if p.ndim > 1 or config.decayed == "all"]
-    others = [p for p in parameters if p.ndim <= 1 and config.decayed == "matrices"]
-    return torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(0.9, config.beta2),
-        eps=config.epsilon,
-        fused=parameters[0].device.type in ("cpu", "cuda"),
-    )
-
-
-def _check_finite(total_loss: Tensor, model: nn.Module, step: int, *, start: int) -> None:
-    """Raise a TrainingError if the loss or a weight has become NaN or infinite."""
-    # A finite loss can have an infinite gradient, for example a square root at 0. The weights
-    # show it after the update.
-    norm = nn.utils.get_total_norm([parameter.detach() for parameter in model.parameters()])
-    if not (torch.isfinite(total_loss) & torch.isfinite(norm)):
-        first = max(start, (step // CHECK_EVERY) * CHECK_EVERY)
-        quantity = "the loss" if not torch.isfinite(total_loss) else "a gradient"
-        raise TrainingError(
-            f"{quantity} is not finite after a step between {first} and {step}; the last good "
-            "checkpoint stays. Try a lower learning rate, a longer warm-up or clipping"
-        )
+def _check_finite(
+    losses: Float[Tensor, " model"], runs: Sequence[_Run], step: int, *, start: int
+) -> None:
+    """Raise a TrainingError if a loss or a weight has become NaN or infinite."""
+    for run, is_finite in zip(runs, torch.isfinite(losses), strict=True):
+        # A finite loss can have an infinite gradient, for example a square root at 0. The weights
+        # show it after the update.
+        norm = nn.utils.get_total_norm([p.detach() for p in run.trainee.model.parameters()])
+        if not (is_finite & torch.isfinite(norm)):
+            first = max(start, (step // CHECK_EVERY) * CHECK_EVERY)
+            model = f"seed {run.trainee.seed}: " if runs[1:] else ""
+            quantity = "a gradient" if is_finite else "the loss"
+            raise TrainingError(
+                f"{model}{quantity} is not finite after a step between {first} and {step}; the "
+                "last good checkpoint stays. Try a lower learning rate, a longer warm-up or "
+                "clipping"
+            )
 
 
 def keep_freed_memory() -> None:

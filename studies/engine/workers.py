@@ -15,7 +15,7 @@ import cloudpickle
 from tqdm import tqdm
 
 from studies.engine.folders import RunError
-from studies.engine.training import TrainingError
+from studies.engine.training import OutOfTime, TrainingError
 
 Job = Callable[[], Any]
 
@@ -98,7 +98,7 @@ class Workers:
                     threads.submit(work_off, process.call)
                 work_off(lambda job: job())
         for number, error in sorted(failed.items()):
-            expected = (RunError, TrainingError, ValueError)
+            expected = (OutOfTime, RunError, TrainingError, ValueError)
             error_class = next((cls for cls in expected if isinstance(error, cls)), RuntimeError)
             name = names[number] if names else f"job {number}"
             raise error_class(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error

@@ -74,6 +74,7 @@ class EquationsSetup(engine.Setup):
     task_type: ClassVar = tasks.MathEquations
     metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
     selection: ClassVar = engine.Selection("id", "loss")
+    depends_on_length: ClassVar = True
 
     def __post_init__(self):
         super().__post_init__()

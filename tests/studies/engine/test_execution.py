@@ -27,7 +27,8 @@ from studies.engine import (
 )
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import read_log
-from studies.engine.execution import Run, run_cell
+from studies.engine.execution import Run
+from studies.engine.jobs import run_job
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import SAMPLERS, TOY, Largest, LargestConfig, ToySetup
 
@@ -218,7 +219,7 @@ def test_code_that_changes_while_a_study_runs_is_detected(folder):
     folder.edit(folder.mechanism, "1.0 * self", "3.0 * self")
     fingerprints.forget()
     with pytest.raises(RunError, match="code was changed while the study ran"):
-        run_cell(run.cells[0], code, 0, threads=1)
+        run_job([[run.cells[0]]], [code], 0, threads=1)
 
 
 def test_an_edited_measure_is_recomputed_and_the_models_stay(folder):

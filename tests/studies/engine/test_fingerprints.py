@@ -11,7 +11,7 @@ import pytest
 
 from studies import raven_latent_code
 from studies.engine import fingerprints
-from studies.engine.cells import run_training
+from studies.engine.trainees import run_training
 from studies.engine.fingerprints import changed_files, code_of
 
 FILES = {
@@ -181,7 +181,7 @@ def test_a_mechanism_counts_only_for_models_that_use_it():
 def test_digests_are_the_same_in_another_process():
     script = (
         "from studies.engine.fingerprints import code_of\n"
-        "from studies.engine.cells import run_training\n"
+        "from studies.engine.trainees import run_training\n"
         "print(sorted(code_of(run_training).items()))"
     )
     arguments = {"cwd": Path(__file__).parents[3], "capture_output": True, "text": True}

@@ -16,7 +16,7 @@ from torch import nn
 import tasks
 from studies.engine.checkpoints import load_weights
 from studies.engine.folders import RunError, locked
-from studies.engine.training import TrainingError, cross_entropy, train
+from studies.engine.training import Trainee, TrainingError, cross_entropy, train
 from tests.studies.engine import toy
 
 CONFIG = replace(toy.TRAINING, keep_at=(), clip=1.0)
@@ -53,21 +53,18 @@ def small_model():
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
 
 
-def run(folder, *, config=CONFIG, model=None, **changes):
-    """Train a small model, or the given one, with `changes` of the arguments of `train`."""
+def trainee(folder, *, model=None, config=CONFIG, **changes):
+    """A small model, or the given one, with `changes` of the arguments of `Trainee`."""
+    arguments = {"sample": sample, "evaluate": evaluate, "identity": f"{config}", "seed": 0}
     model = small_model() if model is None else model
-    arguments = {
-        "config": config,
-        "sample": sample,
-        "evaluate": evaluate,
-        "select": "id/accuracy",
-        "folder": folder,
-        "identity": f"{config}",
-        "seed": 0,
-        "objective": objective,
-    }
-    log = train(model, **(arguments | changes))
-    return model, log
+    return Trainee(model=model, folder=folder, **(arguments | changes))
+
+
+def run(folder, *, config=CONFIG, objective=objective, select="id/accuracy", sign=1, **changes):
+    """Train a small model, or the given one; `changes` are arguments of `Trainee`."""
+    it = trainee(folder, config=config, **changes)
+    (log,) = train([it], config=config, objective=objective, select=select, sign=sign)
+    return it.model, log
 
 
 def tensors_in(folder, name="last"):

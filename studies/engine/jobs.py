@@ -1,0 +1,138 @@
+"""Jobs of a study's workers: cells that are trained one after another or together, and measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import xarray as xr
+from threadpoolctl import threadpool_limits
+
+from studies.engine.cells import Cell, train_together
+from studies.engine.fingerprints import changed_files
+from studies.engine.folders import RunError
+from studies.engine.settings import plain
+from studies.engine.trainees import trunk_of
+from studies.engine.training import Deadline
+from studies.engine.workers import Workers
+
+Group = Sequence[Cell]
+"""Cells that are trained as one batched model."""
+
+
+def jobs_of(cells: Sequence[Cell], together: int) -> list[list[Group]]:
+    """Divide cells into jobs; the groups of a job are trained one after another.
+
+    Cells that differ in seeds alone make groups of up to `together`. Groups that share the constant
+    part of the schedule `stable` are one job, the shortest first, so that it is trained once.
+
+    Args:
+        cells: the cells, in order.
+        together: largest number of cells in a group.
+    """
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        key = cell.name if together == 1 else json.dumps(_without_seeds(plain(cell.setup)))
+        alike.setdefault(key, []).append(cell)
+    groups = [
+        group[first : first + together]
+        for group in alike.values()
+        for first in range(0, len(group), together)
+    ]
+    jobs: dict[Any, list[Group]] = {}
+    for group in groups:
+        trunk = trunk_of(group[0].setup, group[0].folder.parents[1])
+        # Groups whose first cells share a trunk share those of the others, too.
+        key = group[0].name if trunk is None else trunk.identity
+        jobs.setdefault(key, []).append(group)
+    for job in jobs.values():
+        job.sort(key=lambda group: group[0].setup.training.n_steps)
+    return list(jobs.values())
+
+
+def run_jobs(
+    jobs: Sequence[Sequence[Group]],
+    workers: Workers,
+    *,
+    threads: int,
+    deadline: Deadline | None = None,
+) -> dict[str, xr.DataTree]:
+    """Train and measure cells in parallel; return the measurements of each cell, by its name.
+
+    A job of several cells is measured cell by cell when all are trained, so that all workers have
+    a part of it.
+
+    Args:
+        jobs: see `jobs_of`.
+        workers: the processes.
+        threads: CPU threads per worker.
+        deadline: stop training at the last checkpoint before it.
+
+    Raises:
+        RunError: the code has changed since, or see `Cell.train`.
+        TrainingError: see `Cell.train`.
+    """
+    cells = [list(chain.from_iterable(job)) for job in jobs]
+    names = [", ".join(cell.name for cell in of_job) for of_job in cells]
+    calls = [
+        partial(run_job, job, [cell.code() for cell in of_job], number, threads, deadline)
+        for number, (job, of_job) in enumerate(zip(jobs, cells, strict=True))
+    ]
+    measured = dict(chain.from_iterable(tree.items() for tree in workers.call(calls, names)))
+    rest = [cell for cell in chain.from_iterable(cells) if cell.name not in measured]
+    trees = workers.call(
+        [partial(measure_cell, cell, threads) for cell in rest], [cell.name for cell in rest]
+    )
+    return measured | dict(zip([cell.name for cell in rest], trees, strict=True))
+
+
+def run_job(
+    job: Sequence[Group],
+    codes: Sequence[Mapping[str, str]],
+    position: int,
+    threads: int,
+    deadline: Deadline | None = None,
+) -> dict[str, xr.DataTree]:
+    """Train the cells of a job, in a worker; measure it if it is a single one.
+
+    Args:
+        job: groups of cells.
+        codes: for each cell the digests of the training code when the study began.
+        position: line of the progress bar.
+        threads: CPU threads to use.
+        deadline: stop at the last checkpoint before it.
+
+    Returns:
+        The measurements by the name of the cell; empty for several cells.
+    """
+    torch.set_num_threads(threads)
+    cells = list(chain.from_iterable(job))
+    for cell, code in zip(cells, codes, strict=True):
+        if changed := changed_files(code, cell.code()):
+            files = ", ".join(changed)
+            raise RunError(f"code was changed while the study ran: {files}; start again")
+    # NumPy's matrix products would otherwise use all cores, and slow down the other workers.
+    with threadpool_limits(threads):
+        for group in job:
+            if deadline is not None:
+                deadline.check()
+            train_together(group, position=position, deadline=deadline)
+    return {cell.name: measure_cell(cell, threads) for cell in cells} if len(cells) == 1 else {}
+
+
+def measure_cell(cell: Cell, threads: int) -> xr.DataTree:
+    """Measure a trained cell, in a worker."""
+    torch.set_num_threads(threads)
+    with threadpool_limits(threads):
+        return cell.measured()
+
+
+def _without_seeds(config: Any) -> Any:
+    """A config without the values of all settings named `seed`."""
+    if isinstance(config, dict):
+        return {key: _without_seeds(value) for key, value in config.items() if key != "seed"}
+    return [_without_seeds(value) for value in config] if isinstance(config, list) else config
