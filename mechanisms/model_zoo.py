@@ -25,7 +25,7 @@ SCORES = {
     "score": "metric on examples used neither by training nor by checkpoint selection",
     "validation": "metric on the validation examples",
 }
-"""The scores of a record: by `split/metric`, and in groups of examples by `split/metric/group`."""
+"""The scores of a record, each by `split/metric`."""
 
 
 def records() -> dict[str, dict[str, Any]]:
@@ -71,10 +71,9 @@ def zoo() -> xr.Dataset:
 
     found = records()
     all_records = list(found.values())
-    # Keys with a further part are scores of groups of examples.
     keys = [key.split("/") for record in all_records for kind in SCORES for key in record[kind]]
-    splits = list(dict.fromkeys(key[0] for key in keys if len(key) == 2))
-    metrics = list(dict.fromkeys(key[1] for key in keys if len(key) == 2))
+    splits = list(dict.fromkeys(key[0] for key in keys))
+    metrics = list(dict.fromkeys(key[1] for key in keys))
     columns = {
         "study": ("study that trained the model", [record["study"] for record in all_records]),
         "mechanism": ("class of the model", [record["mechanism"] for record in all_records]),

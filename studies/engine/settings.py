@@ -27,6 +27,33 @@ def plain(config: object) -> Any:
     return config
 
 
+def from_plain(values: Mapping[str, Any], like: Config) -> Config:
+    """The inverse of `plain`: a config of the same classes as `like`, with other values.
+
+    Settings that are missing from `values` are those of `like`.
+
+    Raises:
+        ValueError: a class is another one than in `like`, or a setting or its value is not allowed.
+
+    Example:
+        >>> from_plain(plain(config), config) == config
+        True
+    """
+    name = type(like).__qualname__
+    if values.get("class") != name:
+        raise ValueError(f"class must be {name}, got {values.get('class')!r}")
+    fields: dict[str, Any] = {}
+    for path, value in values.items():
+        if path == "class":
+            continue
+        of_like = get(like, path)
+        if isinstance(value, Mapping):
+            fields[path] = from_plain(value, of_like)
+        else:
+            fields[path] = _with_tuples(value)
+    return dataclasses.replace(like, **fields)  # pyright: ignore[reportArgumentType, reportReturnType, reportCallIssue]
+
+
 def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
     """Path, value and documentation of every setting, from `Args:` in the classes' docstrings."""
     rows, documentation = [], _documentation(type(config))
@@ -143,6 +170,10 @@ def unknown_setting(name: str, *configs: object) -> ValueError:
     paths = [path for config in configs for path, *_ in describe(config)]
     nearest = get_close_matches(name, paths, n=3) or paths
     return ValueError(f"unknown setting {name!r}; nearest are {', '.join(nearest)}")
+
+
+def _with_tuples(value: Any) -> Any:
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _is_group(value: object) -> bool:
