@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests need a GPU that is not there."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if n := sum("no CUDA device" in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"{n} tests skipped that need a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def _close_figures():
     yield

@@ -284,22 +284,6 @@ def test_score_counts_whole_answers_and_features():
         task.score(torch.zeros(3, 18, 4), batch)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_batches_are_made_there_and_obey_the_rules():
-    task = Raven(RavenConfig(n_features=2))
-    batch = task.batch("train", 0, 100, "cuda")
-    assert {t.device.type for t in (batch.inputs, batch.targets, *batch.latents.values())} == {
-        "cuda"
-    }
-    again, here = task.batch("train", 0, 100, "cuda").to("cpu"), batch.to("cpu")
-    assert fingerprint(again) == fingerprint(here)
-    for grid, rules in zip(
-        here.latents["values"].tolist(), here.latents["rule"].tolist(), strict=True
-    ):
-        for feature, rule in enumerate(rules):
-            assert reference.obeys(rule, [[panel[feature] for panel in row] for row in grid], 8)
-
-
 # The authors' data
 
 
