@@ -11,8 +11,8 @@ import pytest
 
 from studies import raven_latent_code
 from studies.engine import fingerprints
-from studies.engine.trainees import run_training
 from studies.engine.fingerprints import changed_files, code_of
+from studies.engine.trainees import run_training
 
 FILES = {
     "__init__.py": '''

@@ -9,7 +9,7 @@ from torch import nn
 
 import mechanisms
 from mechanisms.models.decomposable_attention import Linear, TwoLayers
-from studies.engine.training import _optimizer
+from studies.engine.optimizers import make_optimizers
 from studies.setups.mlu import MluSetup
 from studies.setups.quasi_attention import QuasiSetup
 from studies.setups.signed_pairs import SignedPairsSetup
@@ -200,5 +200,6 @@ def composition_facts(
 
 def optimizer_facts(setup: QuasiSetup, model: nn.Module) -> dict[str, Any]:
     """Facts about the optimizer that training builds."""
-    group = _optimizer(model, setup.training).param_groups[0]
+    (adamw,) = make_optimizers(dict(model.named_parameters()), setup.training)
+    group = adamw.param_groups[0]
     return {"training.beta1": group["betas"][0], "training.epsilon": group["eps"]}
