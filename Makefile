@@ -1,29 +1,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Models that the zoo has are taken from there, unless `make raven TRAIN=1` trains them.
+ZOO := $(if $(TRAIN),,--pretrained)
 
 .PHONY: raven ndr routing retrieval coda fuzzy language test lint bench
 
 raven: .venv/installed
-	$(BIN)/python studies/raven_latent_code.py
+	$(BIN)/python studies/raven_latent_code.py $(ZOO)
 
 ndr: .venv/installed
-	$(BIN)/python studies/ndr_control_flow.py
+	$(BIN)/python studies/ndr_control_flow.py $(ZOO)
 
 routing: .venv/installed
-	$(BIN)/python studies/modular_routing.py
+	$(BIN)/python studies/modular_routing.py $(ZOO)
 
 retrieval: .venv/installed
-	$(BIN)/python studies/contextual_retrieval.py
+	$(BIN)/python studies/contextual_retrieval.py $(ZOO)
 
 coda: .venv/installed
-	$(BIN)/python studies/coda_composition.py
-	$(BIN)/python studies/coda_composition.py --study coda_signed_pairs
+	$(BIN)/python studies/coda_composition.py $(ZOO)
+	$(BIN)/python studies/coda_composition.py $(ZOO) --study coda_signed_pairs
 
 fuzzy: .venv/installed
-	$(BIN)/python studies/fuzzy_logic_latent_code.py
+	$(BIN)/python studies/fuzzy_logic_latent_code.py $(ZOO)
 
 language: .venv/installed
-	$(BIN)/python studies/language_modelling.py
+	$(BIN)/python studies/language_modelling.py $(ZOO)
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder

@@ -21,7 +21,8 @@ from rich.table import Table
 
 import mechanisms
 import studies
-from studies.engine import RunError, Study, zoo
+from mechanisms import model_zoo
+from studies.engine import RunError, Setup, Study, zoo
 from studies.engine.command import console, exit_on
 from studies.report.names import name_of
 
@@ -37,6 +38,21 @@ Only = Annotated[
     list[str] | None,
     typer.Option(help="add only models with a setting, such as seed=0,1; repeatable"),
 ]
+
+
+def setup_of(name: str) -> Setup:
+    """The settings with which a model of the zoo was trained; its `sampler()` is the task.
+
+    Raises:
+        ValueError: there is no such model.
+        RunError: its study has other settings now.
+
+    Example:
+        >>> setup_of("raven-hyla-k2-seed0").sampler().batch("ood", 0, 256)
+    """
+    model_zoo.weights_path(name)
+    record = model_zoo.records()[name]
+    return zoo.setup_of(record["config"], all_studies()[record["study"]])
 
 
 def all_studies() -> dict[str, Study]:
@@ -55,7 +71,10 @@ def run_zoo(runs: Runs = None, name: Name = None, only: Only = None) -> None:
     write = console().print
     with exit_on(ValueError, RunError):
         for run in runs or []:
-            added = zoo.add(run, all_studies()[zoo.study_of(run)], name, only or [])
+            made_by, of_package = zoo.study_of(run), all_studies()
+            if made_by not in of_package:
+                raise ValueError(f"{run} must be a run of a study of the package, got {made_by!r}")
+            added = zoo.add(run, of_package[made_by], name, only or [])
             write(f"added {', '.join(added)}")
     if not runs:
         table = listing()

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from studies.engine import Resources, read_result, run
+from mechanisms import model_zoo
+from studies.engine import Resources, read_result, run, zoo
 from studies.raven_latent_code import STUDY
 
 README = Path(__file__).parents[1] / "README.md"
+NAMED = ["raven-hyla-k2-seed0"]
+"""The models of the zoo that it loads."""
 
 
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
@@ -20,7 +23,10 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert len(blocks) == 12
     monkeypatch.chdir(tmp_path)
     changes = ["model=hyla", "training.n_steps=10", "decoding.n=60"]
-    run(STUDY, "smoke", changes, resources=Resources(root=Path("runs")))
+    made = run(STUDY, "smoke", changes, resources=Resources(root=Path("runs")))
+    # In place of the model of this name that is trained for longer.
+    monkeypatch.setattr(model_zoo, "FOLDER", tmp_path / "zoo")
+    assert zoo.add(made, STUDY, "raven-{model}-k{task.n_features}-seed{seed}") == NAMED
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)
@@ -81,6 +87,12 @@ def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
     result = read_result(path)
     assert result["weights"]["weight"].dims == ("cell", "token")
     assert "my_study.py" in json.loads(result.attrs["code"])["measures"]["weights"]
+
+
+def test_the_models_that_it_names_exist():
+    assert set(re.findall(r"\"(\w+-[\w-]+-seed\d+)\"", README.read_text())) == set(NAMED)
+    if shipped := model_zoo.records():
+        assert set(NAMED) <= set(shipped)
 
 
 def test_the_paths_that_it_names_exist():

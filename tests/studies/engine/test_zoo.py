@@ -14,7 +14,7 @@ from mechanisms import model_zoo
 from studies.engine import Resources, RunError, read_result, run, zoo
 from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
-from studies.zoo import run_zoo
+from studies.zoo import run_zoo, setup_of
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import TOY, TRAINING, ToySetup
 
@@ -235,8 +235,10 @@ def test_models_are_taken_from_the_zoo_only_if_asked_for(filled, tmp_path):
     root = tmp_path / "runs"
     run(STUDY, resources=Resources(root=root, pretrained=True))
     TRAINED.clear()
-    folder = run(STUDY, resources=Resources(root=root))
+    # Another study trains and measures the same cells, which is no reason to keep the result.
+    run(replace(STUDY, name="other"), resources=Resources(root=root))
     assert len(TRAINED) == 2 * STUDY.setup.training.n_steps
+    folder = run(STUDY, resources=Resources(root=root))
     assert json.loads(read_result(folder / "result.nc").attrs["from_zoo"]) == {}
     # And those that are trained here go before those of the zoo.
     run(STUDY, resources=Resources(root=root, pretrained=True))
@@ -343,10 +345,19 @@ def test_the_command_adds_models_and_lists_them(folder, trained, monkeypatch, ca
         assert word in printed
     for value in scores.to_numpy().ravel():
         assert f"{value:.3g}" in printed
+    assert setup_of(NAMES[1]) == STUDY.plan().cells[1]
+    with pytest.raises(ValueError, match=r"unknown model 'zoo:toy'; nearest are zoo:toy-n4"):
+        setup_of("toy")
     for run_folder, message in ((trained, "Sequential"), (folder, "no finished run")):
         with pytest.raises(typer.Exit):
             run_zoo([run_folder], "{model}-{seed}", ["model=linear"])
         assert message in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr("studies.zoo.all_studies", dict)
+    with pytest.raises(typer.Exit):
+        run_zoo([trained])
+    assert "must be a run of a study of the package, got 'largest'" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "last"])
