@@ -19,7 +19,6 @@ from .attention.quasi import QuasiAttentionConfig as QuasiAttentionConfig
 from .attention.relative import RelativeAttention as RelativeAttention
 from .attention.relative import RelativeAttentionConfig as RelativeAttentionConfig
 from .checking import check as check
-from .dropout import independent_masks as independent_masks
 from .layers.copy_gate import CopyGate as CopyGate
 from .layers.copy_gate import CopyGateConfig as CopyGateConfig
 from .layers.feed_forward import FeedForward as FeedForward
@@ -104,6 +103,7 @@ from .porting.neural_data_router import router_block_from_torch as router_block_
 from .porting.neural_data_router import router_from_torch as router_from_torch
 from .protocols import AttentionProtocol as AttentionProtocol
 from .protocols import ComponentConfig as ComponentConfig
+from .randomness import independent_draws as independent_draws
 from .sequences import enclose as enclose
 from .serialization import load as load
 from .serialization import save as save

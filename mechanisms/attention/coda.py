@@ -24,6 +24,7 @@ from mechanisms.attention.quasi import (
     l1_distances,
     quasi_attention,
 )
+from mechanisms.dropout import dropout_mask
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_dropout, check_sizes
@@ -186,8 +187,7 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         kept = None
         if self.training and config.dropout:
             leading = (1, 1) if config.dropout_shared else q.shape[:2]
-            kept = torch.rand((*leading, n_query, n_key), device=v.device) >= config.dropout
-            kept = kept / (1 - config.dropout)
+            kept = dropout_mask((*leading, n_query, n_key), config.dropout, v)
 
         def compose(affinity: Tensor, dissimilarity: Tensor, chunk: Chunk) -> Tensor:
             chunk_valid = None if valid is None else valid[broadcast_chunk(valid, chunk)]

@@ -16,7 +16,6 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.base import project_queries_and_keys
@@ -25,6 +24,7 @@ from mechanisms.attention.output import MappedAttention
 from mechanisms.differentiation import widened
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.randomness import gumbel_softmax
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 Scorer = Literal["dot", "mlp"]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
-from mechanisms.dropout import dropout
+from mechanisms.dropout import dropout, dropout_mask
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 
@@ -92,6 +92,5 @@ class CopyGate(nn.Module):
         """The gates of these logits, those of dropped tokens being 0."""
         gate = logits.sigmoid()
         if self.training and self.config.dropout:
-            kept = torch.rand(*gate.shape[:-1], 1, device=gate.device) >= self.config.dropout
-            gate = gate * kept
+            gate = gate * (dropout_mask((*gate.shape[:-1], 1), self.config.dropout, gate) > 0)
         return gate

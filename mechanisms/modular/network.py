@@ -9,7 +9,7 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gumbel_softmax, linear, relu
+from torch.nn.functional import linear, relu
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
@@ -19,6 +19,7 @@ from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.modular.module_pools import MlpPoolConfig, ModulePool, PoolConfig
 from mechanisms.modular.operands import OperandSlots
 from mechanisms.modular.routers import RouterConfig, RouterSizes, Scores
+from mechanisms.randomness import gumbel_softmax
 from mechanisms.validation import check_choice, check_sizes
 
 Choice = Literal["pair", "module"]
@@ -350,7 +351,7 @@ class ModularNetwork(HookedRootModule):
         """One-hot: sampled in training (Jang et al. 2017, straight through), else the maximum."""
         if self.training:
             # In float16, some of the sampled numbers would be infinite.
-            return gumbel_softmax(widened(scores), tau=temperature, hard=True).to(scores)
+            return gumbel_softmax(widened(scores), temperature=temperature, hard=True).to(scores)
         # Not `one_hot`, which has no `vmap` where gradients are taken.
         return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
 

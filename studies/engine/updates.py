@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from mechanisms import independent_masks
+from mechanisms import independent_draws
 from studies.engine.checkpoints import State
 from studies.engine.folders import RunError
 from studies.engine.optimizers import make_optimizers
@@ -28,6 +28,10 @@ from studies.engine.training_config import TrainingConfig
 
 Objective = Callable[[nn.Module, Any, int], Tensor]
 """(model, batch, step) -> the loss to minimise, a scalar."""
+
+
+SHARED = ("step",)
+"""What AdamW keeps for a parameter that is the same for all models that are trained together."""
 
 
 class Updates(ABC):
@@ -60,7 +64,7 @@ class Updates(ABC):
         """The optimizer state of model `number`; views of what later steps change."""
         return {
             name: {
-                key: self._of_model(value, number)
+                key: value if key in SHARED else self._of_model(value, number)
                 for optimizer in self._optimizers
                 for key, value in optimizer.state.get(parameter, {}).items()
             }
@@ -74,7 +78,9 @@ class Updates(ABC):
                 for name, parameter in self._parameters.items():
                     if states[0].get(name) and any(parameter is other for other in group["params"]):
                         optimizer.state[parameter] = {
-                            key: self._joined([state[name][key] for state in states])
+                            key: states[0][name][key].clone()
+                            if key in SHARED
+                            else self._joined([state[name][key] for state in states])
                             for key in states[0][name]
                         }
 
@@ -188,7 +194,7 @@ class StackedUpdates(Updates):
         torch.manual_seed(seeds[0])
         device, losses = batches[0].mask.device, []
         parts = [_parts(batch, self._config.n_parts) for batch in batches]
-        masks = nullcontext() if self._config.compile else independent_masks(seeds, device)
+        masks = nullcontext() if self._config.compile else independent_draws(seeds, device)
         with masks:
             for of_models in zip(*parts, strict=True):
                 with _autocast(batches[0], self._config):
@@ -214,17 +220,16 @@ class StackedUpdates(Updates):
 
     def _clip(self, largest: float) -> None:
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        squares = [gradient.flatten(1).square().sum(1) for gradient in gradients]
+        squares = [g.reshape(len(g), -1).square().sum(1) for g in gradients]
         scale = (largest / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
 
     def _of_model(self, value: Tensor, number: int) -> Tensor:
-        # AdamW's number of steps is a scalar that all models share.
-        return value[number] if value.ndim else value
+        return value[number]
 
     def _joined(self, values: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(values)) if values[0].ndim else values[0].clone()
+        return torch.stack(list(values))
 
 
 class _Loss(nn.Module):

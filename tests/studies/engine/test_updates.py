@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-import mechanisms
 import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
-from mechanisms.dropout import dropout
 from studies.engine.checkpoints import Checkpoints
 from studies.engine.folders import RunError
 from studies.engine.training import TrainingError, train
@@ -203,21 +202,27 @@ def test_one_loss_that_is_not_finite_stops_the_group_and_keeps_its_checkpoints(t
     assert all(tensors_in(it.folder)["step/unembed.W_U"] == 10 for it in them)
 
 
-def test_masks_of_vmapped_models_are_those_that_each_draws_alone():
-    x = torch.ones(2, 40)
-    with mechanisms.independent_masks([3, 4], "cpu"):
-        together = torch.vmap(lambda x: dropout(x, 0.5, True) + 2 * dropout(x, 0.25, True))(x)
-    for number, seed in enumerate((3, 4)):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            alone = dropout(x[0], 0.5, True) + 2 * dropout(x[0], 0.25, True)
-        assert torch.equal(together[number], alone)
-    assert not torch.equal(together[0], together[1])
+class Scaled(nn.Module):
+    """A linear model with a scalar parameter, and with values that training changes."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(4, 4, generator=generator))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.scale * x @ self.weight
 
 
-def test_a_tensor_that_is_not_of_the_models_has_no_independent_masks():
-    with (
-        mechanisms.independent_masks([3, 4], "cpu"),
-        pytest.raises(RuntimeError, match="must be of the vmapped models"),
-    ):
-        dropout(torch.ones(8), 0.5, True)
+def test_scalar_parameters_are_resumed_model_by_model(tmp_path):
+    config = replace(SHORT, optimizer="adamw", clip=0.5)
+    whole = trainees(tmp_path / "whole", config, Scaled)
+    train_all(whole, config)
+    parts = trainees(tmp_path / "parts", config, Scaled)
+    parts[0] = replace(parts[0], sample=interrupted_at(15))
+    with pytest.raises(KeyboardInterrupt):
+        train_all(parts, config)
+    train_all(trainees(tmp_path / "parts", config, Scaled), config)
+    for ours, theirs in zip(whole, parts, strict=True):
+        assert same(tensors_in(ours.folder), tensors_in(theirs.folder))
