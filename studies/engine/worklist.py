@@ -9,8 +9,9 @@ device. Models are trained in the folders of their studies, which find them ther
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def steps_left(job: Sequence[Group]) -> int:
     return left
 
 
-def seconds_per_step(group: Group, device: str) -> float:
+def seconds_per_step(group: Group, device: str, clock: Callable[[], float]) -> float:
     """How long a step of a group takes: by its log, or else measured, without compilation."""
     log = read_log(group[0].folder)
     if len(log) > 1:
@@ -124,7 +125,8 @@ def seconds_per_step(group: Group, device: str) -> float:
         return (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, "models", str(number)) for number in range(len(group))]
-        run_training([_in_short(cell.setup) for cell in group], paths, device)
+        setups = [_in_short(cell.setup) for cell in group]
+        run_training(setups, paths, device, deadline=Deadline(math.inf, clock))
         first, second = read_log(paths[0])
     return (second["seconds"] - first["seconds"]) / MEASURED_STEPS
 
@@ -170,7 +172,7 @@ def forecast(entries: Sequence[Entry], options: Options, deadline: Deadline) -> 
             continue
         jobs = jobs_left(run_of(entry, options), entry)
         try:
-            pace = tuple(seconds_per_step(job[0], options.device) for job in jobs)
+            pace = tuple(seconds_per_step(job[0], options.device, deadline.clock) for job in jobs)
         except (RuntimeError, FileNotFoundError) as error:
             found.append(Forecast(expected=_first_line(error)))
             continue
