@@ -4,7 +4,7 @@
     python studies/paper_gpu.py --results --device cpu      # results of what is trained
     python studies/paper_gpu.py --show                      # the list, and how to see all settings
     python studies/paper_gpu.py training.precision=bf16     # a setting for all of them
-    python studies/paper_gpu.py --tiny --device cpu --minutes 2 training.compile=false   # small
+    python studies/paper_gpu.py --tiny --device cpu         # a rehearsal at the size of tests
 
 See `studies.engine.worklist`. The report is `paper_gpu.json` in the folder of runs. Results are
 written when all entries are trained, or, with `--results`, of those that are, on any device.

@@ -87,14 +87,23 @@ def run_of(entry: Entry, options: Options) -> Run:
     Raises:
         ValueError: a setting is unknown, or a value is not allowed.
     """
-    preset, changes = ("smoke", entry.tiny) if options.tiny else (entry.preset, entry.changes)
+    preset = "smoke" if options.tiny else entry.preset
     resources = Resources(
         root=options.root,
         device=options.device,
         threads=torch.get_num_threads(),
         together=entry.together,
     )
-    return Run(entry.study.plan(preset, [*changes.split(), *options.changes]), resources)
+    return Run(entry.study.plan(preset, changes_of(entry, options)), resources)
+
+
+def changes_of(entry: Entry, options: Options) -> list[str]:
+    """The changed settings of an entry; those of the options replace its own."""
+    changes = (entry.tiny if options.tiny else entry.changes).split()
+    # The values of a setting that is named twice would make an axis.
+    replaced = {change.partition("=")[0] for change in options.changes}
+    kept = (change for change in changes if change.partition("=")[0] not in replaced)
+    return [*kept, *options.changes]
 
 
 def jobs_left(run: Run, entry: Entry) -> list[list[Group]]:
@@ -363,7 +372,7 @@ def show(entries: Sequence[Entry], options: Options) -> None:
     for entry in entries:
         run = run_of(entry, options)
         write(f"{entry.name}: {entry.why}; {len(run.cells)} models ({state_of(run)})")
-        words = [f"--preset {run.plan.preset}", entry.changes, *options.changes, "--show"]
+        words = [f"--preset {run.plan.preset}", *changes_of(entry, options), "--show"]
         write(f"    python studies/{entry.study.name}.py {' '.join(words)}", soft_wrap=True)
 
 

@@ -62,6 +62,12 @@ def _quick_measuring(monkeypatch):
     monkeypatch.setattr(worklist, "MEASURED_STEPS", 1)
 
 
+@pytest.fixture
+def no_results(monkeypatch):
+    """Results, which take most of the time here, are not written."""
+    monkeypatch.setattr(worklist, "write_result", lambda run, deadline: None)
+
+
 def options_of(folder, **changes):
     return Options(root=folder, device="cpu", **changes)
 
@@ -137,6 +143,7 @@ def test_it_stops_at_the_last_checkpoint_before_its_time_is_over(
         assert f"{each.name} ({state})" in printed
 
 
+@pytest.mark.usefixtures("no_results")
 def test_calls_go_on_where_the_last_one_stopped_and_end_in_the_same_weights(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_list(ENTRIES, options_of(whole), Clock(monkeypatch).deadline(1000))
@@ -175,6 +182,7 @@ def test_results_alone_are_those_of_the_entries_that_are_trained(tmp_path, monke
     assert steps_in(tmp_path) == [[40], [20, 20], [0]]
 
 
+@pytest.mark.usefixtures("no_results")
 def test_what_is_expected_of_each_entry(tmp_path, monkeypatch):
     clock, options = Clock(monkeypatch), options_of(tmp_path)
     run_list(ENTRIES[:1], options, clock.deadline(1000))
@@ -185,6 +193,7 @@ def test_what_is_expected_of_each_entry(tmp_path, monkeypatch):
     assert [each.seconds for each in found] == [0, 80, 40, None]
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_part_that_runs_share_is_expected_once(tmp_path, monkeypatch):
     clock, options = Clock(monkeypatch), options_of(tmp_path)
     changes = (
