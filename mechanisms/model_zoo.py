@@ -33,6 +33,15 @@ def records() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
+def record_of(name: str) -> dict[str, Any]:
+    """The record of a model.
+
+    Raises:
+        ValueError: there is no such model; the message names the nearest ones.
+    """
+    return json.loads(weights_path(name).with_suffix(".json").read_text())
+
+
 def names_by_identity() -> dict[str, str]:
     """The names of the models by the identity of their settings, as studies compute it."""
     return {record["identity"]: name for name, record in records().items()}

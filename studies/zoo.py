@@ -50,8 +50,7 @@ def setup_of(name: str) -> Setup:
     Example:
         >>> setup_of("raven-hyla-k2-seed0").sampler().batch("ood", 0, 256)
     """
-    model_zoo.weights_path(name)
-    record = model_zoo.records()[name]
+    record = model_zoo.record_of(name)
     return zoo.setup_of(record["config"], all_studies()[record["study"]])
 
 

@@ -83,7 +83,7 @@ class Cell:
             self.zoo_name = (zoo or {}).get(self.identity)
         if self.zoo_name is not None:
             # Another model of that name in the zoo, trained again, is another folder.
-            trained = folders.config_hash(model_zoo.records()[self.zoo_name])
+            trained = folders.config_hash(model_zoo.record_of(self.zoo_name))
             self.folder = self.folder.with_name(f"{self.name}-zoo-{trained}")
         self._accept = accept_code or self.zoo_name is not None
 
@@ -138,7 +138,7 @@ class Cell:
         """
         if self.zoo_name is None:
             return
-        path, record = self.folder / "config.json", model_zoo.records()[self.zoo_name]
+        path, record = self.folder / "config.json", model_zoo.record_of(self.zoo_name)
         with folders.locked(self.folder, wait=True):
             if path.exists():
                 return

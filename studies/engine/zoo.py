@@ -91,9 +91,10 @@ def verify(name: str, study: Study) -> None:
     """Score a model of the zoo on the validation examples again, and compare with its record.
 
     Raises:
+        ValueError: there is no such model.
         RunError: the scores are others, or the study has other settings now.
     """
-    record = model_zoo.records()[name]
+    record = model_zoo.record_of(name)
     setup = setup_of(record["config"], study)
     if folders.config_hash(setup) != record["identity"]:
         raise RunError(f"{name} must have the identity of its config, got {record['identity']}")
@@ -199,7 +200,7 @@ def _model_of(cell: Candidate, result: xr.DataTree) -> Any:
     if getattr(mechanisms, model_class.__name__, None) is not model_class:
         raise RunError(
             f"{cell.folder.name} cannot go into the zoo: its model is of the class "
-            f"{model_class.__qualname__}, which mechanisms does not export"
+            f"{model_class.__module__}.{model_class.__qualname__}, which mechanisms does not export"
         )
     return model
 

@@ -277,7 +277,7 @@ def test_measures_along_training_need_the_training(filled, tmp_path):
 
 
 def test_models_that_cannot_go_into_the_zoo_are_refused(folder, trained, tmp_path):
-    with pytest.raises(RunError, match=r"its model is of the class Sequential, which mechanisms"):
+    with pytest.raises(RunError, match=r"its model is of the class torch\..*\.Sequential, which"):
         zoo.add(trained, STUDY, "{model}-{seed}")
     assert not list(folder.glob("*"))
     for only, message in (
@@ -303,6 +303,27 @@ def test_models_that_cannot_go_into_the_zoo_are_refused(folder, trained, tmp_pat
         zoo.add(trained, STUDY, "first", ["seed=1", *transformers])
     with pytest.raises(RunError, match="is no finished run"):
         zoo.add(tmp_path, STUDY)
+
+
+class Transformer(mechanisms.Transformer):
+    """A model that `mechanisms.load` would not build."""
+
+    def forward(self, inputs):
+        return -super().forward(inputs)
+
+
+class OtherSetup(LargestSetup):
+    def build(self, generator):
+        return Transformer(super().build(generator).config, generator=generator)
+
+
+def test_models_of_other_classes_are_refused_whatever_their_names(folder, tmp_path):
+    setup = OtherSetup(model="transformer", training=STUDY.setup.training)
+    study = replace(STUDY, setup=setup, grids=({"seed": (0,)},))
+    made = run(study, resources=Resources(root=tmp_path))
+    with pytest.raises(RunError, match=r"test_zoo\.Transformer, which mechanisms does not"):
+        zoo.add(made, study)
+    assert not list(folder.glob("*"))
 
 
 def test_only_models_that_a_result_has_measured_are_added(folder, trained, tmp_path):
@@ -370,9 +391,11 @@ def test_the_tested_checkpoint_is_the_model(checkpoint, folder, tmp_path):
     log = model_zoo.records()[name]["log"]
     assert max(log, key=lambda entry: entry["id/accuracy"])["step"] < log[-1]["step"]
     zoo.verify(name, STUDY)
+    TRAINED.clear()
     again = run(
         STUDY, changes=settings, resources=Resources(root=tmp_path / "runs", pretrained=True)
     )
+    assert TRAINED == []
     first, second = (read_result(made / "result.nc") for made in (made, again))
     assert json.loads(second.attrs["from_zoo"])
     assert first["scores"].to_dataset().equals(second["scores"].to_dataset())
