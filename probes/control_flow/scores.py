@@ -320,8 +320,10 @@ def _summarise(
     dims = (*by_dims, "metric")
     score_dims = ("control", *dims)
     result.update(interval_variables("score", Interval(*score), score_dims, long_name="mean score"))
-    for name, null in nulls.items():
-        values, about = Interval(*above[name]), f"mean score minus that of {null!r}"
+    # Equal in all results, which are joined: which neighbour it is, is an attribute.
+    abouts = {"chance": "shuffled graphs", "neighbour": "the better neighbour"}
+    for name, null in abouts.items():
+        values, about = Interval(*above[name]), f"mean score minus that of {null}"
         result.update(interval_variables(f"above_{name}", values, dims, long_name=about))
     result.attrs["neighbour"] = neighbour
     result["examples"] = (

@@ -32,6 +32,17 @@ def scores_of(level, edges, steps, **more):
     return score_control_flow(graphs, truth.assign(more), resamples=1)
 
 
+def test_descriptions_are_the_same_whichever_neighbour_is_better():
+    """Results of several models are joined, and need equal descriptions."""
+    left, right = (
+        scores_of([-1, 0, 1, 2, -1][::direction], edges, 3)
+        for direction, edges in ((1, [(1, 2), (2, 3)]), (-1, [(3, 2), (2, 1)]))
+    )
+    assert left.attrs["neighbour"] != right.attrs["neighbour"]
+    for name in left.variables:
+        assert left[name].attrs == right[name].attrs, name
+
+
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_chain_is_drawn_without_a_model(direction):
     # BOS, a literal and three operations with brackets between that hold nothing, EOS.
