@@ -9,14 +9,15 @@ import torch
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def device(request):
-    """The device of a test; matrix products are exact there, and settings are restored."""
+def device(request, monkeypatch):
+    """The device of a test; nothing is rounded to TF32 there unless the test asks for it."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     precision = torch.get_float32_matmul_precision()
-    # By default cuDNN rounds the inputs of convolutions and recurrent layers to TF32.
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield request.param
+    # By default cuDNN rounds the inputs of convolutions and recurrent layers.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    yield request.param
+    # Training in TF32 sets it for the process.
     torch.set_float32_matmul_precision(precision)
 
 

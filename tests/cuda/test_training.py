@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 
 import tasks
 from studies.engine import TrainingConfig
-from studies.engine.cells import Cell
+from studies.engine.cells import Cell, train_together
 from studies.engine.checkpoints import read_log
 from studies.engine.examples import Examples
+from studies.engine.trained import initial_model
 from studies.setups.latent_code import FuzzySetup, RavenSetup
 from tests.contracts.test_studies import STUDIES
 from tests.studies.engine.toy import TOY
@@ -97,6 +98,30 @@ def test_losses_agree_in_every_precision_and_compiled(device, tmp_path):
             losses[precision, compiled] = [entry["loss"] for entry in read_log(cell.folder)]
     for name, loss in losses.items():
         assert np.allclose(loss, losses["float32", False], rtol=0.03), name
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.usefixtures("quick_compilation")
+def test_seeds_trained_as_one_batched_model_end_as_alone(optimizer, compiled, device, tmp_path):
+    moves = []
+    for size in (1, 2):
+        settings = {"optimizer": optimizer, "warmup_steps": 0, "compile": compiled and size == 2}
+        cells = [
+            cell_with(tmp_path / f"{size}", device, replace(FUZZY, seed=n), dropout=0.0, **settings)
+            for n in (0, 1)
+        ]
+        for first in range(0, 2, size):
+            train_together(cells[first : first + size])
+        moves.append(list(map(moved, cells)))
+    for alone, together in zip(*moves, strict=True):
+        assert (together - alone).norm() < 0.1 * alone.norm()
+
+
+def moved(cell):
+    """How far training has moved all weights."""
+    before = {f"model/{k}": x for k, x in initial_model(cell.setup, "cpu").state_dict().items()}
+    return torch.cat([x - before[name].flatten() for name, x in weights_of(cell).items()])
 
 
 def test_a_cell_is_trained_evaluated_and_measured(device, tmp_path):
