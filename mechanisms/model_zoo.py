@@ -42,11 +42,6 @@ def record_of(name: str) -> dict[str, Any]:
     return json.loads(weights_path(name).with_suffix(".json").read_text())
 
 
-def names_by_identity() -> dict[str, str]:
-    """The names of the models by the identity of their settings, as studies compute it."""
-    return {record["identity"]: name for name, record in records().items()}
-
-
 def weights_path(name: str) -> Path:
     """The file with the weights of a model.
 

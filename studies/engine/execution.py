@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from mechanisms import model_zoo
-from studies.engine import folders, results, settings
+from studies.engine import folders, results, settings, zoo
 from studies.engine.cells import Cell
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
@@ -146,7 +145,7 @@ class Run:
             accept_code=resources.accept_code,
             measures=plan.measures,
             along=plan.study.along_training,
-            zoo=model_zoo.names_by_identity() if resources.pretrained else None,
+            zoo=zoo.names_by_identity(plan.study) if resources.pretrained else None,
         )
         self.cells = list(map(cell, plan.cells))
         self._deadline = None

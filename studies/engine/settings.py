@@ -30,7 +30,8 @@ def plain(config: object) -> Any:
 def from_plain(values: Mapping[str, Any], like: Config) -> Config:
     """The inverse of `plain`: a config of the same classes as `like`, with other values.
 
-    Settings that are missing from `values` are those of `like`.
+    Settings that are missing from `values` have their defaults, if they have one, so that configs
+    from before a setting was added stand for what they were.
 
     Raises:
         ValueError: a class is another one than in `like`, or a setting or its value is not allowed.
@@ -42,7 +43,10 @@ def from_plain(values: Mapping[str, Any], like: Config) -> Config:
     name = type(like).__qualname__
     if values.get("class") != name:
         raise ValueError(f"class must be {name}, got {values.get('class')!r}")
-    fields: dict[str, Any] = {}
+    missing = [field for field in dataclasses.fields(like) if field.name not in values]  # pyright: ignore[reportArgumentType]
+    fields: dict[str, Any] = {
+        field.name: field.default for field in missing if field.default is not dataclasses.MISSING
+    }
     for path, value in values.items():
         if path == "class":
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def add(run: Path, study: Study, name: str | None = None, only: Sequence[str] = 
         raise ValueError(f"{run} has no model with the settings {', '.join(only)}")
     template = name or f"{study.name}-{{model}}-seed{{seed}}"
     names = [_name_of(cell.setup, template) for cell in cells]
-    known = model_zoo.names_by_identity()
+    known = names_by_identity(study)
     for new, cell in zip(names, cells, strict=True):
         old = known.get(cell.identity, new)
         if old != new:
@@ -96,8 +97,6 @@ def verify(name: str, study: Study) -> None:
     """
     record = model_zoo.record_of(name)
     setup = setup_of(record["config"], study)
-    if folders.config_hash(setup) != record["identity"]:
-        raise RunError(f"{name} must have the identity of its config, got {record['identity']}")
     stored = record["validation"]
     scores = validate(mechanisms.load(model_zoo.PREFIX + name), setup)
     tolerances = {
@@ -137,9 +136,29 @@ def setup_of(config: Mapping[str, Any], study: Study) -> Setup:
             setup = settings.from_plain(config, like)
         except ValueError:
             continue
-        if folders.config_hash(setup) == folders.config_hash(config):
+        if _agrees(settings.plain(setup), config):
             return setup
     raise RunError(f"{study.name} has no setup with the settings {config}; it has changed since")
+
+
+def names_by_identity(study: Study) -> dict[str, str]:
+    """The names of a study's models in the zoo, by the hash of their settings.
+
+    Models whose settings the study no longer has are left out.
+    """
+    names: dict[str, str] = {}
+    for name, record in model_zoo.records().items():
+        if record["study"] == study.name:
+            with suppress(RunError):
+                names[folders.config_hash(setup_of(record["config"], study))] = name
+    return names
+
+
+def _agrees(values: Any, stored: Any) -> bool:
+    """Whether plain settings have all the stored values; they may have further settings."""
+    if isinstance(stored, Mapping) and isinstance(values, Mapping):
+        return all(name in values and _agrees(values[name], stored[name]) for name in stored)
+    return values == (list(stored) if isinstance(stored, tuple) else stored)
 
 
 def study_of(run: Path) -> str:
@@ -222,7 +241,6 @@ def _write(name: str, cell: Candidate, model: Any, result: xr.DataTree) -> None:
     }
     record = {
         "study": result.attrs["study"],
-        "identity": cell.identity,
         "mechanism": type(model).__name__,
         "parameters": sum(weights.numel() for weights in model.parameters()),
         "step": int(log[tested_entry(setup, log)]["step"]),

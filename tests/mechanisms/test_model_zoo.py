@@ -19,7 +19,6 @@ def add(folder, name, **changes):
     save(model, folder / f"{name}.safetensors")
     record = {
         "study": "raven",
-        "identity": f"hash of {name}",
         "mechanism": "Transformer",
         "parameters": sum(weights.numel() for weights in model.parameters()),
         "step": 100,
@@ -84,6 +83,3 @@ def test_the_models_are_listed_with_their_scores_and_without_their_weights(folde
     assert np.isclose(first["megabytes"].item(), size / 1e6)
     assert json.loads(first["config"].item()) == {"class": "RavenSetup", "seed": 3}
     assert all(values.attrs["long_name"] for values in catalog.data_vars.values())
-    assert model_zoo.names_by_identity() == {
-        f"hash of {name}": name for name in catalog["model"].to_numpy()
-    }

@@ -23,7 +23,7 @@ def test_models_are_small_and_named_alike():
     assert max(sizes.values(), default=0) <= 3e6
     assert {path.suffix for path in sizes} <= {".safetensors", ".json"}
     assert {path.stem for path in sizes if path.suffix == ".safetensors"} == set(RECORDS)
-    assert len(model_zoo.names_by_identity()) == len(RECORDS)
+    assert sum(len(zoo.names_by_identity(study)) for study in STUDIES.values()) == len(RECORDS)
     for name, record in RECORDS.items():
         assert name.endswith(f"-seed{record['config']['seed']}")
 

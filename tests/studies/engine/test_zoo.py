@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import mechanisms
 from mechanisms import model_zoo
-from studies.engine import Resources, RunError, read_result, run, zoo
+from studies.engine import Resources, RunError, read_result, run, settings, zoo
 from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
 from studies.zoo import run_zoo, setup_of
@@ -149,15 +149,23 @@ def test_records_and_weights_that_do_not_fit_are_noticed(filled):
         edit(first, validation={other: scores[other] for other in scores if other != key})
         with pytest.raises(RunError, match=f"{key} is .*, not None"):
             zoo.verify(NAMES[0], STUDY)
-    edit(first, validation=scores, identity="0" * 12)
-    with pytest.raises(RunError, match="must have the identity of its config, got 000000000000"):
-        zoo.verify(NAMES[0], STUDY)
-    edit(first, identity=record["identity"])
+    edit(first, validation=scores)
     zoo.verify(NAMES[0], STUDY)
     weights = second.with_suffix(".safetensors")
     weights.write_bytes(first.with_suffix(".safetensors").read_bytes())
     with pytest.raises(RunError, match="does not have the scores"):
         zoo.verify(NAMES[1], STUDY)
+
+
+def test_a_record_from_before_a_setting_was_added_has_its_default(filled):
+    path = filled / f"{NAMES[0]}.json"
+    config = json.loads(path.read_text())["config"]
+    identities = zoo.names_by_identity(STUDY)
+    earlier = {key: value for key, value in config["training"].items() if key != "optimizer"}
+    edit(path, config=config | {"training": earlier})
+    assert zoo.names_by_identity(STUDY) == identities
+    assert zoo.setup_of(config | {"training": earlier}, STUDY).training.optimizer == "adamw"
+    zoo.verify(NAMES[0], STUDY)
 
 
 def test_a_study_with_other_settings_than_a_record_is_noticed(filled):
@@ -167,7 +175,6 @@ def test_a_study_with_other_settings_than_a_record_is_noticed(filled):
         config | {"earlier": 1},
         config | {"width": -1, "n_validation": 0},
         config | {"task": config["task"] | {"class": "SmallestConfig"}},
-        {key: value for key, value in config.items() if key != "width"},
     ):
         edit(path, config=other)
         with pytest.raises(RunError, match=r"largest has no setup with the settings .*has changed"):
@@ -268,9 +275,8 @@ def test_measures_along_training_need_the_training(filled, tmp_path):
     along = replace(STUDY, setup=setup, along_training=("costs",))
     resources = Resources(root=tmp_path, pretrained=True)
     assert [cell.zoo_name for cell in Run(STUDY.plan(), resources).cells] == NAMES
-    identities = [cell.identity for cell in Run(along.plan(), resources).cells]
-    for identity, name in zip(identities, NAMES, strict=True):
-        edit(filled / f"{name}.json", identity=identity)
+    for cell, name in zip(along.plan().cells, NAMES, strict=True):
+        edit(filled / f"{name}.json", config=settings.plain(cell))
     assert [cell.zoo_name for cell in Run(along.plan(), resources).cells] == [None, None]
     without = replace(along, along_training=())
     assert [cell.zoo_name for cell in Run(without.plan(), resources).cells] == NAMES
