@@ -42,4 +42,7 @@ def dropout_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Float[Tensor
 
 
 def _words(n: int, device: torch.device, generator: torch.Generator | None) -> Int[Tensor, " n"]:
-    return torch.randint(-(2**63), 2**63 - 1, (n,), device=device, generator=generator)
+    low, high = -(2**63), 2**63 - 1
+    if generator is None:  # which torch.compile does not take as an argument
+        return torch.randint(low, high, (n,), device=device)
+    return torch.randint(low, high, (n,), device=device, generator=generator)

@@ -61,7 +61,7 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     ids = tokens.new_zeros(batch, n_positions + 2)
     ids[:, 1:-1] = tokens.clamp(min=0)
     ids[:, 0] = n_tokens + 1
-    ids.scatter_(1, end[:, None], n_tokens)
+    ids = ids.scatter(1, end[:, None], n_tokens)
     mask = torch.arange(n_positions + 2, device=tokens.device) <= end[:, None]
     return Sequences(ids, mask, end)
 
