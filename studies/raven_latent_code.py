@@ -4,7 +4,7 @@ The question of "Attention as a Hypernetwork" (Schug et al. 2024): can the rule 
 be decoded linearly from the attention weights (the latent code) of a transformer trained on the
 task, also for combinations of rules that it never saw? And does the model use that code?
 
-    python studies/raven_latent_code.py                          # about a quarter of an hour
+    python studies/raven_latent_code.py                          # three seeds in ten minutes
     python studies/raven_latent_code.py --preset smoke
     python studies/raven_latent_code.py --preset paper --device cuda
     python studies/raven_latent_code.py training.n_steps=500 seed=0,1 model=hyla,softmax
@@ -206,26 +206,29 @@ LAPTOP = RavenSetup(
     d_head=4,
     d_mlp=128,
     training=engine.TrainingConfig(
-        n_steps=14_000,
+        n_steps=5000,
         batch_size=64,
-        learning_rate=3e-3,
+        optimizer="muon",
+        learning_rate=6e-3,
         weight_decay=0.1,
-        warmup_steps=500,
-        evaluate_every=1000,
+        warmup_steps=300,
+        clip=1.0,
+        evaluate_every=500,
     ),
 )
 SMOKE = (
     "n_layers=2 d_model=16 n_heads=4 d_mlp=16 n_validation=64 training.n_steps=40 "
     "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 scores.n_test=64 "
     "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
-    "pointing.n=60 permuted.n=100 alignment.n=100"
+    "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
 WIDTHS = {d_model: f"n_heads={d_model // 8} d_mlp={2 * d_model}" for d_model in (128, 256, 512)}
 """The paper's width multipliers 1, 2 and 4."""
 
 PAPER = (
     "task.n_features=4 task.rule_order=sorted task.cover_rules=false seed=0,1,2 n_layers=4 "
-    "d_model=128 attention_dropout=0.1 training.n_steps=156250 training.batch_size=128 "
+    "d_model=128 attention_dropout=0.1 training.optimizer=adamw training.clip=none "
+    "training.n_steps=156250 training.batch_size=128 "
     "training.learning_rate=0.001,0.0003 training.weight_decay=0.1,0.3 training.warmup_steps=1000 "
     "training.schedule=early_cosine training.checkpoint=last training.evaluate_every=10000 "
     "scores.n_test=51200"
@@ -370,7 +373,7 @@ STUDY = engine.Study(
     question="What does a trained transformer's latent code know about Raven rules?",
     setup=LAPTOP,
     # The slowest model first, so that parallel runs end together.
-    grids=({"model": ("hyla", "softmax", "linear"), "seed": (0,)},),
+    grids=({"model": ("hyla", "softmax", "linear"), "seed": (0, 1, 2)},),
     presets=PRESETS,
     tuned=("training.learning_rate", "training.weight_decay", "training.warmup_steps"),
     measures={
