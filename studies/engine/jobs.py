@@ -63,8 +63,7 @@ def run_jobs(
 ) -> dict[str, xr.DataTree]:
     """Train and measure cells in parallel; return the measurements of each cell, by its name.
 
-    A job of several cells is measured cell by cell when all are trained, so that all workers have
-    a part of it.
+    A job trains its cells; then each of them is measured, by any worker.
 
     Args:
         jobs: see `jobs_of`.
@@ -78,16 +77,14 @@ def run_jobs(
     """
     cells = [list(chain.from_iterable(job)) for job in jobs]
     names = [", ".join(cell.name for cell in of_job) for of_job in cells]
-    calls = [
+    training = [
         partial(run_job, job, [cell.code() for cell in of_job], number, threads, deadline)
         for number, (job, of_job) in enumerate(zip(jobs, cells, strict=True))
     ]
-    measured = dict(chain.from_iterable(tree.items() for tree in workers.call(calls, names)))
-    rest = [cell for cell in chain.from_iterable(cells) if cell.name not in measured]
-    trees = workers.call(
-        [partial(measure_cell, cell, threads) for cell in rest], [cell.name for cell in rest]
-    )
-    return measured | dict(zip([cell.name for cell in rest], trees, strict=True))
+    measuring = [[partial(measure_cell, cell, threads) for cell in of_job] for of_job in cells]
+    trees = workers.call(training, names, then=measuring)
+    all_names = [cell.name for cell in chain.from_iterable(cells)]
+    return dict(zip(all_names, chain.from_iterable(trees), strict=True))
 
 
 def run_job(
@@ -96,8 +93,8 @@ def run_job(
     position: int,
     threads: int,
     deadline: Deadline | None = None,
-) -> dict[str, xr.DataTree]:
-    """Train the cells of a job, in a worker; measure it if it is a single one.
+) -> None:
+    """Train the cells of a job, in a worker.
 
     Args:
         job: groups of cells.
@@ -105,9 +102,6 @@ def run_job(
         position: line of the progress bar.
         threads: CPU threads to use.
         deadline: stop at the last checkpoint before it.
-
-    Returns:
-        The measurements by the name of the cell; empty for several cells.
     """
     torch.set_num_threads(threads)
     cells = list(chain.from_iterable(job))
@@ -121,7 +115,6 @@ def run_job(
             if deadline is not None:
                 deadline.check()
             train_together(group, position=position, deadline=deadline)
-    return {cell.name: measure_cell(cell, threads) for cell in cells} if len(cells) == 1 else {}
 
 
 def measure_cell(cell: Cell, threads: int) -> xr.DataTree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -58,51 +59,103 @@ class Workers:
         for process in self._processes[: max(0, n_jobs - 1)]:
             process.submit(job)
 
-    def call(self, jobs: Sequence[Job], names: Sequence[str] | None = None) -> list[Any]:
+    def call(
+        self,
+        jobs: Sequence[Job],
+        names: Sequence[str] | None = None,
+        *,
+        then: Sequence[Sequence[Job]] = (),
+    ) -> list[Any]:
         """Call all jobs and return their results, in order.
 
         Args:
             jobs: the functions to call; they and their results must be picklable.
             names: names of the jobs for error messages; "job 0", "job 1", ... by default.
+            then: for each job further ones, which are called, by any worker, once it has ended and
+                all jobs have begun. The result of a job is then the list of theirs.
 
         Raises:
             RunError: a job's process died at every attempt, or the scheduler is out of reach.
             RunError, TrainingError, ValueError: a job raised this error.
             RuntimeError: a job raised any other error, which is the cause of this one.
         """
-        processes = self._processes[: max(0, len(jobs) - 1)]
+        n_jobs = max(len(jobs), sum(map(len, then)))
+        processes = self._processes[: max(0, n_jobs - 1)]
         if self._scheduler is None and not processes:
-            return [job() for job in jobs]
-        results: dict[int, Any] = {}
-        failed: dict[int, Exception] = {}
-        waiting = iter(enumerate(jobs))
-
-        def work_off(call: Callable[[Job], Any]) -> None:
-            """Call jobs until none is waiting."""
-            try:
-                for number, job in waiting:
-                    try:
-                        results[number] = call(job)
-                    except Exception as error:
-                        failed[number] = error
-            finally:
-                # After an interruption, empty the queue so that the other threads end too.
-                for _ in waiting:
-                    pass
-
-        with ThreadPoolExecutor(max(1, len(jobs))) as threads:
+            results = []
+            for number, job in enumerate(jobs):
+                result = job()
+                results.append([further() for further in then[number]] if then else result)
+            return results
+        queue = _Queue(jobs, then)
+        with ThreadPoolExecutor(max(1, n_jobs)) as threads:
             if self._scheduler is not None:
-                _work_on_scheduler(self._scheduler, threads, work_off)
+                _work_on_scheduler(self._scheduler, threads, queue.work_off)
             else:
                 for process in processes:
-                    threads.submit(work_off, process.call)
-                work_off(lambda job: job())
+                    threads.submit(queue.work_off, process.call)
+                queue.work_off(lambda job: job())
+        failed = queue.failed
         for number, error in sorted(failed.items()):
             expected = (OutOfTime, RunError, TrainingError, ValueError)
             error_class = next((cls for cls in expected if isinstance(error, cls)), RuntimeError)
             name = names[number] if names else f"job {number}"
             raise error_class(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
-        return [results[number] for number in range(len(jobs))]
+        return [queue.result(number) for number in range(len(jobs))]
+
+
+class _Queue:
+    """Jobs that wait, those that each of them will make wait when it has ended, and results.
+
+    Attributes:
+        failed: the errors of jobs, or of those that follow them, by the job's number.
+    """
+
+    def __init__(self, jobs: Sequence[Job], then: Sequence[Sequence[Job]]):
+        self._waiting: deque[tuple[int, int | None, Job]] = deque(
+            (number, None, job) for number, job in enumerate(jobs)
+        )
+        self._then, self._n_running = then, 0
+        self._changed = threading.Condition()
+        self._results: dict[tuple[int, int | None], Any] = {}
+        self.failed: dict[int, Exception] = {}
+
+    def work_off(self, call: Callable[[Job], Any]) -> None:
+        """Call jobs until none is waiting and none is running that others follow."""
+        while (entry := self._next()) is not None:
+            number, place, job = entry
+            further: Sequence[Job] = ()
+            try:
+                self._results[number, place] = call(job)
+                further = self._then[number] if self._then and place is None else ()
+            except Exception as error:
+                self.failed[number] = error
+            except BaseException:
+                # After an interruption, empty the queue so that the other threads end too.
+                with self._changed:
+                    self._waiting.clear()
+                raise
+            finally:
+                with self._changed:
+                    self._n_running -= 1
+                    self._waiting.extend((number, k, job) for k, job in enumerate(further))
+                    self._changed.notify_all()
+
+    def result(self, number: int) -> Any:
+        """The result of a job, or the list of those of the jobs that follow it."""
+        if not self._then:
+            return self._results[number, None]
+        return [self._results[number, place] for place in range(len(self._then[number]))]
+
+    def _next(self) -> tuple[int, int | None, Job] | None:
+        """The next job, which then counts as running; waits for it if need be."""
+        with self._changed:
+            while not self._waiting and self._then and self._n_running:
+                self._changed.wait()
+            if not self._waiting:
+                return None
+            self._n_running += 1
+            return self._waiting.popleft()
 
 
 class _Process:

@@ -117,7 +117,7 @@ def interchange(trained: Trained, n_pairs: int = 500) -> xr.Dataset:
     return xr.concat(rates, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")
 
 
-def projection(trained: Trained, n: int = 250) -> xr.Dataset:
+def projection(trained: Trained, n: int = 150) -> xr.Dataset:
     """The codes of held-out combinations in the plane, by PCA and t-SNE: each layer's, and all.
 
     Args:

@@ -50,6 +50,16 @@ def dies(folder, name, *, times):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def returns(folder, name):
+    record(folder, name)
+    return name
+
+
+def pid_of(folder, name, *, seconds=0.0):
+    works(folder, name, seconds=seconds)
+    return os.getpid()
+
+
 def records_process(folder):
     record(folder, os.getpid())
     time.sleep(0.3)
@@ -101,6 +111,42 @@ def test_this_process_is_one_of_the_workers_and_the_others_persist(tmp_path):
 def test_results_are_in_the_order_of_the_jobs(scheduler):
     jobs = [functools.partial(pow, 2, n) for n in range(10)]
     assert call(jobs, 1) == call(jobs, 1, scheduler=scheduler) == [2**n for n in range(10)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_jobs_that_follow_others_run_after_them_and_give_the_results(n, tmp_path):
+    """Two jobs with two and no followers; all jobs have begun before the first follower does."""
+    of = functools.partial(returns, tmp_path)
+    jobs = [functools.partial(of, "a"), functools.partial(of, "b")]
+    then = [[functools.partial(of, "a1"), functools.partial(of, "a2")], []]
+    with Workers(n) as workers:
+        assert workers.call(jobs, then=then) == [["a1", "a2"], []]
+    assert recorded(tmp_path) == Counter(["a", "b", "a1", "a2"])
+    calls = (tmp_path / "calls").read_text().split("\n")
+    assert calls.index("a1") > calls.index("a")
+
+
+def test_idle_workers_take_what_follows_a_slow_job(tmp_path):
+    """While the second job runs, the first one's followers do; its own are shared at the end."""
+    slow = functools.partial(pid_of, tmp_path, "slow", seconds=1.0)
+    quick = functools.partial(pid_of, tmp_path, "quick")
+    rest = [[functools.partial(pid_of, tmp_path, "rest", seconds=1.0)] * 2] * 2
+    with Workers(2) as workers:
+        workers.call([quick, quick])
+        start = time.monotonic()
+        first, second = workers.call([quick, slow], then=rest)
+        # One after another, what follows would take four seconds beside the slow job's one.
+        assert time.monotonic() - start < 4.0
+    assert len({*first, *second}) == 2
+
+
+def test_what_follows_a_failed_job_is_not_called(tmp_path):
+    fails_first = functools.partial(raises, tmp_path, "bad", error=ValueError("no"))
+    others = functools.partial(returns, tmp_path, "good")
+    then = [[functools.partial(returns, tmp_path, "never")], [others]]
+    with Workers(2) as workers, pytest.raises(ValueError, match="job 0: no"):
+        workers.call([fails_first, others], then=then)
+    assert recorded(tmp_path) == Counter(["bad", "good", "good"])
 
 
 def test_with_one_worker_the_first_error_stops_the_jobs(tmp_path):
