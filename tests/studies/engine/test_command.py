@@ -14,9 +14,7 @@ from tests.studies.command_line import command_line
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(
-    path.stem
-    for path in (ROOT / "studies").glob("[a-z]*.py")
-    if "engine.main(" in path.read_text()
+    path.stem for path in (ROOT / "studies").glob("[a-z]*.py") if "engine.main(" in path.read_text()
 )
 SCRIPTS = [*FILES, "paper_gpu", "zoo"]
 
