@@ -115,20 +115,17 @@ class Cell:
         """The time, git commits, versions and device of the last code that trained the model."""
         return next(reversed(self._codes()), {})
 
-    def train(
-        self, *, position: int = 0, shared: bool = False, deadline: Deadline | None = None
-    ) -> None:
+    def train(self, *, position: int = 0, shared: bool = False) -> None:
         """Train the model, or resume its training; see `train_together`.
 
         Args:
             position: line of the progress bar.
             shared: whether another process trains the model too, and holds the lock of the folder.
-            deadline: stop at the last checkpoint before it.
         """
         if shared:
             run_training([self.setup], [self.folder], self.device, position=position)
         else:
-            train_together([self], position=position, deadline=deadline)
+            train_together([self], position=position)
 
     def take_from_zoo(self) -> None:
         """If the model is one of the zoo, write it to the folder, as that of a finished training.

@@ -58,7 +58,8 @@ class Resources:
         redraw: join, judge and draw what is on disk; train and measure nothing.
 
     Raises:
-        ValueError: `workers`, `threads` or `together` is less than 1, or both `fresh` and
+        ValueError: `workers`, `threads` or `together` is less than 1, `minutes` is not greater
+            than 0, or both `fresh` and
             `pretrained` are set.
     """
 
@@ -79,6 +80,8 @@ class Resources:
         for name in ("workers", "threads", "together"):
             if (n := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes must be None or greater than 0, got {self.minutes}")
         if self.fresh and self.pretrained:
             raise ValueError("fresh, which trains all models anew, excludes pretrained")
 
@@ -153,6 +156,18 @@ class Run:
             self._deadline = Deadline(time.time() + 60 * resources.minutes)
         self.taken_from_disk = False
 
+    def prepare(self) -> None:
+        """Make, or miss, the files that models share: once, before workers start.
+
+        Raises:
+            RunError: a file that a task needs is missing.
+        """
+        try:
+            for setup in {type(setup): setup for setup in self.plan.cells}.values():
+                setup.prepare()
+        except FileNotFoundError as error:
+            raise RunError(str(error)) from error
+
     def finish(self) -> Path:
         """Train, measure, join and draw what is not on disk yet; return the folder.
 
@@ -165,12 +180,7 @@ class Run:
         # With a scheduler models run on other machines.
         if resources.scheduler is None:
             check_available(self._device)
-        try:
-            # Before workers start, so that shared files are made, or found missing, only once.
-            for setup in {type(setup): setup for setup in self.plan.cells}.values():
-                setup.prepare()
-        except FileNotFoundError as error:
-            raise RunError(str(error)) from error
+        self.prepare()
         if self._rank > 0:
             # Further processes only help the first one to train.
             for number, cell in enumerate(self.cells):

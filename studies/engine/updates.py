@@ -73,16 +73,20 @@ class Updates(ABC):
 
     def restore(self, states: Sequence[State]) -> None:
         """Set the optimizer state of all models; it may be empty, as before the first step."""
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                for name, parameter in self._parameters.items():
-                    if states[0].get(name) and any(parameter is other for other in group["params"]):
-                        optimizer.state[parameter] = {
-                            key: states[0][name][key].clone()
-                            if key in SHARED
-                            else self._joined([state[name][key] for state in states])
-                            for key in states[0][name]
-                        }
+        owners = {
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for name, first in states[0].items():
+            parameter = self._parameters[name]
+            for key, value in first.items():
+                owners[parameter].state[parameter][key] = (
+                    value.clone()
+                    if key in SHARED
+                    else self._joined([state[name][key] for state in states])
+                )
 
     @abstractmethod
     def _differentiate(self, batches: Sequence[Any], step: int) -> Float[Tensor, " model"]:
@@ -170,9 +174,10 @@ class StackedUpdates(Updates):
         seeds: Sequence[int],
     ):
         stacked, self._buffers = stack_module_state(list(models))
+        together = stacked | self._buffers
         for number, model in enumerate(models):
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                tensor.data = {**stacked, **self._buffers}[name].data[number]
+                tensor.data = together[name].data[number]
         super().__init__(stacked, config, n_leading=1)
         self._seeds, self._loss = seeds, _Loss(models[0], objective)
         # A compiled function cannot draw from a generator for each model.

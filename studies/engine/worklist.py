@@ -207,8 +207,7 @@ def train_entry(entry: Entry, run: Run, pace: Sequence[float], deadline: Deadlin
         OutOfTime: the next checkpoint would come after the deadline.
         RunError, TrainingError: see `studies.engine.cells.train_together`.
     """
-    for setup in {type(setup): setup for setup in run.plan.cells}.values():
-        setup.prepare()
+    run.prepare()
     jobs = jobs_left(run, entry)
     for job, seconds in zip(jobs, pace or [0.0] * len(jobs), strict=True):
         for group in job:

@@ -112,6 +112,12 @@ def test_a_study_stops_when_its_minutes_are_over_and_goes_on_later(tmp_path, mon
     np.testing.assert_array_equal(resumed["weights"]["size"], whole["weights"]["size"])
 
 
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
+def test_a_time_that_is_none_is_refused(minutes):
+    with pytest.raises(ValueError, match=f"minutes must be None or greater than 0, got {minutes}"):
+        Resources(minutes=minutes)
+
+
 def slow_deadline(now):
     """The constructor of a deadline whose clock goes 10 seconds further whenever it is read."""
 
