@@ -14,135 +14,31 @@ task, also for combinations of rules that it never saw? And does the model use t
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import probes
 import tasks
 from studies import engine
-from studies.engine import Claim, Row, Section, metric, read
+from studies.claims.raven import (
+    BY_VALUES,
+    CLAIMS,
+    CODE,
+    OF_ALL,
+    OTHER_RULE,
+    PATTERN,
+    RIGHT,
+    SAME_RULE,
+    UNPATCHED,
+    correspondence,
+    decoded,
+    of_tokens,
+)
+from studies.engine import Row, Section, metric, read
 from studies.measures import raven as measures
 from studies.measures.raven import FAMILIAR, HELD_OUT
 from studies.report import drawings, plots
-from studies.report.names import name_of
 from studies.report.panels import CONDITIONS, group, values
 from studies.setups.latent_code import RavenSetup
 from studies.views import raven as views
-
-OF_ALL: dict[str, Any] = {"layer": "all", "key": "all"}
-"""The codes of all layers and keys, concatenated."""
-
-OTHER_RULE: dict[str, Any] = {"condition": "other_rule", "outcome": "source_rule"}
-"""B's rule differs from A's, and the answer follows B's rule."""
-
-SAME_RULE = {"condition": "same_rule", "outcome": "base_rule"}
-"""Both have the same rule, and the answer is right."""
-
-patched = partial(read, "interchange", "rate", split=HELD_OUT, **OTHER_RULE)
-CODE, PATTERN = (patched(site="all layers", scope=scope) for scope in ("code", "pattern"))
-UNPATCHED = patched(site="none", scope="code")
-
-
-def decoded(split: str, control: str = "probe") -> engine.Reading:
-    """The accuracy of decoding rules from the codes of all layers."""
-    return read("decoding", "score", split=split, control=control, **OF_ALL, metric="accuracy")
-
-
-def legible(than: str, control: engine.Reading, source: str) -> Claim:
-    """The claim that decoding is better than a control."""
-    statement = "The rule is decodable from the latent code, on held-out combinations, better than"
-    return Claim(f"{statement} {than}", source, decoded(HELD_OUT) - control, {}, 0.0)
-
-
-def of_tokens(tokens: str, control: str = "probe") -> engine.Reading:
-    """The accuracy of decoding rules on permuted, held-out instances, from chosen tokens."""
-    at: dict[str, Any] = {"split": "ood", "layer": "all", "metric": "accuracy", "control": control}
-    return read("permuted", "score", tokens=tokens, **at)
-
-
-def correspondence(control: str = "probe") -> engine.Reading:
-    """The accuracy of decoding which token of the second column corresponds to an answer token."""
-    at: dict[str, Any] = {"split": "ood", "layer": "all", "metric": "accuracy", "control": control}
-    return read("alignment", "score", column="second", **at)
-
-
-BY_VALUES = read("decoding", "majority_of_type", split=HELD_OUT, metric="accuracy")
-"""The accuracy of guessing rules from the values that a code's tokens show."""
-
-RIGHT = metric("accuracy", "ood")
-RELATED = read("similarity", "related", control="observed", centring="none", layer="all", key="all")
-
-HYLA = {"model": "hyla"}
-SCHUG = "Schug et al. 2024"
-FIGURES = f"{SCHUG}, latent-code figures"
-ABLATED = f"{SCHUG}, table A1"
-HELD = "held-out combinations of rules"
-
-
-def better(of: str, than: str, source: str = ABLATED) -> Claim:
-    """The claim that one mechanism answers held-out combinations better than another."""
-    statement = f"{name_of(of)} answers {HELD} better than {name_of(than)}"
-    return Claim(statement, source, RIGHT, {"model": of}, {"model": than})
-
-
-CLAIMS = (
-    better("hyla", "softmax", SCHUG),
-    better("hyla", "linear", SCHUG),
-    better("hyla", "linear_relu"),
-    better("hyla", "rms_head_linear"),
-    better("linear", "softmax_relu"),
-    Claim(
-        f"Many heads answer {HELD} better than one",
-        f"{SCHUG}, figure 5C",
-        RIGHT,
-        {"n_heads": 16},
-        {"n_heads": 1},
-    ),
-    *(
-        Claim(f"Models answer {HELD} better with {more}", f"{SCHUG}, figure 4", RIGHT, of, than)
-        for more, of, than in (
-            ("more instances", {"n_steps": 312_500}, {"n_steps": 78_125}),
-            ("more layers", {"n_layers": 16}, {"n_layers": 4}),
-            ("more width", {"d_model": 512}, {"d_model": 128}),
-        )
-    ),
-    legible("from the untrained model's", decoded(HELD_OUT, "untrained"), FIGURES),
-    legible("from the values that its tokens show", BY_VALUES, "ours"),
-    legible(
-        "a random rule for each pair of values",
-        decoded(HELD_OUT, "control task"),
-        "ours, after Hewitt & Liang 2019",
-    ),
-    Claim(
-        "The rule is decodable better from HYLA's code than from softmax attention's, held out",
-        FIGURES,
-        decoded(HELD_OUT),
-        of=HYLA,
-        exceeds={"model": "softmax"},
-    ),
-    Claim("Sum and difference have more similar codes than other rules", FIGURES, RELATED, {}, 0.0),
-    Claim(
-        "With permuted columns the rule is decodable from the code of the corresponding tokens, "
-        "better than from that of the tokens at the same position",
-        "ours",
-        of_tokens("corresponding") - of_tokens("same position"),
-        of={},
-        exceeds=0.0,
-    ),
-    Claim(
-        "Attention tells which token corresponds, better than the untrained model's",
-        "ours",
-        correspondence() - correspondence("untrained"),
-        of={},
-        exceeds=0.0,
-    ),
-    Claim(
-        "The code is used: patching it makes the answer follow its rule",
-        "ours",
-        CODE - UNPATCHED,
-        of={},
-        exceeds=0.0,
-    ),
-)
 
 
 def right(split: str) -> Row:
@@ -222,6 +118,11 @@ SMOKE = (
     "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
     "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
+LONG = (
+    "n_layers=4 training.batch_size=128 training.n_steps=20000 training.evaluate_every=1000 "
+    "training.keep_at=1000,2000,4000,8000,14000,20000"
+)
+MODELS, SEEDS = ("hyla", "softmax", "linear"), (0, 1, 2)
 WIDTHS = {d_model: f"n_heads={d_model // 8} d_mlp={2 * d_model}" for d_model in (128, 256, 512)}
 """The paper's width multipliers 1, 2 and 4."""
 
@@ -252,10 +153,14 @@ def of_paper(models: str, changes: str = "") -> engine.Preset:
     )
 
 
-THREE = "hyla,softmax,linear"
+THREE = ",".join(MODELS)
 ABLATION = f"{THREE},rms_head,linear_relu,rms_head_linear,linear_linear,softmax_relu"
 PRESETS = {
     "smoke": engine.Preset(changes=SMOKE),
+    # Complete seeds first, on both splits, since it takes hours.
+    "long": engine.Preset(
+        changes=LONG, grids=({"seed": SEEDS, "task.seed": (0, 1), "model": MODELS},)
+    ),
     "paper": of_paper(ABLATION),
     "paper-scaling": of_paper(
         THREE,
@@ -373,9 +278,11 @@ STUDY = engine.Study(
     question="What does a trained transformer's latent code know about Raven rules?",
     setup=LAPTOP,
     # The slowest model first, so that parallel runs end together.
-    grids=({"model": ("hyla", "softmax", "linear"), "seed": (0, 1, 2)},),
+    grids=({"model": MODELS, "seed": SEEDS},),
     presets=PRESETS,
     tuned=("training.learning_rate", "training.weight_decay", "training.warmup_steps"),
+    draws=("task.seed",),
+    along_training=("scores", "decoding", "interchange"),
     measures={
         "ceiling": measures.ceiling,
         "decoding": measures.decoding,
