@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Models that the zoo has are taken from there, unless `make raven TRAIN=1` trains them.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda fuzzy language paper-gpu test lint bench
+.PHONY: raven ndr routing retrieval coda fuzzy language paper-gpu claims test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(ZOO)
@@ -29,6 +29,9 @@ language: .venv/installed
 
 paper-gpu: .venv/installed
 	$(BIN)/python -m studies.paper_gpu --minutes $(or $(MINUTES),9)
+
+claims: .venv/installed
+	$(BIN)/python -m studies.ledger
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder

@@ -89,12 +89,14 @@ class Comparison:
         context: the combination in words; "" if nothing else varies.
         differences: the difference for each pair of cells; empty if it was not run.
         reason: why the conditions are not comparable; "" if they are.
+        sides: numbers of the conditions that are compared: one, if the claim has a number.
     """
 
     claim: Claim
     context: str = ""
     differences: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.array([]))
     reason: str = ""
+    sides: tuple[int, ...] = ()
 
     def p(self) -> float:
         """The p-value of `probes.paired_test`; NaN if the conditions are not comparable."""
@@ -134,7 +136,8 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
     Returns:
         Dataset [claim], one row per comparison: `statement`, `source`, `context`, `reading`,
         `effect` with its interval over seeds, `margin`, `n_pairs`, `p`, `p_holm`, `verdict`,
-        `reason`, `seeds_needed`.
+        `reason`, `seeds_needed`, and the numbers of the conditions, `first` and `second`, -1 for
+        none.
     """
     rows = [row for claim in claims for row in _comparisons(result, claim, fairness)]
     p = np.array([row.p() for row in rows])
@@ -161,6 +164,8 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
         "p": ("p-value of a paired t-test", p),
         "p_holm": ("p-value, corrected by Holm's method", corrected),
         "seeds_needed": ("seeds that would decide it", needed),
+        "first": ("number of the condition of the claim", [(*row.sides, -1)[0] for row in rows]),
+        "second": ("number of the other one", [(*row.sides, -1, -1)[1] for row in rows]),
     }
     return xr.Dataset(
         described("claim", columns),
@@ -202,6 +207,7 @@ def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[
             _context((first, second), shared),
             _differences(result, values, first, second or float(other)),  # pyright: ignore[reportArgumentType]
             fairness.objections(first, second, of_learning=claim.of_learning),
+            tuple(side.number for side in (first, second) if side is not None),
         )
         for first, second in sides
     ] or [Comparison(claim)]

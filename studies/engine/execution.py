@@ -16,9 +16,7 @@ import xarray as xr
 
 from studies.engine import folders, results, settings, zoo
 from studies.engine.cells import Cell
-from studies.engine.claims import judge
 from studies.engine.examples import Examples
-from studies.engine.fairness import assess
 from studies.engine.fingerprints import code_of, sources_of
 from studies.engine.folders import RunError
 from studies.engine.jobs import jobs_of, run_jobs
@@ -260,13 +258,7 @@ class Run:
         groups = {path: data.assign_coords(chosen=chosen) for path, data in groups.items()}
         draft = xr.DataTree.from_dict(groups)
         draft.attrs = self._attributes(axes)
-        fairness = assess(draft, study.trained)
-        groups |= {
-            "fairness": fairness.data,
-            "claims": judge(draft, study.claims, fairness),
-            "summary": study.table.summary(draft),
-        }
-        return results.make_result(groups, draft.attrs)
+        return results.make_result(groups | study.judge(draft), draft.attrs)
 
     def _make_result(self, incomplete: Sequence[Cell]) -> None:
         """Train and measure incomplete cells in parallel, join all cells, and draw the figures."""

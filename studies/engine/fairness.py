@@ -79,8 +79,8 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
     Returns:
         For each condition: `parameters`, `operations` (of a forward pass for one example, as
         tested), `operations_in_training`, `depth` and `depth_in_training` (blocks, or steps),
-        `updates` and `examples` of training, `values_tried` (number of values of the tuned
-        settings), `at_edge` (1 if the chosen value is the smallest or largest tried),
+        `updates`, `examples` and `seconds` of training, `values_tried` (number of values of the
+        tuned settings), `at_edge` (1 if the chosen value is the smallest or largest tried),
         `still_improving`, `trained` (-1: not judged), `n_seeds`, `label`.
     """
     conditions, label_names = conditions_of(result), varied(result)
@@ -99,6 +99,7 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
     columns |= {
         "updates": ("updates of training", mean(training["updates"])),
         "examples": ("examples of training", mean(training["updates"] * training["batch_size"])),
+        "seconds": ("seconds of training", mean(training["seconds"].max("train_step"))),
         "values_tried": ("values of the tuned settings that were tried", n_tried),
         "at_edge": ("1: the chosen value is the least or greatest of those tried", at_edge),
         "still_improving": (

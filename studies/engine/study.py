@@ -11,9 +11,9 @@ import xarray as xr
 
 from studies.engine import settings
 from studies.engine.cells import model_costs
-from studies.engine.claims import Claim
+from studies.engine.claims import Claim, judge
 from studies.engine.examples import first_batch
-from studies.engine.fairness import TrainedIf
+from studies.engine.fairness import TrainedIf, assess
 from studies.engine.folders import config_hash
 from studies.engine.measures import configured
 from studies.engine.readings import metric
@@ -129,6 +129,15 @@ class Study:
     def all_measures(self) -> dict[str, Measure]:
         """All measures by name: the engine's `scores` and `costs`, and the study's own."""
         return {"scores": Scores(), "costs": model_costs} | dict(self.measures)
+
+    def judge(self, result: xr.DataTree) -> dict[str, xr.Dataset]:
+        """The groups of a result that follow from the others: `fairness`, `claims`, `summary`."""
+        fairness = assess(result, self.trained)
+        return {
+            "fairness": fairness.data,
+            "claims": judge(result, self.claims, fairness),
+            "summary": self.table.summary(result),
+        }
 
     def plan(self, preset: str = "laptop", changes: Sequence[str] = ()) -> Plan:
         """The plan for a preset with changed settings, such as `["seed=0,1"]`.

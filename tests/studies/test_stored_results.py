@@ -1,15 +1,20 @@
 """Stored results follow the schema, and pages say what they hold."""
 
 import re
+from fnmatch import fnmatchcase
 from io import StringIO
 from pathlib import Path
 
 import pytest
+import xarray as xr
 from rich.console import Console
 from rich.measure import Measurement
 
 from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
+from studies.engine.results import load_tree
+from studies.ledger import DATA, PAGE, judged, make_ledger, papers, result_files
+from studies.report.ledger import ledger_page
 from tests.contracts.test_studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +26,8 @@ def relative(path):
     return str(path.relative_to(RESULTS))
 
 
-FILES = sorted(RESULTS.rglob("*.nc"))
+FILES = result_files()
+PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name != PAGE)
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -62,7 +68,43 @@ def test_figures_can_be_drawn_again(path):
         assert figure is None or figure.axes, name
 
 
-@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_and_files_name_one_another(page):
     named = set(re.findall(rf"\]\({page.stem}/([\w.]+)\)", page.read_text()))
     assert named == {path.name for path in (RESULTS / page.stem).iterdir()}
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_verdicts_are_those_of_the_present_claims(path):
+    stored = read_result(path)
+    new = judged(stored)
+    for name in ("fairness", "claims", "summary"):
+        xr.testing.assert_allclose(new[name].to_dataset(), stored[name].to_dataset())
+
+
+def test_the_ledger_is_that_of_the_stored_results():
+    stored = load_tree(RESULTS / DATA)
+    made, _ = make_ledger()
+    assert set(made.children) == set(stored.children)
+    for name, group in made.children.items():
+        xr.testing.assert_allclose(group.to_dataset(), stored[name].to_dataset())
+    citations = {name: paper.citation for name, paper in papers().items()}
+    assert ledger_page(stored, citations) == (RESULTS / PAGE).read_text()
+
+
+STATEMENTS = {name: [claim.statement for claim in one.claims] for name, one in BY_NAME.items()}
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [pytest.param(claim, id=claim.id) for paper in papers().values() for claim in paper.claims],
+)
+def test_what_decides_a_claim_is_claimed_by_a_study(claim):
+    for study, patterns in claim.decided_by.items():
+        for pattern in patterns:
+            assert any(fnmatchcase(statement, pattern) for statement in STATEMENTS[study]), pattern
+
+
+def test_the_papers_have_89_claims():
+    claims = {(name, claim.id) for name, paper in papers().items() for claim in paper.claims}
+    assert len(claims) == sum(len(paper.claims) for paper in papers().values()) == 89

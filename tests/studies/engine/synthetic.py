@@ -40,6 +40,8 @@ def result_of(
             "updates": ("cell", np.full(n, 100)),
             "batch_size": ("cell", np.full(n, 8)),
             "late_gain": ("cell", np.broadcast_to(late_gain, n)),
+            # A minute for each model.
+            "seconds": (("cell", "train_step"), np.broadcast_to([30.0, 60.0, np.nan], (n, 3))),
         }
     )
     constant = ("operations", "operations_in_training", "depth", "depth_in_training")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 FILES = sorted(
     path.stem for path in (ROOT / "studies").glob("[a-z]*.py") if "engine.main(" in path.read_text()
 )
-SCRIPTS = [*FILES, "paper_gpu", "zoo"]
+SCRIPTS = [*FILES, "ledger", "paper_gpu", "zoo"]
 
 
 def test_there_are_eight_studies():

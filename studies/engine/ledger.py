@@ -1,0 +1,170 @@
+"""The ledger: every claim of the papers, with what stored results say about it.
+
+A claim of a paper rests on claims of studies, each of which has one or several comparisons. It
+holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
+most of them instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from studies.engine.claims import (
+    CONTRADICTED,
+    HOLDS,
+    NOT_COMPARABLE,
+    NOT_RUN,
+    UNDECIDED,
+    VERDICTS,
+)
+from studies.engine.papers import Paper, PaperClaim
+from studies.engine.results import described
+
+CORES = 2
+"""CPU cores for which times are given."""
+
+LONG_NAMES = {
+    "paper": "table of the paper",
+    "id": "name of its claim",
+    "claimed": "the claim, in our words",
+    "file": "result file",
+    "study": "study",
+    "statement": "claim of the study that it rests on",
+    "context": "what else varies, and its value here",
+    "verdict": f"one of: {', '.join(VERDICTS)}",
+    "reason": "why conditions are not comparable",
+    "effect": "mean difference over seeds",
+    "effect_low": "mean difference, lower 95% bound",
+    "effect_high": "mean difference, upper 95% bound",
+    "n_pairs": "pairs of models with the same seed and draw of the data",
+    "seeds_needed": "seeds that would decide it at this spread",
+    "minutes": f"minutes on {CORES} cores that the missing seeds take, at the measured speed",
+    "parameters": "parameters of the larger of both models",
+    "updates": "updates of training, the larger number",
+    "examples": "examples of training, the larger number",
+    "lacks": "what is missing to decide the claim",
+    "n_comparisons": "comparisons that were run",
+    **{f"n_{verdict.replace(' ', '_')}": f"comparisons: {verdict}" for verdict in VERDICTS},
+    "n_parts": "claims of studies that it rests on",
+}
+COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "effect_high")
+COPIED += ("n_pairs", "seeds_needed")
+
+
+def ledger(results: Mapping[str, xr.DataTree], papers: Mapping[str, Paper]) -> xr.DataTree:
+    """The verdict on every claim of some papers, from results.
+
+    Args:
+        results: results by the name of their file.
+        papers: tables of papers by name.
+
+    Returns:
+        A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`, the numbers
+        of comparisons by verdict, `n_parts`, `lacks`. `comparisons` [comparison]: those that were
+        run, once for each claim of a paper that rests on them, with their study, file, effect,
+        sizes, and the minutes that a decision would take.
+    """
+    tables = [_comparisons_of(file, result) for file, result in results.items()]
+    found = pd.concat(tables, ignore_index=True)
+    entries, used = [], []
+    for name, paper in papers.items():
+        for claim in paper.claims:
+            rests = [claim.rests_on(*row) for row in zip(found.study, found.statement, strict=True)]
+            rows: Any = found[rests]
+            entries.append({"paper": name} | _entry(claim, rows))
+            run = rows[rows.verdict != NOT_RUN]
+            used.append(run.assign(paper=name, id=claim.id))
+    groups = {
+        "claims": _dataset("claim", pd.DataFrame(entries)),
+        "comparisons": _dataset("comparison", pd.concat(used, ignore_index=True)),
+    }
+    return xr.DataTree.from_dict(groups)
+
+
+def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
+    """The verdict on a claim of a paper.
+
+    Args:
+        claim: the claim.
+        parts: the verdicts of all comparisons of each claim of a study that it rests on.
+
+    Example:
+        >>> verdict_of(claim, {"A is better than B": ["holds", "undecided"]})
+        'undecided'
+    """
+    everything = [verdict for verdicts in parts.values() for verdict in verdicts]
+    counts = Counter(everything)
+    compared = counts[HOLDS] + counts[CONTRADICTED] + counts[UNDECIDED]
+    if compared == 0:
+        return NOT_COMPARABLE if counts[NOT_COMPARABLE] else NOT_RUN
+    if claim.holds_if == "most":
+        if counts[HOLDS] > compared / 2:
+            return HOLDS
+        return CONTRADICTED if counts[CONTRADICTED] >= compared / 2 else UNDECIDED
+    if counts[CONTRADICTED]:
+        return CONTRADICTED
+    # A part that nobody ran, or that cannot be compared, is not known to hold.
+    holds = all(set(verdicts) & {HOLDS} for verdicts in parts.values())
+    return HOLDS if holds and not counts[UNDECIDED] else UNDECIDED
+
+
+def _entry(claim: PaperClaim, rows: Any) -> dict[str, Any]:
+    """The row of a claim of a paper, from the comparisons that it rests on."""
+    parts = {
+        f"{study}: {statement}": list(part.verdict)
+        for (study, statement), part in rows.groupby(["study", "statement"], sort=False)
+    }
+    counts = Counter(rows.verdict)
+    missing = [part for part, verdicts in parts.items() if set(verdicts) == {NOT_RUN}]
+    lacks = claim.lacks or ("not run: " + "; ".join(missing) if missing else "")
+    return {
+        "id": claim.id,
+        "claimed": claim.statement,
+        "verdict": verdict_of(claim, parts),
+        "n_comparisons": len(rows) - counts[NOT_RUN],
+        **{f"n_{verdict.replace(' ', '_')}": counts[verdict] for verdict in VERDICTS},
+        "n_parts": len(parts),
+        "lacks": lacks,
+    }
+
+
+def _comparisons_of(file: str, result: xr.DataTree) -> pd.DataFrame:
+    """The comparisons of a result, with sizes and times."""
+    claims = result["claims"].to_dataset().to_dataframe()
+    fairness = result["fairness"].to_dataset()
+    table = claims.loc[:, list(COPIED)].assign(file=file, study=result.attrs["study"])
+    sides = list(zip(claims["first"], claims["second"], strict=True))
+    for name in ("parameters", "updates", "examples"):
+        values = fairness[name].to_numpy()
+        table[name] = [max((values[i] for i in pair if i >= 0), default=np.nan) for pair in sides]
+    seconds = fairness["seconds"].to_numpy() * fairness["values_tried"].to_numpy()
+    per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
+    missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
+    return table.assign(minutes=missing * per_seed / 60 / CORES)
+
+
+def _dataset(dim: str, table: pd.DataFrame) -> xr.Dataset:
+    """A table as a dataset whose variables have long names."""
+    columns = {str(name): (LONG_NAMES[str(name)], table[name].to_numpy()) for name in table}
+    # netCDF has no objects: text is text, and the rest are numbers.
+    columns = {
+        name: (about, values.astype(str) if values.dtype == object else values)
+        for name, (about, values) in columns.items()
+    }
+    number = {dim: (f"number of the {dim}", range(len(table)))}
+    return xr.Dataset(described(dim, columns), coords=described(dim, number))
+
+
+def rows_of(ledger: xr.DataTree) -> Iterator[tuple[Any, Any]]:
+    """The claims of a ledger, each with the comparisons that it rests on."""
+    claims = ledger["claims"].to_dataset().to_dataframe()
+    comparisons = ledger["comparisons"].to_dataset().to_dataframe()
+    for _, claim in claims.iterrows():
+        mine = (comparisons.paper == claim.paper) & (comparisons.id == claim.id)
+        yield claim, comparisons[mine]

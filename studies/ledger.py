@@ -1,0 +1,88 @@
+"""The ledger: judges stored results, and writes what they say about every claim of the papers.
+
+    python -m studies.ledger
+    python -m studies.ledger --results FOLDER
+
+Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
+data `claims.nc` are then written beside them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import xarray as xr
+
+from studies.engine import RunError, SchemaError, read_result
+from studies.engine.command import exit_on
+from studies.engine.folders import write_atomically
+from studies.engine.ledger import ledger
+from studies.engine.papers import PAPERS, Paper, read_paper
+from studies.engine.results import make_result, write_result
+from studies.report.ledger import ledger_page
+from studies.zoo import all_studies
+
+RESULTS = Path(__file__).parent / "results"
+"""The folder of stored results."""
+
+PAGE, DATA = "claims.md", "claims.nc"
+
+
+def result_files(folder: Path = RESULTS) -> list[Path]:
+    """The result files of studies in a folder.
+
+    Raises:
+        ValueError: there are none.
+    """
+    files = sorted(path for path in folder.rglob("*.nc") if path.name != DATA)
+    if not files:
+        raise ValueError(f"results must be a folder with result files, got {folder}")
+    return files
+
+
+def judged(result: xr.DataTree) -> xr.DataTree:
+    """A result with verdicts by the present claims of its study.
+
+    Raises:
+        ValueError: its study is not one of this package.
+    """
+    if result.attrs["study"] not in all_studies():
+        names = ", ".join(all_studies())
+        raise ValueError(f"study must be one of {names}, got {result.attrs['study']!r}")
+    groups = {group.path.strip("/"): group.to_dataset() for group in result.subtree}
+    groups |= all_studies()[result.attrs["study"]].judge(result)
+    return make_result({path: data for path, data in groups.items() if path}, result.attrs)
+
+
+def papers() -> dict[str, Paper]:
+    """The tables of all papers by name."""
+    return {path.stem: read_paper(path.stem) for path in sorted(PAPERS.glob("*.toml"))}
+
+
+def make_ledger(folder: Path = RESULTS) -> tuple[xr.DataTree, str]:
+    """The ledger of the result files in a folder, and its page."""
+    files = {str(path.relative_to(folder)): read_result(path) for path in result_files(folder)}
+    data = ledger(files, papers())
+    return data, ledger_page(data, {name: paper.citation for name, paper in papers().items()})
+
+
+def main(
+    results: Annotated[Path, typer.Option(help="folder of result files")] = RESULTS,
+) -> None:
+    """Judge stored results, and write the ledger of claims beside them."""
+    with exit_on(ValueError, RunError, SchemaError):
+        for path in result_files(results):
+            stored = read_result(path)
+            if not (new := judged(stored)).equals(stored):
+                write_result(new, path)
+        data, page = make_ledger(results)
+        write_result(data, results / DATA)
+        write_atomically(results / PAGE, lambda to: to.write_text(page))
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -1,0 +1,139 @@
+"""The page of the ledger: every claim of the papers with its verdict, and every comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from studies.engine.claims import NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
+from studies.engine.ledger import CORES, rows_of
+from studies.report.table import count, short
+
+MANY_SEEDS = 100
+"""From here on, it is the smallness of the difference that leaves a comparison undecided."""
+
+INTRODUCTION = f"""# The claims of the papers
+
+Written by `python -m studies.ledger` from the result files beside this page; [claims.nc](claims.nc)
+holds the same as data. A claim of a paper rests on claims of our studies, each with one or several
+comparisons (at other widths, splits, layers ...). It holds if each of these claims was tried, none
+of its comparisons is undecided and all that can be compared hold; it is contradicted if one
+comparison is. A comparison is decided by the differences between models with the same seed and
+data (Student's t, corrected by Holm's method for all comparisons of a study), with three pairs or
+more; conditions that are not trained or not tuned alike are not comparable. All sizes are ours, and
+smaller than the papers': a verdict is about these sizes. Times: minutes that the missing seeds
+would take on {CORES} cores, at the measured speed.
+"""
+
+
+def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
+    """The page of a ledger in Markdown.
+
+    Args:
+        ledger: see `studies.engine.ledger.ledger`.
+        citations: authors, year and title of each paper.
+    """
+    entries = list(rows_of(ledger))
+    parts = [INTRODUCTION, *_counts(entries, citations)]
+    for paper, citation in citations.items():
+        mine = [(claim, rows) for claim, rows in entries if claim.paper == paper]
+        parts += [f"\n## {citation}\n", *_table(_HEADINGS, map(_claim_row, mine))]
+        tried = pd.concat([rows for _, rows in mine])
+        if len(tried):
+            parts += [f"\n<details><summary>All {len(tried)} comparisons</summary>\n"]
+            parts += _table(_COMPARISON_HEADINGS, (_comparison_row(row) for row in _each(tried)))
+            parts += ["\n</details>"]
+    return "\n".join(parts) + "\n"
+
+
+_HEADINGS = ("claim", "verdict", "comparisons", "what would decide it")
+_COMPARISON_HEADINGS = ("of", "comparison", "difference", "seeds", "size", "verdict", "file")
+
+Entry = tuple[Any, Any]
+"""A claim, and its comparisons: rows of pandas' tables, whose columns pyright does not know."""
+
+
+def _counts(entries: Iterable[Entry], citations: Mapping[str, str]) -> Iterator[str]:
+    """The number of claims by paper and verdict."""
+    counts = Counter((claim.paper, claim.verdict) for claim, _ in entries)
+    rows = [
+        (citation.partition(",")[0], *(counts[paper, verdict] for verdict in VERDICTS))
+        for paper, citation in citations.items()
+    ]
+    totals = [sum(column) for column in zip(*(row[1:] for row in rows), strict=True)]
+    yield from _table(("paper", *VERDICTS), [*rows, ("all", *totals)])
+
+
+def _claim_row(entry: Entry) -> tuple[str, ...]:
+    claim, rows = entry
+    counts = [(claim[f"n_{name.replace(' ', '_')}"], name) for name in VERDICTS[:-1]]
+    tried = ", ".join(f"{n} {name}" for n, name in counts if n)
+    return f"`{claim.id}` {claim.claimed}", f"**{claim.verdict}**", tried, _needs(claim, rows)
+
+
+def _needs(claim: Any, rows: Any) -> str:
+    """What a decision lacks: seeds and time, training, or a run."""
+    needs = []
+    undecided = rows[rows.verdict == UNDECIDED]
+    if claim.verdict == UNDECIDED and len(undecided):
+        needs += [_seeds_of(undecided)]
+    if claim.verdict in (UNDECIDED, NOT_COMPARABLE):
+        needs += sorted(set(rows.reason[rows.verdict == NOT_COMPARABLE]))
+    if claim.lacks and claim.verdict in (UNDECIDED, NOT_COMPARABLE, NOT_RUN):
+        needs += [claim.lacks]
+    return "; ".join(needs)
+
+
+def _seeds_of(undecided: Any) -> str:
+    """The seeds that undecided comparisons need, and their time."""
+    few = undecided[undecided.n_pairs < 2]
+    known = undecided[undecided.n_pairs >= 2]
+    near = known[known.seeds_needed <= MANY_SEEDS]
+    parts = []
+    if len(few):
+        parts.append(f"more than one seed ({len(few)})")
+    if len(near):
+        minutes = near.minutes.sum()
+        parts.append(f"up to {near.seeds_needed.max():.0f} seeds, {count(minutes)} min")
+    if far := len(known) - len(near):
+        parts.append(f"more than {MANY_SEEDS} seeds: differences too small ({far})")
+    return ", ".join(parts)
+
+
+def _comparison_row(row: Any) -> tuple[str, ...]:
+    context = f" ({row.context})" if row.context else ""
+    reason = f": {row.reason}" if row.reason else ""
+    return (
+        f"`{row.id}`",
+        row.statement + context,
+        _difference(row),
+        f"{row.n_pairs}",
+        f"{count(row.parameters)} weights, {count(row.updates)} updates",
+        row.verdict + reason,
+        f"[{row.study}]({row.file})",
+    )
+
+
+def _difference(row: Any) -> str:
+    if not np.isfinite(row.effect):
+        return ""
+    if not np.isfinite(row.effect_low):
+        return short(row.effect)
+    return f"{short(row.effect)} [{short(row.effect_low)}; {short(row.effect_high)}]"
+
+
+def _each(table: pd.DataFrame) -> Iterator[Any]:
+    return (row for _, row in table.iterrows())
+
+
+def _table(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """A table in Markdown, line by line."""
+    headings = list(headings)
+    for row in (headings, ["---"] * len(headings), *rows):
+        cells = (str(cell).replace("|S|", r"\|S\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"

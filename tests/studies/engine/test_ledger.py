@@ -1,0 +1,146 @@
+import pytest
+import xarray as xr
+
+from studies.engine import Claim, Row, Table, metric
+from studies.engine.ledger import ledger, verdict_of
+from studies.engine.papers import Paper, PaperClaim
+from studies.engine.study import Study
+from studies.report.ledger import ledger_page
+from tests.studies.engine import toy
+from tests.studies.engine.synthetic import two_models
+
+HOLDS, CONTRADICTED, UNDECIDED = ["holds"], ["contradicted"], ["undecided"]
+REFUSED, NOTHING = ["not comparable"], ["not run"]
+
+
+def claim_of(holds_if="all"):
+    return PaperClaim(id="c", statement="s", decided_by={"toy": ["A*", "B*"]}, holds_if=holds_if)
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        ((HOLDS, HOLDS), "holds"),
+        ((HOLDS * 3, HOLDS + REFUSED), "holds"),
+        ((HOLDS, HOLDS + UNDECIDED), "undecided"),
+        # What holds in part is not known to hold.
+        ((HOLDS, NOTHING), "undecided"),
+        ((HOLDS, REFUSED), "undecided"),
+        ((HOLDS * 9, CONTRADICTED), "contradicted"),
+        ((CONTRADICTED, NOTHING), "contradicted"),
+        ((REFUSED, NOTHING), "not comparable"),
+        ((NOTHING, NOTHING), "not run"),
+        ((), "not run"),
+    ],
+)
+def test_a_claim_holds_if_all_its_parts_do(parts, verdict):
+    assert verdict_of(claim_of(), dict(enumerate(parts))) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        (HOLDS * 3 + CONTRADICTED + UNDECIDED, "holds"),
+        (HOLDS * 2 + UNDECIDED * 2, "undecided"),
+        (HOLDS + CONTRADICTED * 2, "contradicted"),
+        (HOLDS + CONTRADICTED, "contradicted"),
+        (REFUSED * 2, "not comparable"),
+        (NOTHING, "not run"),
+    ],
+)
+def test_a_claim_about_most_cases_needs_most_of_them(verdicts, verdict):
+    assert verdict_of(claim_of("most"), {"A": verdicts}) == verdict
+
+
+def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
+    with pytest.raises(ValueError, match="'c' must have either decided_by or lacks"):
+        PaperClaim(id="c", statement="s")
+    with pytest.raises(ValueError, match="'c' must have either decided_by or lacks"):
+        PaperClaim(id="c", statement="s", decided_by={"toy": ["A"]}, lacks="data")
+    with pytest.raises(ValueError, match="holds_if must be all or most, got 'some' in 'c'"):
+        PaperClaim(id="c", statement="s", lacks="data", holds_if="some")
+
+
+def result_with(first, second):
+    """A judged result of two models with these OOD scores."""
+    result = two_models(first, second)
+    claims = (
+        Claim("A is better", "P", metric("accuracy", "ood"), {"model": "a"}, {"model": "b"}),
+        Claim("C is better", "P", metric("accuracy", "ood"), {"model": "c"}, {"model": "b"}),
+    )
+    study = Study(
+        name="toy",
+        question="?",
+        setup=toy.TOY.setup,
+        grids=({"seed": (0,)},),
+        claims=claims,
+        table=Table(title="t", rows=(Row("ood", metric("accuracy", "ood")),)),
+    )
+    for name, data in study.judge(result).items():
+        result[name] = xr.DataTree(data)
+    result.attrs["study"] = "toy"
+    return result
+
+
+def paper_with(*claims):
+    return Paper("Someone 2020, A Paper", (), {}, (), {}, {}, claims)
+
+
+PAPER = paper_with(
+    PaperClaim(id="first", statement="a beats b", decided_by={"toy": ["A is*"]}),
+    PaperClaim(id="both", statement="a and c beat b", decided_by={"toy": ["* is better"]}),
+    PaperClaim(id="never", statement="c beats b", decided_by={"toy": ["C is*"]}),
+    PaperClaim(id="data", statement="on their data", lacks="their data"),
+)
+CLEAR = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
+
+
+def entry_of(tree, name):
+    claims = tree["claims"].to_dataset()
+    return claims.isel(claim=claims["id"].to_numpy().tolist().index(name))
+
+
+def test_the_ledger_has_every_claim_of_the_papers():
+    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": PAPER})
+    verdicts = {name: entry_of(tree, name)["verdict"].item() for name in ("first", "both")}
+    assert verdicts == {"first": "holds", "both": "undecided"}
+    assert entry_of(tree, "both")["lacks"] == "not run: toy: C is better"
+    for name in ("never", "data"):
+        assert entry_of(tree, name)["verdict"] == "not run"
+    assert entry_of(tree, "data")["lacks"] == "their data"
+    # One comparison was run, and two claims rest on it.
+    comparisons = tree["comparisons"].to_dataset()
+    assert comparisons["id"].to_numpy().tolist() == ["first", "both"]
+    assert comparisons["effect"].to_numpy() == pytest.approx(2 * [0.81 - 0.51333], abs=1e-4)
+    assert comparisons["examples"].to_numpy().tolist() == [800, 800]
+
+
+def test_results_of_several_files_count_together():
+    results = {"r.nc": result_with(*CLEAR), "s.nc": result_with(*CLEAR[::-1])}
+    tree = ledger(results, {"someone_2020": PAPER})
+    assert entry_of(tree, "first")["verdict"] == "contradicted"
+    assert entry_of(tree, "first")["n_holds"] == 1
+    assert set(tree["comparisons"]["file"].to_numpy()) == {"r.nc", "s.nc"}
+
+
+def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
+    result = result_with([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
+    tree = ledger({"r.nc": result}, {"someone_2020": PAPER})
+    needed = int(result["claims"]["seeds_needed"][0])
+    comparison = tree["comparisons"].isel(comparison=0)
+    # Two models for each missing seed, a minute each, on two cores.
+    assert comparison["minutes"].item() == pytest.approx(needed - 3)
+    page = ledger_page(tree, {"someone_2020": PAPER.citation})
+    assert "| `first` a beats b | **undecided** | 1 undecided | up to" in page
+    assert "| Someone 2020 | 0 | 0 | 2 | 0 | 2 |" in page
+    assert "| `data` on their data | **not run** |  | their data |" in page
+    assert "not run: toy: C is better" in page
+    assert "A is better | .0" in page
+
+
+def test_one_seed_and_tiny_differences_are_named():
+    tree = ledger({"r.nc": result_with([0.6], [0.5])}, {"someone_2020": PAPER})
+    assert "more than one seed (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
+    tiny = result_with([0.60, 0.70, 0.62, 0.5], [0.61, 0.69, 0.62, 0.5001])
+    tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER})
+    assert "differences too small (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
