@@ -61,6 +61,8 @@ def decode(
     - "untrained": codes of a model with random weights, if passed: what is decodable from the
       input and the architecture alone.
     - `majority`: always predict the most frequent label of `fit`. `chance`: 1 / number of classes.
+      `majority_of_split`: always predict the most frequent label of the test itself, which is the
+      most that any constant answer can reach where labels have other frequencies than in `fit`.
       `majority_of_type`: predict the most frequent label of the sample's type in `fit`, if `types`
       is passed: what the type alone says about the label.
 
@@ -97,7 +99,7 @@ def decode(
         - `selectivity, selectivity_low, selectivity_high` [split, *cells], in -1..1; both
           accuracies are resampled together.
         - `confusion` [split, *cells, true, predicted]: counts of the probe.
-        - `majority`, `majority_of_type` [split, metric]; `chance` []; `C` [control, *cells].
+        - `majority`, `majority_of_split`, `majority_of_type` [split, metric]; `chance` []; `C` [control, *cells].
 
     Raises:
         KeyError: a dataset lacks a variable.
@@ -190,6 +192,9 @@ def decode(
         type_numbers = _type_numbers(probe_tables, by_type=name == "majority_of_type")
         guessed = _majority(type_numbers, truths["probe"]["probe"], n_classes, f1_of)
         result[name] = (("split", "metric"), guessed, {"long_name": about})
+    own = _majority_of_each(truths["probe"]["probe"][1:], n_classes, f1_of)
+    about = "score of always predicting the most frequent label of the split"
+    result["majority_of_split"] = (("split", "metric"), own, {"long_name": about})
     result["chance"] = ((), 1 / n_classes, {"long_name": "1 / number of classes"})
     result["C"] = (
         ("control", *report.cells),
@@ -257,6 +262,17 @@ def _majority(
         for truth, number in zip(labels[1:], types[1:], strict=True)
     ]
     return _metrics(torch.stack(confusion).view(-1, n_classes, n_classes), f1_of)
+
+
+def _majority_of_each(
+    labels: Sequence[Int64[Tensor, " sample"]], n_classes: int, f1_of: int | None
+) -> Float[np.ndarray, "split metric"]:
+    """Score predicting each table's own most frequent label."""
+    confusion = torch.zeros(len(labels), n_classes, n_classes)
+    for number, truth in enumerate(labels):
+        counts = torch.bincount(truth, minlength=n_classes)
+        confusion[number, :, counts.argmax()] = counts.float()
+    return _metrics(confusion, f1_of)
 
 
 def _example_confusions(

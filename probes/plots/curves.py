@@ -129,4 +129,4 @@ def lines(
 
 def level(ax: Axes, value: xr.DataArray | float, label: str, number: int) -> None:
     """Draw a value that does not depend on x, such as chance, as a black line across the axes."""
-    ax.axhline(float(value), color="black", lw=1, ls=DASHES[1 + number % 3], label=label)
+    ax.axhline(float(value), color="black", lw=1, ls=DASHES[1:][number % 4], label=label)

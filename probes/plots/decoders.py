@@ -14,6 +14,7 @@ _DECODERS = "decode, decode_continuous or decode_each"
 _GUESSES = {
     "chance": "chance",
     "majority": "most frequent",
+    "majority_of_split": "most frequent of the split",
     "majority_of_type": "most frequent of the type",
 }
 

@@ -135,6 +135,18 @@ def test_unbalanced_labels_raise_the_majority_baseline():
     assert (result["score"].sel(control="probe", layer="1") > 0.9).all()
 
 
+def test_the_most_frequent_label_of_a_split_can_be_another_one_than_that_of_fit():
+    fit = planted(0, 600, weights=[0.85, 0.05, 0.05, 0.05])
+    test = planted(1, 600, weights=[0.10, 0.70, 0.10, 0.10])
+    result = decode(fit, {"t": test, "fit": fit})
+    shares = result.sel(metric="accuracy")
+    assert shares["majority"].sel(split="t") == (test["rule"] == 0).mean()
+    assert shares["majority_of_split"].sel(split="t") == (test["rule"] == 1).mean()
+    assert shares["majority_of_split"].sel(split="fit") == shares["majority"].sel(split="fit")
+    balanced = result["majority_of_split"].sel(split="t", metric="balanced_accuracy")
+    assert balanced == 1 / CLASSES
+
+
 def test_samples_of_one_example_stay_on_one_side():
     # Every example has its own constellation, shared by its 8 samples, and a random label: a
     # probe that saw other samples of an example would decode its label.

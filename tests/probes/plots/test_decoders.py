@@ -25,7 +25,7 @@ def test_the_probe_and_its_controls_are_drawn_with_their_intervals(decoded, ax):
     of_split = decoded.sel(split="ood")
     plots.decoding(of_split, ax)
     controls = ["probe", "shuffled", "control task", "untrained"]
-    guesses = ["chance", "most frequent", "most frequent of the type"]
+    guesses = ["chance", "most frequent", "most frequent of the split", "most frequent of the type"]
     assert sorted(legend(ax)) == sorted(controls + guesses)
     scores = of_split.sel(metric="accuracy")
     for control in controls:
@@ -40,7 +40,10 @@ def test_the_probe_and_its_controls_are_drawn_with_their_intervals(decoded, ax):
         line.get_label(): line.get_ydata()[0] for line in ax.lines if line.get_label() in guesses
     }
     assert levels["chance"] == 0.25
+    drawn = [line for line in ax.lines if line.get_label() in guesses]
+    assert len({str(line._unscaled_dash_pattern) for line in drawn}) == len(guesses)
     assert levels["most frequent"] == scores["majority"]
+    assert levels["most frequent of the split"] == scores["majority_of_split"]
     assert levels["most frequent of the type"] == scores["majority_of_type"] == 1
     assert ax.get_ylabel() == "accuracy of decoding rule from code"
 
