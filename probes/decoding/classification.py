@@ -99,7 +99,8 @@ def decode(
         - `selectivity, selectivity_low, selectivity_high` [split, *cells], in -1..1; both
           accuracies are resampled together.
         - `confusion` [split, *cells, true, predicted]: counts of the probe.
-        - `majority`, `majority_of_split`, `majority_of_type` [split, metric]; `chance` []; `C` [control, *cells].
+        - `majority`, `majority_of_split`, `majority_of_type` [split, metric]; `chance` [];
+          `C` [control, *cells].
 
     Raises:
         KeyError: a dataset lacks a variable.

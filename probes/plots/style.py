@@ -15,7 +15,7 @@ COLOURS = (
 CONTROL = "#777777"
 """The colour of controls."""
 
-DASHES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 """Styles of lines, in order of use: what is observed is solid, its controls are not."""
 
 MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")
