@@ -1,5 +1,7 @@
 """Colours, markers and styles of lines that all plots share."""
 
+from typing import Any
+
 COLOURS = (
     "#4477aa",
     "#e69f00",
