@@ -114,7 +114,8 @@ LAPTOP = RavenSetup(
 )
 SMOKE = (
     "n_layers=2 d_model=16 n_heads=4 d_mlp=16 n_validation=64 training.n_steps=40 "
-    "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 scores.n_test=64 "
+    "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 "
+    "training.keep_at=20,40 scores.n_test=64 "
     "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
     "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
@@ -245,6 +246,27 @@ VIEWS = {
         lines="control",
         ylabel="rule decoded",
     ),
+    "decoding_over_training": partial(
+        plots.lines,
+        data=values("decoding_along_training", "score", metric="accuracy", **OF_ALL),
+        along="train_step",
+        rows="split",
+        lines="control",
+        references={
+            "from values": values("decoding_along_training", "majority_of_type", metric="accuracy")
+        },
+        ylabel="rule decoded",
+        ylim=(0, 1.02),
+    ),
+    "interchange_over_training": partial(
+        plots.lines,
+        data=values(
+            "interchange_along_training", "rate", split=HELD_OUT, scope="code", **OTHER_RULE
+        ),
+        along="train_step",
+        lines={name: {"site": name} for name in ("all layers", "none")},
+        ylabel="answers that follow B's rule",
+    ),
     "confusion": partial(
         drawings.pictures,
         data=values("decoding", "confusion", split=HELD_OUT, **OF_ALL),
@@ -282,7 +304,7 @@ STUDY = engine.Study(
     presets=PRESETS,
     tuned=("training.learning_rate", "training.weight_decay", "training.warmup_steps"),
     draws=("task.seed",),
-    along_training=("scores", "decoding", "interchange"),
+    along_training=("decoding", "interchange"),
     measures={
         "ceiling": measures.ceiling,
         "decoding": measures.decoding,

@@ -127,6 +127,10 @@ def lines(
     return ax
 
 
+LEVELS = (*DASHES[1:], (0, (3, 1, 1, 1, 1, 1)))
+"""Styles of lines of values that do not depend on x."""
+
+
 def level(ax: Axes, value: xr.DataArray | float, label: str, number: int) -> None:
     """Draw a value that does not depend on x, such as chance, as a black line across the axes."""
-    ax.axhline(float(value), color="black", lw=1, ls=DASHES[1:][number % 4], label=label)
+    ax.axhline(float(value), color="black", lw=1, ls=LEVELS[number % len(LEVELS)], label=label)

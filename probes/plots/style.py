@@ -1,7 +1,5 @@
 """Colours, markers and styles of lines that all plots share."""
 
-from typing import Any
-
 COLOURS = (
     "#4477aa",
     "#e69f00",
@@ -17,7 +15,7 @@ COLOURS = (
 CONTROL = "#777777"
 """The colour of controls."""
 
-DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+DASHES = ("-", "--", ":", "-.")
 """Styles of lines, in order of use: what is observed is solid, its controls are not."""
 
 MARKERS = ("o", "s", "^", "D", "X", "v", "P", "*", "<", ">")

@@ -29,6 +29,12 @@ def decoded(split: str, control: str = "probe") -> engine.Reading:
     return read("decoding", "score", split=split, control=control, **OF_ALL, metric="accuracy")
 
 
+def decoded_after(n_steps: int) -> engine.Reading:
+    """`decoded` on held-out combinations, at a checkpoint along training."""
+    of_probe = {"split": HELD_OUT, "control": "probe", "metric": "accuracy"}
+    return read("decoding_along_training", "score", train_step=n_steps, **of_probe, **OF_ALL)
+
+
 def legible(than: str, control: engine.Reading, source: str) -> Claim:
     """The claim that decoding is better than a control."""
     statement = "The rule is decodable from the latent code, on held-out combinations, better than"
@@ -100,6 +106,13 @@ CLAIMS = (
         exceeds={"model": "softmax"},
     ),
     Claim("Sum and difference have more similar codes than other rules", FIGURES, RELATED, {}, 0.0),
+    Claim(
+        "The rule is decoded better after 20,000 steps than after 4,000, on held-out combinations",
+        "ours",
+        decoded_after(20_000) - decoded_after(4000),
+        of={},
+        exceeds=0.0,
+    ),
     Claim(
         "With permuted columns the rule is decodable from the code of the corresponding tokens, "
         "better than from that of the tokens at the same position",

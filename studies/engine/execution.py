@@ -360,6 +360,8 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
 
     Figures of one or two seeds are marked as such.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.pyplot import close
 
     result = _load_cached(path, path.stat().st_mtime_ns)
@@ -370,12 +372,18 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
     if n_seeds < 3:
         note = "one seed" if n_seeds == 1 else "two seeds"
         figure.text(0.995, 0.995, note, ha="right", va="top", fontsize=7, color="#777777")
-    # The layout is computed once for both files: it takes half of the drawing time.
-    has_layout = figure.get_layout_engine() is not None
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for suffix in ("png", "pdf"):
-        save = partial(figure.savefig, dpi=150, bbox_inches=None if has_layout else "tight")
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        # Once for both files: it takes much of the drawing time.
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+    figure.dpi = 150
+    for suffix, canvas_class in (("png", FigureCanvasAgg), ("pdf", FigureCanvasPdf)):
+        if layout is None:
+            save = partial(figure.savefig, dpi="figure", bbox_inches="tight")
+        else:
+            # `savefig` would first draw the figure once more, for a layout that stays as it is.
+            save = getattr(canvas_class(figure), f"print_{suffix}")
         folders.write_atomically(path.with_name(f"{name}.{suffix}"), save)
     close(figure)
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -75,11 +75,11 @@ def get(config: object, path: str) -> Any:
     Raises:
         ValueError: there is no such setting.
     """
-    value = config
+    value: Any = config
     for name in path.split("."):
-        if not _is_group(value) or name not in _values(value):
+        if not _is_group(value) or name not in _names(value):
             raise unknown_setting(path, config)
-        value = _values(value)[name]
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
@@ -187,7 +187,20 @@ def _is_group(value: object) -> bool:
 def _values(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: getattr(config, name) for name in _names(config)}
+
+
+def _names(config: Any) -> Collection[str]:
+    """The names of the settings that a group has."""
+    if isinstance(config, Mapping):
+        return config.keys()
+    return _field_names(config if isinstance(config, type) else type(config))
+
+
+# Cached because plans look settings up hundreds of thousands of times.
+@functools.cache
+def _field_names(config_class: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(config_class))
 
 
 # Cached because annotations are evaluated from text, thousands of times for reported numbers.

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.claims import judge
@@ -63,6 +64,19 @@ def test_accuracies_stay_below_the_ideal_observer(result):
     ceiling = result["ceiling"]["accuracy"].sel(split=["id", "ood"])
     assert (result["scores"]["accuracy_low"].sel(group="all") <= ceiling).all()
     assert float(result["scores"]["accuracy_chance"].sel(group="all").max()) == 1 / 64
+
+
+def test_decoding_and_use_are_measured_along_training(result):
+    kept = (20, 40)
+    for name in ("decoding", "interchange"):
+        along, final = (result[path].to_dataset() for path in (f"{name}_along_training", name))
+        assert tuple(along["train_step"].to_numpy()) == kept
+        variable = "score" if name == "decoding" else "rate"
+        for cell, tested in enumerate(result["training"]["tested_step"].to_numpy()):
+            at = {"cell": along["cell"].to_numpy()[cell]}
+            # The tested checkpoint is one of them, measured on the same examples.
+            same = along[variable].sel(at | {"train_step": tested})
+            xr.testing.assert_allclose(same.drop_vars("train_step"), final[variable].sel(at))
 
 
 def test_claims_about_one_seed_are_undecided(result):
@@ -173,9 +187,15 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     ):
         tree[name]["score"].loc[at] = value
     tree["similarity"]["related"].loc[{"control": "observed", "centring": "none"}] = 0.2
+    early, late = 4000, 20_000
+    along = tree["decoding_along_training"].to_dataset().assign_coords(train_step=[early, late])
+    for step, value in ((early, 0.3), (late, 0.5)):
+        along["score"].loc[{"train_step": step, "split": "ood_unpermuted"}] = value
+        along["score"].loc[{"train_step": step, "split": "id_unpermuted"}] = -value
+    tree["decoding_along_training"] = xr.DataTree(along)
     found = judge(tree, STUDY.claims, assess(tree, None))
     effects = found["effect"].to_numpy()[np.isfinite(found["effect"])]
-    assert len(effects) == 3 + 7 * 3
+    assert len(effects) == 3 + 8 * 3
     assert (effects > 0).all()
 
 
