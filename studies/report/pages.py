@@ -1,0 +1,214 @@
+"""Result pages: templates whose numbers, tables and verdicts come from result files.
+
+A template is Markdown with expressions of Jinja2, in which
+
+- `{{ table() }}` is the table of the study, as it was printed;
+- `{{ cells("scores/accuracy", model="softmax", split="ood", group="all").percent }}` is a number
+  for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
+- `{{ setting("training.n_steps") }}` is a setting that all models share;
+- `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study;
+- all four take `file="triangles.nc"`, where a page is about several result files.
+
+What is left as text has no numbers of its own: `loose_numbers` finds them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from jinja2 import Environment, StrictUndefined
+from rich.console import Console
+
+from studies.engine.claims import VERDICTS
+from studies.engine.study import Study
+from studies.report.table import count, short
+
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LITERAL = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?|(?<!\w)\.\d+")
+"""A number in text."""
+ALLOWED = re.compile(r"(?:19|20)\d\d|\d")
+"""Numbers that text may have: years, and digits, as in K = 2 or Table 6."""
+NOT_PROSE = re.compile(r"```.*?```|\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A number for each of several models, and what can be said of them in a sentence.
+
+    Args:
+        values: the numbers.
+        text: function that formats one of them.
+
+    Example:
+        In a template: `{{ cells(...).percent.range }}%` is "53 to 56%".
+    """
+
+    values: Float[np.ndarray, " model"]
+    text: Callable[[float], str] = short
+
+    @property
+    def percent(self) -> Numbers:
+        """The same in percent, without decimals."""
+        return Numbers(100 * self.values, lambda value: f"{value:.0f}")
+
+    @property
+    def whole(self) -> Numbers:
+        """The same as whole numbers with separators of thousands."""
+        return replace(self, text=count)
+
+    def __str__(self) -> str:
+        return self.text(float(self.values.mean()))
+
+    @property
+    def range(self) -> str:
+        """The least and the greatest: "53 to 56", or a single number if both read the same."""
+        ends = [self.text(float(end)) for end in (self.values.min(), self.values.max())]
+        return " to ".join(dict.fromkeys(ends))
+
+    @property
+    def each(self) -> str:
+        """All of them: "53, 56 and 54"."""
+        *first, last = map(self.text, self.values.tolist())
+        return f"{', '.join(first)} and {last}" if first else last
+
+    @property
+    def n(self) -> str:
+        """How many there are, in words below ten."""
+        return _in_words(len(self.values))
+
+    def above(self, other: Numbers | float) -> str:
+        """How many are greater than a number, or than those of the same model, in words."""
+        return _in_words(int((self.values > _values(other)).sum()))
+
+    def __sub__(self, other: Numbers | float) -> Numbers:
+        return replace(self, values=self.values - _values(other))
+
+
+def _values(other: Numbers | float) -> Any:
+    return other.values if isinstance(other, Numbers) else other
+
+
+def _in_words(number: int) -> str:
+    return WORDS[number] if number < len(WORDS) else count(number)
+
+
+def render_page(
+    template: str,
+    results: Mapping[str, xr.DataTree],
+    studies: Mapping[str, Study],
+    width: int,
+) -> str:
+    """A page from its template.
+
+    Args:
+        template: the text of the template.
+        results: results by the name of their file; the first is the default.
+        studies: studies by name.
+        width: columns of text that a table may have.
+
+    Raises:
+        ValueError: no models, or no claims, are as the template says.
+        KeyError: a result has no such variable or setting.
+        jinja2.TemplateError: the template is malformed, or uses an unknown name.
+    """
+    default = next(iter(results))
+
+    def of_file(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, file: str = default, **kwargs: Any) -> Any:
+            return function(results[file], *args, **kwargs)
+
+        return call
+
+    names = {
+        "cells": of_file(cells),
+        "setting": of_file(setting),
+        "verdict": of_file(verdict),
+        "table": of_file(partial(_table, studies, width)),
+    }
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(names)
+
+
+def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
+    """The values of a variable in the models with the chosen tuned settings.
+
+    Args:
+        result: a result.
+        path: group and variable, such as `"scores/accuracy"`.
+        labels: values of axes, which select models, and labels of all other dims.
+
+    Raises:
+        KeyError: there is no such variable or label.
+        ValueError: a dim is left over, or no model has the values.
+    """
+    group, _, name = path.rpartition("/")
+    data = result[group].to_dataset()
+    axes = {name for name, values in data.coords.items() if values.dims == ("cell",)}
+    of_models = {key: label for key, label in labels.items() if key in axes}
+    keep = (data["chosen"] == 1).to_numpy()
+    for key, label in of_models.items():
+        keep &= (data[key] == label).to_numpy()
+    values = data[name].sel({k: v for k, v in labels.items() if k not in of_models})
+    if values.dims != ("cell",):
+        left = ", ".join(str(dim) for dim in values.dims if dim != "cell")
+        raise ValueError(f"labels must also have {left} for {path}, got {', '.join(labels)}")
+    values = values.to_numpy()[keep]
+    if not np.isfinite(values).any():
+        raise ValueError(f"{path} has no value for a model with {labels}")
+    return Numbers(values[np.isfinite(values)])
+
+
+def setting(result: xr.DataTree, path: str) -> str:
+    """A setting that all models share, as text: whole numbers with separators of thousands."""
+    value: Any = json.loads(result.attrs["config"])["setup"]
+    for part in path.split("."):
+        value = value[part]
+    return count(value) if isinstance(value, int) else str(value)
+
+
+def verdict(result: xr.DataTree, pattern: str, context: str = "*") -> str:
+    """The verdict on a claim of a study, or the verdicts, if its comparisons differ.
+
+    Args:
+        result: a result.
+        pattern: pattern of the statement.
+        context: pattern of what else varies.
+
+    Raises:
+        ValueError: there is no such claim.
+    """
+    claims = result["claims"].to_dataset().to_dataframe()
+    verdicts = [
+        row.verdict
+        for _, row in claims.iterrows()
+        if fnmatchcase(str(row.statement), pattern) and fnmatchcase(str(row.context), context)
+    ]
+    if not verdicts:
+        raise ValueError(f"no claim is like {pattern!r} with {context!r}")
+    return " or ".join(name for name in VERDICTS if name in verdicts)
+
+
+def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str:
+    """The table of a study with its caption, in a block of text."""
+    stream = StringIO()
+    table = studies[result.attrs["study"]].table.render(result)
+    Console(width=width, file=stream).print(table)
+    lines = [line.rstrip() for line in stream.getvalue().strip("\n").splitlines()]
+    return "\n".join(("```text", *lines, "```"))
+
+
+def loose_numbers(template: str) -> Sequence[str]:
+    """The numbers in the text of a template, which come from no result file."""
+    text = NOT_PROSE.sub(" ", template)
+    found = (match.group() for match in LITERAL.finditer(text))
+    return [number for number in found if not ALLOWED.fullmatch(number.rstrip(","))]

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import xarray as xr
+from jinja2 import UndefinedError
+
+from studies.engine import Claim, Row, Table, metric, percent
+from studies.engine.study import Study
+from studies.report.pages import Numbers, loose_numbers, render_page
+from tests.studies.engine import toy
+from tests.studies.engine.synthetic import two_models
+
+STUDY = Study(
+    name="toy",
+    question="?",
+    setup=toy.TOY.setup,
+    grids=({"seed": (0,)},),
+    claims=(
+        Claim("a is better", "P", metric("accuracy", "ood"), {"model": "a"}, {"model": "b"}),
+        Claim("a is not far", "P", metric("accuracy", "ood"), {"model": "a"}, 0.9),
+    ),
+    table=Table(title="Right answers", rows=(Row("ood", metric("accuracy", "ood"), percent),)),
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
+    for name, data in STUDY.judge(result).items():
+        result[name] = xr.DataTree(data)
+    config = '{"setup": {"n": 4, "training": {"n_steps": 20000}}}'
+    result.attrs |= {"study": "toy", "config": config}
+    return result
+
+
+def rendered(result, text):
+    return render_page(text, {"result.nc": result}, {"toy": STUDY}, width=80)
+
+
+OOD = 'cells("scores/accuracy", split="ood", group="all", model="{}")'
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("", ".81"),
+        (".percent", "81"),
+        (".percent.range", "80 to 82"),
+        (".percent.each", "80, 82 and 81"),
+        (".n", "three"),
+        (".above(0.805)", "two"),
+        (".above(" + OOD.format("b") + ")", "three"),
+    ],
+)
+def test_numbers_of_models_in_words(result, ending, text):
+    template = "Right: {{ " + OOD.format("a") + ending + " }}."
+    assert rendered(result, template) == f"Right: {text}."
+
+
+def test_differences_are_taken_model_by_model(result):
+    difference = "({} - {})".format(OOD.format("a"), OOD.format("b"))
+    assert rendered(result, "{{ " + difference + ".percent.each }}") == "30, 29 and 30"
+    assert rendered(result, "{{ (" + OOD.format("a") + " - 0.8).percent.each }}") == "0, 2 and 1"
+
+
+def test_a_range_of_equal_numbers_is_one_and_large_numbers_are_whole():
+    assert Numbers(np.array([0.501, 0.503])).percent.range == "50"
+    assert str(Numbers(np.array([31_000.0, 30_000.0])).whole) == "30,500"
+    assert Numbers(np.array([0.25])).each == ".25"
+    assert Numbers(np.ones(12)).n == "12"
+
+
+def test_one_seed_can_be_chosen(result):
+    template = '{{ cells("scores/accuracy", split="ood", group="all", model="b", seed=1) }}'
+    assert rendered(result, template) == ".53"
+
+
+def test_settings_verdicts_and_the_table(result):
+    assert rendered(result, '{{ setting("training.n_steps") }} steps') == "20,000 steps"
+    assert rendered(result, '{{ verdict("a is better") }}') == "holds"
+    assert rendered(result, '{{ verdict("a is*") }}') == "holds or contradicted"
+    table = rendered(result, "{{ table() }}\n")
+    assert table.startswith("```text\n")
+    assert table.endswith("\n```\n")
+    assert "Right answers" in table
+    assert "81.0" in table
+
+
+def test_each_file_of_a_page_can_be_asked(result):
+    other = two_models([0.1], [0.2])
+    results = {"result.nc": result, "other.nc": other}
+    asked = OOD.format("a")[:-1] + ', file="other.nc")'
+    text = render_page("{{ " + asked + " }}", results, {"toy": STUDY}, width=80)
+    assert text == ".1"
+
+
+def test_what_is_not_there_is_an_error(result):
+    with pytest.raises(ValueError, match="labels must also have group for scores/accuracy"):
+        rendered(result, '{{ cells("scores/accuracy", split="ood") }}')
+    with pytest.raises(ValueError, match="has no value for a model with"):
+        rendered(result, "{{ " + OOD.format("c") + " }}")
+    with pytest.raises(KeyError):
+        rendered(result, '{{ cells("scores/f1", split="ood", group="all") }}')
+    with pytest.raises(KeyError):
+        rendered(result, '{{ setting("training.n_stepz") }}')
+    with pytest.raises(ValueError, match="no claim is like 'b is better'"):
+        rendered(result, '{{ verdict("b is better") }}')
+    with pytest.raises(UndefinedError, match="'cell' is undefined"):
+        rendered(result, "{{ cell }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("At K = 2, in 2024, Table 6 and three seeds.", []),
+        ("It is right for 54% of them.", ["54%"]),
+        ("A loss of .21, or 0.3.", [".21", "0.3"]),
+        ("After 14,000 steps.", ["14,000"]),
+        ("`--minutes 90` and {{ setting('x.10') }} and [a](b/2345.png)", []),
+        ("```text\n12.5 13.5\n```\n", []),
+    ],
+)
+def test_numbers_that_no_file_bears_are_found(text, found):
+    assert loose_numbers(text) == found
