@@ -39,6 +39,7 @@ from studies.setups.benchmark import (
     gain,
     grids,
     learned,
+    linear_scorer,
     paper,
     small,
     smoke,
@@ -133,6 +134,10 @@ SORT_OF_CLEVR = benchmark(
             )
             for kind in pictures.QUESTION_TYPES
         ),
+        *(
+            linear_scorer(kind, metric("accuracy", "test", kind), "Table 8")
+            for kind in pictures.QUESTION_TYPES
+        ),
         learned("Question types use different retrievals", "difference", "Figure 14"),
     ),
     views={
@@ -185,6 +190,7 @@ TRIANGLES = benchmark(
     trained=TrainedIf(split="valid", reaches=0.75),
     claims=(
         AS_MANY_OPERATIONS,
+        linear_scorer("accuracy", metric("accuracy", "test"), "Table 9"),
         learned("Searches and retrievals pair tightly", "tightness", "Figure 15"),
     ),
 )

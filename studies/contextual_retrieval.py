@@ -18,7 +18,12 @@ from typing import Any
 import tasks
 from studies import engine
 from studies.engine import Claim, Reading, Row, metric, read
-from studies.measures.retrieval import chosen_retrievals, combinations, early_error
+from studies.measures.retrieval import (
+    as_compositional,
+    chosen_retrievals,
+    combinations,
+    early_error,
+)
 from studies.report import drawings, plots
 from studies.report.panels import values
 from studies.setups.retrieval import RetrievalSetup
@@ -86,6 +91,7 @@ MENDED = (
     "Its remaining error is in the pairing: forcing its own pairing of training combinations "
     "removes at least half of the error on held-out ones"
 )
+SUPERSET = "With the identity as value scores, its outputs are those of multi-head attention"
 PAIRS = "On held-out combinations, a head of full width for each pair does not make up for it"
 CLAIMS = (
     less(LOWER, ALL, of_learning=True),
@@ -100,6 +106,15 @@ CLAIMS = (
     less(PAIRS, OOD, "ours", than={"model": "multi_head_pairs"}),
     exceeds(PREFERRED, familiar(group="ood") - CHANCE_OOD / 2, 0.5, "ours"),
     exceeds(MENDED, REMOVED, 0.5, "ours"),
+    Claim(
+        SUPERSET,
+        "Mittal et al. 2021, section 3",
+        read("as_compositional", "distance"),
+        of={"model": "multi_head"},
+        equals=0.0,
+        margin=1e-4,
+        of_learning=True,
+    ),
 )
 
 TABLE = engine.Table(
@@ -240,7 +255,11 @@ STUDY = engine.Study(
     setup=LAPTOP,
     grids=GRIDS,
     presets=PRESETS,
-    measures={"combinations": combinations, "pairing": chosen_retrievals},
+    measures={
+        "combinations": combinations,
+        "pairing": chosen_retrievals,
+        "as_compositional": as_compositional,
+    },
     # Half the error of a constant answer.
     trained=engine.TrainedIf(split="id", metric="error", reaches=0.5, share_of="constant"),
     claims=CLAIMS,

@@ -45,13 +45,14 @@ class Claim:
         of: coordinates of the condition, such as `{"model": "hyla"}`.
         exceeds: coordinates of the other condition, or a number.
         equals: the same, for a claim of equality; give either `exceeds` or `equals`.
-        margin: the smallest difference that counts; with `equals` the largest that does not.
+        margin: the smallest difference that counts; with `equals` the largest that does not. A
+            negative one makes a claim of "not worse, or by less than that".
         of_learning: whether the claim is about the success of training itself, so that an
             untrained condition is a valid outcome and not a reason to refuse the comparison.
 
     Raises:
-        ValueError: both or none of `exceeds` and `equals` are given, `margin` is negative, or it
-            is 0 with `equals`.
+        ValueError: both or none of `exceeds` and `equals` are given, or `margin` is not positive
+            with `equals`.
     """
 
     statement: str
@@ -69,10 +70,8 @@ class Claim:
                 f"either exceeds or equals must be given, got exceeds={self.exceeds!r} and "
                 f"equals={self.equals!r} in {self.statement!r}"
             )
-        if self.margin < 0 or (self.equals is not None and self.margin == 0):
-            raise ValueError(
-                f"margin must be at least 0, and greater with equals, got {self.margin}"
-            )
+        if self.equals is not None and self.margin <= 0:
+            raise ValueError(f"margin must be greater than 0 with equals, got {self.margin}")
 
     @property
     def other(self) -> Mapping[str, Any] | float:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 import xarray as xr
 
+import mechanisms
 import probes
 from studies.engine import Reading, Trained
 from studies.engine.results import config_of
@@ -72,6 +76,45 @@ def chosen_retrievals(trained: Trained, n: int = 4000) -> xr.Dataset | None:
         seed=trained.seed,
     )
     return pairing.merge(forced.drop_vars("error"), combine_attrs="drop_conflicts")
+
+
+def as_compositional(trained: Trained, n: int = 200) -> xr.Dataset | None:
+    """How far multi-head attention is from compositional attention with the same weights.
+
+    As many searches and retrievals as heads, and the identity as value scores (Mittal et al. 2021,
+    section 3). `distance`: the largest difference of an output, divided by the largest output.
+    None for compositional attention.
+
+    Args:
+        trained: the trained model.
+        n: examples.
+    """
+    setup = trained.setup
+    if setup.model == "compositional":
+        return None
+    heads = setup.attention
+    config = mechanisms.CompositionalAttentionConfig(
+        n_searches=heads.n_heads,
+        n_retrievals=heads.n_heads,
+        d_head=heads.d_head,
+        own_value=heads.own_value,
+        nonlinear=heads.nonlinear,
+    )
+    generator = torch.Generator().manual_seed(setup.seed)
+    network = replace(trained.model.config, attention=config)
+    model = mechanisms.RetrievalNetwork(network, generator=generator).eval().to(trained.device)
+    # What it has beside multi-head attention are the weights that choose retrievals.
+    model.load_state_dict(trained.model.state_dict(), strict=False)
+    inputs = trained.batch("id", n).inputs
+    identity = torch.eye(heads.n_heads, device=trained.device)
+    scores_at = "blocks.0.attn.hook_value_scores"
+    hooks: list[Any] = [(scores_at, lambda scores, hook: identity.expand_as(scores))]
+    with torch.no_grad():
+        of_heads = trained.model(inputs)
+        distance = (model.run_with_hooks(inputs, fwd_hooks=hooks) - of_heads).abs().max()
+    about = "largest difference to compositional attention with the same weights, relative"
+    relative = float(distance / of_heads.abs().max())
+    return xr.Dataset({"distance": ((), relative, {"long_name": about})})
 
 
 def usage_differences(usage: xr.DataArray) -> xr.Dataset:

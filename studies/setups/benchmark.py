@@ -132,11 +132,22 @@ def by_group(*groups: str) -> Any:
     return partial(over_training, data=data, columns="group", ylabel="right, validation")
 
 
+ABOUT = 0.01
+"""Accuracies that differ by less are as good as one another."""
+
+
 def fewer(few: int, many: int, reading: Reading, source: str) -> Claim:
-    """The claim that fewer retrievals than searches are better than as many."""
+    """The claim that fewer retrievals than searches are better than as many, or as good."""
     of, exceeds = (COMPOSITIONAL | {"n_retrievals": n} for n in (few, many))
-    statement = f"Fewer retrievals than searches are better: {few} than {many}"
-    return Claim(statement, f"{MITTAL}, {source}", reading, of=of, exceeds=exceeds)
+    statement = f"Fewer retrievals than searches are as good or better: {few} than {many}"
+    return Claim(statement, f"{MITTAL}, {source}", reading, of, exceeds, margin=-ABOUT)
+
+
+def linear_scorer(label: str, reading: Reading, source: str) -> Claim:
+    """The claim that a linear scorer is as good as the dot product, or better, to 3 points."""
+    of, exceeds = (COMPOSITIONAL | {"scorer": scorer} for scorer in ("mlp", "dot"))
+    statement = f"A linear scorer is as good as the dot product (to 3 points): {label}"
+    return Claim(statement, f"{MITTAL}, {source}", reading, of, exceeds, margin=-3 * ABOUT)
 
 
 def better(label: str, reading: Reading, source: str, **settings: Any) -> Claim:

@@ -14,7 +14,12 @@ from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
 from studies.engine.settings import changed
-from studies.measures.retrieval import chosen_retrievals, combinations, early_error
+from studies.measures.retrieval import (
+    as_compositional,
+    chosen_retrievals,
+    combinations,
+    early_error,
+)
 from studies.setups.retrieval import MODELS
 from tests.studies.engine.synthetic import result_of
 
@@ -197,7 +202,8 @@ def verdicts(result, **changes):
 
 
 # Claims by number: 0 on all combinations, 1 held out, 2 to 4 by parameters, 5 early, 6 and 7
-# specialisation of models trained on some and on all, 8 switching, 9 pairs, 10 and 11 ours.
+# specialisation of models trained on some and on all, 8 switching, 9 pairs, 10 and 11 ours,
+# 12 and 13 algebra, which is as measured.
 @pytest.mark.parametrize(
     ("changes", "against"),
     [
@@ -214,7 +220,7 @@ def verdicts(result, **changes):
     ],
 )
 def test_claims_hold_where_figures_say_so(result, changes, against):
-    expected = ["contradicted" if n in against else "holds" for n in range(12)]
+    expected = ["contradicted" if n in against else "holds" for n in range(14)]
     expected[2:5] = ["not run"] * 3
     assert verdicts(result, **changes) == expected
 
@@ -273,6 +279,26 @@ def test_models_that_did_not_learn_are_not_compared_on_held_out_combinations(res
 def test_wrong_settings_get_a_clear_error(setting, message):
     with pytest.raises(ValueError, match=message):
         STUDY.plan("smoke", [setting])
+
+
+@pytest.mark.parametrize("changes", ["", "own_value=false", "nonlinear=true"])
+def test_multi_head_attention_is_compositional_attention_with_the_identity(changes, monkeypatch):
+    setup = changed(STUDY.plan("smoke").setup, f"model=multi_head n_heads=4 {changes}")
+    model = setup.build(torch.Generator().manual_seed(0)).eval()
+
+    def measured():
+        examples = Examples(setup, "cpu").fresh("as_compositional")
+        return as_compositional(Trained(setup, model, 0, "cpu", examples))
+
+    assert 0 <= measured()["distance"] < 1e-5
+    # With other value scores the outputs are others.
+    eye = torch.eye
+    even = torch.full((4, 4), 0.25)
+    monkeypatch.setattr(torch, "eye", lambda n, **to: eye(n, **to) if "dtype" in to else even)
+    assert measured()["distance"] > 1e-2
+    compositional = changed(setup, "model=compositional")
+    fresh = Examples(compositional, "cpu").fresh("as_compositional")
+    assert as_compositional(Trained(compositional, model, 0, "cpu", fresh)) is None
 
 
 def test_the_error_that_is_minimised_is_the_one_that_is_scored():

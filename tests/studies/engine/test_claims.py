@@ -113,6 +113,15 @@ def test_the_difference_must_exceed_the_margin():
     assert verdicts(result, replace(BETTER, margin=0.15)) == ["contradicted"]
 
 
+def test_with_a_negative_margin_a_little_less_is_not_worse():
+    result = two_models([0.50, 0.51, 0.52], [0.51, 0.52, 0.53])
+    assert verdicts(result, replace(BETTER, margin=-0.05)) == ["holds"]
+    assert verdicts(result, replace(BETTER, margin=-0.005)) == ["contradicted"]
+    assert verdicts(result) == ["contradicted"]
+    noisy = two_models([0.30, 0.60, 0.50], [0.51, 0.50, 0.40])
+    assert verdicts(noisy, replace(BETTER, margin=-0.05)) == ["undecided"]
+
+
 def test_a_condition_can_be_compared_with_a_number():
     result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
     assert verdicts(result, replace(BETTER, exceeds=0.5)) == ["holds"]

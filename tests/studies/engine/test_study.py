@@ -129,5 +129,5 @@ def test_claims_need_exceeds_or_equals_and_a_margin():
     claim = {"statement": "s", "source": "ours", "reading": metric("accuracy", "id"), "of": {}}
     with pytest.raises(ValueError, match="either exceeds or equals must be given, got"):
         Claim(**claim)
-    with pytest.raises(ValueError, match="margin must be at least 0"):
+    with pytest.raises(ValueError, match="margin must be greater than 0 with equals, got 0"):
         Claim(**claim, equals=0.5)
