@@ -119,11 +119,14 @@ SMOKE = (
     "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
     "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
-LONG = (
-    "n_layers=4 training.batch_size=128 training.n_steps=20000 training.evaluate_every=1000 "
-    "training.keep_at=1000,2000,4000,8000,14000,20000"
-)
+DEEPER = "n_layers=4 training.batch_size=128 training.evaluate_every=1000"
+LONG = f"{DEEPER} training.n_steps=20000"
 MODELS, SEEDS = ("hyla", "softmax", "linear"), (0, 1, 2)
+# Complete seeds first, on both splits, since it takes hours.
+TWO_SPLITS = ({"seed": SEEDS, "task.seed": (0, 1), "model": MODELS},)
+SPLIT_OF_SEED = {seed: f"task.seed={seed}" for seed in range(10)}
+"""Seeds differ in the split and the instances, too."""
+
 WIDTHS = {d_model: f"n_heads={d_model // 8} d_mlp={2 * d_model}" for d_model in (128, 256, 512)}
 """The paper's width multipliers 1, 2 and 4."""
 
@@ -143,11 +146,10 @@ def of_paper(models: str, changes: str = "") -> engine.Preset:
     Seeds differ in the split and the instances, too. Of 330 combinations int(0.25 * 330) = 82 are
     held out, in the code and here; of other numbers ours is rounded, not cut off.
     """
-    by_seed = {seed: f"task.seed={seed}" for seed in range(10)}
     return engine.Preset(
         changes=f"{PAPER} model={models} {changes}",
         # A single head has the width of sixteen.
-        where={"seed": by_seed, "d_model": WIDTHS, "n_heads": {1: "d_head=64"}},
+        where={"seed": SPLIT_OF_SEED, "d_model": WIDTHS, "n_heads": {1: "d_head=64"}},
         departures={
             "task.id_examples": "new ones: the reference tests on its first training instances"
         },
@@ -158,9 +160,18 @@ THREE = ",".join(MODELS)
 ABLATION = f"{THREE},rms_head,linear_relu,rms_head_linear,linear_linear,softmax_relu"
 PRESETS = {
     "smoke": engine.Preset(changes=SMOKE),
-    # Complete seeds first, on both splits, since it takes hours.
-    "long": engine.Preset(
-        changes=LONG, grids=({"seed": SEEDS, "task.seed": (0, 1), "model": MODELS},)
+    "long": engine.Preset(changes=LONG, grids=TWO_SPLITS),
+    "curves": engine.Preset(
+        changes=f"{LONG} training.keep_at=1000,2000,4000,8000,14000,20000", grids=TWO_SPLITS
+    ),
+    # A single head has the width of eight.
+    "variants": engine.Preset(
+        changes=f"{DEEPER} training.n_steps=8000",
+        grids=(
+            {"seed": tuple(range(5)), "model": tuple(ABLATION.split(","))},
+            {"seed": tuple(range(5)), "model": MODELS, "n_heads": (1,)},
+        ),
+        where={"seed": SPLIT_OF_SEED, "n_heads": {1: "d_head=32"}},
     ),
     "paper": of_paper(ABLATION),
     "paper-scaling": of_paper(

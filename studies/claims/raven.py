@@ -80,7 +80,7 @@ CLAIMS = (
         f"Many heads answer {HELD} better than one",
         f"{SCHUG}, figure 5C",
         RIGHT,
-        {"n_heads": 16},
+        {},
         {"n_heads": 1},
     ),
     *(

@@ -21,7 +21,7 @@ from studies.engine.examples import Examples
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
 from studies.engine.scoring import tested_entry, training_dataset
-from studies.engine.settings import plain
+from studies.engine.settings import plain, put
 from studies.engine.setup import Setup
 from studies.engine.trained import Measure, Trained, initial_model
 from studies.engine.trainees import run_training
@@ -57,9 +57,9 @@ class Cell:
         accept_code: accept models that other code trained, and resume their training.
         measures: the measures by name.
         along: names of the measures that are also taken at the checkpoints along training.
-        zoo: names of models of the zoo, by identity. A cell that it has, and that has not begun to
-            train, gets its model from there, in a folder of its own; but not if measures are taken
-            along training, since the zoo has tested checkpoints only.
+        zoo: names of models of the zoo, by `identity_of_weights`. A cell that it has, and that has
+            not begun to train, gets its model from there, in a folder of its own; but not if
+            measures are taken along training, since the zoo has tested checkpoints only.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Cell:
         self.folder = root / "models" / self.name
         self.zoo_name = None
         if not (self.folder / "config.json").exists() and not (along and setup.training.keep_at):
-            self.zoo_name = (zoo or {}).get(self.identity)
+            self.zoo_name = (zoo or {}).get(identity_of_weights(setup))
         if self.zoo_name is not None:
             # Another model of that name in the zoo, trained again, is another folder.
             trained = folders.config_hash(model_zoo.record_of(self.zoo_name))
@@ -234,6 +234,11 @@ class Cell:
         fresh = Examples(self.setup, self.device).fresh(name)
         trained = Trained(self.setup, model.eval(), step, self.device, fresh)
         return self._measures[name](trained)
+
+
+def identity_of_weights(setup: Setup) -> str:
+    """The hash of the settings on which the tested weights depend."""
+    return folders.config_hash(put(setup, {"training.keep_at": ()}))
 
 
 def train_together(

@@ -16,6 +16,7 @@ from torch import nn
 import mechanisms
 from mechanisms import model_zoo
 from studies.engine import folders, settings
+from studies.engine.cells import identity_of_weights
 from studies.engine.checkpoints import load_weights, read_log
 from studies.engine.examples import Examples
 from studies.engine.folders import RunError
@@ -46,8 +47,8 @@ class Candidate:
 
     @property
     def identity(self) -> str:
-        """The hash of the settings."""
-        return folders.config_hash(self.setup)
+        """The hash of the settings on which the weights depend."""
+        return identity_of_weights(self.setup)
 
 
 def add(run: Path, study: Study, name: str | None = None, only: Sequence[str] = ()) -> list[str]:
@@ -142,7 +143,7 @@ def setup_of(config: Mapping[str, Any], study: Study) -> Setup:
 
 
 def names_by_identity(study: Study) -> dict[str, str]:
-    """The names of a study's models in the zoo, by the hash of their settings.
+    """The names of a study's models in the zoo, by `identity_of_weights`.
 
     Models whose settings the study no longer has are left out.
     """
@@ -150,7 +151,7 @@ def names_by_identity(study: Study) -> dict[str, str]:
     for name, record in model_zoo.records().items():
         if record["study"] == study.name:
             with suppress(RunError):
-                names[folders.config_hash(setup_of(record["config"], study))] = name
+                names[identity_of_weights(setup_of(record["config"], study))] = name
     return names
 
 

@@ -282,6 +282,20 @@ def test_measures_along_training_need_the_training(filled, tmp_path):
     assert [cell.zoo_name for cell in Run(without.plan(), resources).cells] == NAMES
 
 
+def test_models_whose_training_was_measured_serve_where_it_is_not(folder, tmp_path):
+    training = replace(STUDY.setup.training, keep_at=(10,))
+    along = replace(STUDY, setup=replace(STUDY.setup, training=training), along_training=("costs",))
+    zoo.add(run(along, resources=Resources(root=tmp_path)), along, NAME)
+    resources = Resources(root=tmp_path / "others", pretrained=True)
+    TRAINED.clear()
+    result = read_result(run(STUDY, resources=resources) / "result.nc")
+    assert list(json.loads(result.attrs["from_zoo"]).values()) == NAMES
+    assert not TRAINED
+    # Those of other settings do not.
+    others = STUDY.plan("laptop", ["training.learning_rate=0.5"])
+    assert [cell.zoo_name for cell in Run(others, resources).cells] == [None, None]
+
+
 def test_models_that_cannot_go_into_the_zoo_are_refused(folder, trained, tmp_path):
     with pytest.raises(RunError, match=r"its model is of the class torch\..*\.Sequential, which"):
         zoo.add(trained, STUDY, "{model}-{seed}")
