@@ -19,7 +19,7 @@ from studies.engine import RunError, SchemaError, read_result
 from studies.engine.command import exit_on
 from studies.engine.folders import write_atomically
 from studies.engine.ledger import ledger
-from studies.engine.papers import PAPERS, Paper, read_paper
+from studies.engine.paper_claims import read_claims
 from studies.engine.results import make_result, write_result
 from studies.report.ledger import ledger_page
 from studies.zoo import all_studies
@@ -56,16 +56,11 @@ def judged(result: xr.DataTree) -> xr.DataTree:
     return make_result({path: data for path, data in groups.items() if path}, result.attrs)
 
 
-def papers() -> dict[str, Paper]:
-    """The tables of all papers by name."""
-    return {path.stem: read_paper(path.stem) for path in sorted(PAPERS.glob("*.toml"))}
-
-
 def make_ledger(folder: Path = RESULTS) -> tuple[xr.DataTree, str]:
     """The ledger of the result files in a folder, and its page."""
     files = {str(path.relative_to(folder)): read_result(path) for path in result_files(folder)}
-    data = ledger(files, papers())
-    return data, ledger_page(data, {name: paper.citation for name, paper in papers().items()})
+    data = ledger(files, read_claims())
+    return data, ledger_page(data, {name: of.citation for name, of in read_claims().items()})
 
 
 def main(

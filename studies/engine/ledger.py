@@ -23,7 +23,7 @@ from studies.engine.claims import (
     UNDECIDED,
     VERDICTS,
 )
-from studies.engine.papers import Paper, PaperClaim
+from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.results import described
 
 CORES = 2
@@ -57,12 +57,12 @@ COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "
 COPIED += ("n_pairs", "seeds_needed")
 
 
-def ledger(results: Mapping[str, xr.DataTree], papers: Mapping[str, Paper]) -> xr.DataTree:
+def ledger(results: Mapping[str, xr.DataTree], papers: Mapping[str, Claimed]) -> xr.DataTree:
     """The verdict on every claim of some papers, from results.
 
     Args:
         results: results by the name of their file.
-        papers: tables of papers by name.
+        papers: claims of papers by name.
 
     Returns:
         A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`, the numbers

@@ -10,9 +10,6 @@
 - `figures`: rows of a figure, a study, and its views that draw the figure:
   `["Figure 4", "raven_latent_code", "scaling"]`;
 - `undrawn`: rows of a figure and the reason why no view draws it;
-- `claims`: what the paper claims, in our words: `id`, `statement`, and `decided_by`, patterns of
-  the statements of claims of our studies, by study; or `lacks`, what is missing to decide it.
-  `holds_if` says how many of the comparisons must hold: `all`, if it is not given, or `most`;
 - `reported`: rows of the name of an experiment, metric, split (with a group: `ood/depth 7`), value,
   source, and where they are reported the spread over seeds and the number of seeds; those of
   absent experiments are kept for the record, with the paper's names of metrics and splits;
@@ -28,11 +25,11 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -98,41 +95,6 @@ class Experiment:
     settings: Mapping[str, Sourced]
 
 
-HoldsIf = Literal["all", "most"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperClaim:
-    """A claim of a paper, and the claims of our studies that decide it.
-
-    Attributes:
-        id: a short name, unique in the paper.
-        statement: the claim, in our words.
-        decided_by: by the name of a study, patterns of the statements of its claims.
-        holds_if: whether `all` comparisons must hold, or `most` of them.
-        lacks: what is missing to decide it, if no study does.
-
-    Raises:
-        ValueError: both or none of `decided_by` and `lacks` are given, or `holds_if` is unknown.
-    """
-
-    id: str
-    statement: str
-    decided_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    holds_if: HoldsIf = "all"
-    lacks: str = ""
-
-    def __post_init__(self):
-        if bool(self.decided_by) == bool(self.lacks):
-            raise ValueError(f"claim {self.id!r} must have either decided_by or lacks")
-        if self.holds_if not in get_args(HoldsIf):
-            raise ValueError(f"holds_if must be all or most, got {self.holds_if!r} in {self.id!r}")
-
-    def rests_on(self, study: str, statement: str) -> bool:
-        """Whether a claim of a study is one of those that decide it."""
-        return any(fnmatchcase(statement, pattern) for pattern in self.decided_by.get(study, ()))
-
-
 @dataclass(frozen=True)
 class Paper:
     """The table of one paper.
@@ -144,7 +106,6 @@ class Paper:
         reported: the reported numbers of `experiments`, and of `absent` ones, without settings.
         figures: the study and the names of its views that draw a figure, by the figure.
         undrawn: the reason why no view draws a figure, by the figure.
-        claims: what the paper claims.
     """
 
     citation: str
@@ -153,7 +114,6 @@ class Paper:
     reported: tuple[Reported, ...]
     figures: Mapping[str, tuple[str, ...]]
     undrawn: Mapping[str, str]
-    claims: tuple[PaperClaim, ...]
 
 
 @functools.cache
@@ -185,7 +145,6 @@ def read_paper(name: str) -> Paper:
         reported=tuple(_numbers(table["reported"], experiments)),
         figures={figure: tuple(study_and_views) for figure, *study_and_views in table["figures"]},
         undrawn=dict(table["undrawn"]),
-        claims=tuple(PaperClaim(**claim) for claim in table["claims"]),
     )
 
 

@@ -1,5 +1,6 @@
 """Stored results follow the schema, and pages say what they hold."""
 
+import functools
 import re
 from fnmatch import fnmatchcase
 from io import StringIO
@@ -12,8 +13,9 @@ from rich.measure import Measurement
 
 from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
+from studies.engine.paper_claims import read_claims
 from studies.engine.results import load_tree
-from studies.ledger import DATA, PAGE, judged, make_ledger, papers, result_files
+from studies.ledger import DATA, PAGE, judged, make_ledger, result_files
 from studies.report.ledger import ledger_page
 from tests.contracts.test_studies import STUDIES
 
@@ -26,13 +28,19 @@ def relative(path):
     return str(path.relative_to(RESULTS))
 
 
+@functools.cache
+def stored_in(path):
+    """The result in a file, which is read once for all tests that do not change it."""
+    return read_result(path)
+
+
 FILES = result_files()
 PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name != PAGE)
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_results_follow_the_schema(path):
-    result = read_result(path)
+    result = stored_in(path)
     assert result.attrs["study"] in BY_NAME
     assert "+changes" not in result.attrs["git_commits_of_training"]
     assert "/" not in result.attrs["command"]
@@ -40,7 +48,7 @@ def test_results_follow_the_schema(path):
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_the_table_of_a_result_is_on_its_page(path):
-    result = read_result(path)
+    result = stored_in(path)
     stream = StringIO()
     table = BY_NAME[result.attrs["study"]].table.render(result)
     table.caption = None
@@ -62,7 +70,7 @@ def test_the_table_of_a_result_is_on_its_page(path):
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_figures_can_be_drawn_again(path):
-    result = read_result(path)
+    result = stored_in(path)
     for name, view in BY_NAME[result.attrs["study"]].views.items():
         figure = view(result)
         assert figure is None or figure.axes, name
@@ -76,7 +84,7 @@ def test_pages_and_files_name_one_another(page):
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_verdicts_are_those_of_the_present_claims(path):
-    stored = read_result(path)
+    stored = stored_in(path)
     new = judged(stored)
     for name in ("fairness", "claims", "summary"):
         xr.testing.assert_allclose(new[name].to_dataset(), stored[name].to_dataset())
@@ -88,7 +96,7 @@ def test_the_ledger_is_that_of_the_stored_results():
     assert set(made.children) == set(stored.children)
     for name, group in made.children.items():
         xr.testing.assert_allclose(group.to_dataset(), stored[name].to_dataset())
-    citations = {name: paper.citation for name, paper in papers().items()}
+    citations = {name: paper.citation for name, paper in read_claims().items()}
     assert ledger_page(stored, citations) == (RESULTS / PAGE).read_text()
 
 
@@ -97,7 +105,11 @@ STATEMENTS = {name: [claim.statement for claim in one.claims] for name, one in B
 
 @pytest.mark.parametrize(
     "claim",
-    [pytest.param(claim, id=claim.id) for paper in papers().values() for claim in paper.claims],
+    [
+        pytest.param(claim, id=claim.id)
+        for paper in read_claims().values()
+        for claim in paper.claims
+    ],
 )
 def test_what_decides_a_claim_is_claimed_by_a_study(claim):
     for study, patterns in claim.decided_by.items():
@@ -106,5 +118,5 @@ def test_what_decides_a_claim_is_claimed_by_a_study(claim):
 
 
 def test_the_papers_have_89_claims():
-    claims = {(name, claim.id) for name, paper in papers().items() for claim in paper.claims}
-    assert len(claims) == sum(len(paper.claims) for paper in papers().values()) == 89
+    claims = {(name, claim.id) for name, paper in read_claims().items() for claim in paper.claims}
+    assert len(claims) == sum(len(paper.claims) for paper in read_claims().values()) == 89

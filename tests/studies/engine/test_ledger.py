@@ -3,7 +3,7 @@ import xarray as xr
 
 from studies.engine import Claim, Row, Table, metric
 from studies.engine.ledger import ledger, verdict_of
-from studies.engine.papers import Paper, PaperClaim
+from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.study import Study
 from studies.report.ledger import ledger_page
 from tests.studies.engine import toy
@@ -82,15 +82,14 @@ def result_with(first, second):
     return result
 
 
-def paper_with(*claims):
-    return Paper("Someone 2020, A Paper", (), {}, (), {}, {}, claims)
-
-
-PAPER = paper_with(
-    PaperClaim(id="first", statement="a beats b", decided_by={"toy": ["A is*"]}),
-    PaperClaim(id="both", statement="a and c beat b", decided_by={"toy": ["* is better"]}),
-    PaperClaim(id="never", statement="c beats b", decided_by={"toy": ["C is*"]}),
-    PaperClaim(id="data", statement="on their data", lacks="their data"),
+PAPER = Claimed(
+    "Someone 2020, A Paper",
+    (
+        PaperClaim(id="first", statement="a beats b", decided_by={"toy": ["A is*"]}),
+        PaperClaim(id="both", statement="a and c beat b", decided_by={"toy": ["* is better"]}),
+        PaperClaim(id="never", statement="c beats b", decided_by={"toy": ["C is*"]}),
+        PaperClaim(id="data", statement="on their data", lacks="their data"),
+    ),
 )
 CLEAR = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
 

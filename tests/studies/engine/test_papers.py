@@ -64,7 +64,6 @@ experiments = [["{far,near}/{a,b}", "toy", "paper", "size={0} model={1}"]]
 absent = [["{far,near}/c", "too large"]]
 figures = [["Figure 2", "toy", "accuracy", "training"]]
 undrawn = [["Figure 1", "a drawing"]]
-claims = []
 reported = [
     ["far/a", "accuracy", "ood/deep", 0.5, "Table 1", 0.1, 3],
     ["near/b", "loss", "id", 2, "text"],
