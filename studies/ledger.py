@@ -9,6 +9,7 @@ data `claims.nc` are then written beside them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -48,17 +49,16 @@ def judged(result: xr.DataTree) -> xr.DataTree:
     Raises:
         ValueError: its study is not one of this package.
     """
-    if result.attrs["study"] not in all_studies():
-        names = ", ".join(all_studies())
-        raise ValueError(f"study must be one of {names}, got {result.attrs['study']!r}")
+    studies, name = all_studies(), result.attrs["study"]
+    if name not in studies:
+        raise ValueError(f"study must be one of {', '.join(studies)}, got {name!r}")
     groups = {group.path.strip("/"): group.to_dataset() for group in result.subtree}
-    groups |= all_studies()[result.attrs["study"]].judge(result)
+    groups |= studies[name].judge(result)
     return make_result({path: data for path, data in groups.items() if path}, result.attrs)
 
 
-def make_ledger(folder: Path = RESULTS) -> tuple[xr.DataTree, str]:
-    """The ledger of the result files in a folder, and its page."""
-    files = {str(path.relative_to(folder)): read_result(path) for path in result_files(folder)}
+def make_ledger(files: Mapping[str, xr.DataTree]) -> tuple[xr.DataTree, str]:
+    """The ledger of results, by the names of their files, and its page."""
     data = ledger(files, read_claims())
     return data, ledger_page(data, {name: of.citation for name, of in read_claims().items()})
 
@@ -68,11 +68,13 @@ def main(
 ) -> None:
     """Judge stored results, and write the ledger of claims beside them."""
     with exit_on(ValueError, RunError, SchemaError):
+        files = {}
         for path in result_files(results):
             stored = read_result(path)
-            if not (new := judged(stored)).equals(stored):
+            files[str(path.relative_to(results))] = new = judged(stored)
+            if not new.equals(stored):
                 write_result(new, path)
-        data, page = make_ledger(results)
+        data, page = make_ledger(files)
         write_result(data, results / DATA)
         write_atomically(results / PAGE, lambda to: to.write_text(page))
 

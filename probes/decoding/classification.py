@@ -193,9 +193,11 @@ def decode(
         type_numbers = _type_numbers(probe_tables, by_type=name == "majority_of_type")
         guessed = _majority(type_numbers, truths["probe"]["probe"], n_classes, f1_of)
         result[name] = (("split", "metric"), guessed, {"long_name": about})
-    own = _majority_of_each(truths["probe"]["probe"][1:], n_classes, f1_of)
+    one_type, labels = _type_numbers(probe_tables, by_type=False), truths["probe"]["probe"]
+    of_tests = zip(one_type[1:], labels[1:], strict=True)
+    own = [_majority([types_of] * 2, [y] * 2, n_classes, f1_of) for types_of, y in of_tests]
     about = "score of always predicting the most frequent label of the split"
-    result["majority_of_split"] = (("split", "metric"), own, {"long_name": about})
+    result["majority_of_split"] = (("split", "metric"), np.concatenate(own), {"long_name": about})
     result["chance"] = ((), 1 / n_classes, {"long_name": "1 / number of classes"})
     result["C"] = (
         ("control", *report.cells),
@@ -263,17 +265,6 @@ def _majority(
         for truth, number in zip(labels[1:], types[1:], strict=True)
     ]
     return _metrics(torch.stack(confusion).view(-1, n_classes, n_classes), f1_of)
-
-
-def _majority_of_each(
-    labels: Sequence[Int64[Tensor, " sample"]], n_classes: int, f1_of: int | None
-) -> Float[np.ndarray, "split metric"]:
-    """Score predicting each table's own most frequent label."""
-    confusion = torch.zeros(len(labels), n_classes, n_classes)
-    for number, truth in enumerate(labels):
-        counts = torch.bincount(truth, minlength=n_classes)
-        confusion[number, :, counts.argmax()] = counts.float()
-    return _metrics(confusion, f1_of)
 
 
 def _example_confusions(

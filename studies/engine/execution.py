@@ -57,8 +57,7 @@ class Resources:
 
     Raises:
         ValueError: `workers`, `threads` or `together` is less than 1, `minutes` is not greater
-            than 0, or both `fresh` and
-            `pretrained` are set.
+            than 0, or both `fresh` and `pretrained` are set.
     """
 
     root: Path = Path("runs")

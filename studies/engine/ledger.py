@@ -29,6 +29,9 @@ from studies.engine.results import described
 CORES = 2
 """CPU cores for which times are given."""
 
+COUNTS = {verdict: f"n_{verdict.replace(' ', '_')}" for verdict in VERDICTS}
+"""The names of the numbers of comparisons, by verdict."""
+
 LONG_NAMES = {
     "paper": "table of the paper",
     "id": "name of its claim",
@@ -50,7 +53,7 @@ LONG_NAMES = {
     "examples": "examples of training, the larger number",
     "lacks": "what is missing to decide the claim",
     "n_comparisons": "comparisons that were run",
-    **{f"n_{verdict.replace(' ', '_')}": f"comparisons: {verdict}" for verdict in VERDICTS},
+    **{name: f"comparisons: {verdict}" for verdict, name in COUNTS.items()},
     "n_parts": "claims of studies that it rests on",
 }
 COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "effect_high")
@@ -128,7 +131,7 @@ def _entry(claim: PaperClaim, rows: Any) -> dict[str, Any]:
         "claimed": claim.statement,
         "verdict": verdict_of(claim, parts),
         "n_comparisons": len(rows) - counts[NOT_RUN],
-        **{f"n_{verdict.replace(' ', '_')}": counts[verdict] for verdict in VERDICTS},
+        **{name: counts[verdict] for verdict, name in COUNTS.items()},
         "n_parts": len(parts),
         "lacks": lacks,
     }

@@ -11,7 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from studies.engine.claims import NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
-from studies.engine.ledger import CORES, rows_of
+from studies.engine.ledger import CORES, COUNTS, rows_of
 from studies.report.table import count, short
 
 MANY_SEEDS = 100
@@ -71,8 +71,8 @@ def _counts(entries: Iterable[Entry], citations: Mapping[str, str]) -> Iterator[
 
 def _claim_row(entry: Entry) -> tuple[str, ...]:
     claim, rows = entry
-    counts = [(claim[f"n_{name.replace(' ', '_')}"], name) for name in VERDICTS[:-1]]
-    tried = ", ".join(f"{n} {name}" for n, name in counts if n)
+    counts = {verdict: claim[name] for verdict, name in COUNTS.items() if verdict != NOT_RUN}
+    tried = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     return f"`{claim.id}` {claim.claimed}", f"**{claim.verdict}**", tried, _needs(claim, rows)
 
 
@@ -135,5 +135,5 @@ def _table(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> Iter
     """A table in Markdown, line by line."""
     headings = list(headings)
     for row in (headings, ["---"] * len(headings), *rows):
-        cells = (str(cell).replace("|S|", r"\|S\|") for cell in row)
+        cells = (str(cell).replace("|", r"\|") for cell in row)
         yield f"| {' | '.join(cells)} |"
