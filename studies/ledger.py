@@ -4,7 +4,8 @@
     python -m studies.ledger --results FOLDER
 
 Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
-data `claims.nc` are then written beside them.
+data `claims.nc` are then written beside them, and the pages that have templates in `studies/pages`:
+`NAME.md` from the result files in the folder `NAME`, and from `summary.md` a part of the README.
 """
 
 from __future__ import annotations
@@ -17,18 +18,29 @@ import typer
 import xarray as xr
 
 from studies.engine import RunError, SchemaError, read_result
-from studies.engine.command import exit_on
+from studies.engine.command import FILE_WIDTH, exit_on
 from studies.engine.folders import write_atomically
 from studies.engine.ledger import ledger
 from studies.engine.paper_claims import read_claims
 from studies.engine.results import make_result, write_result
 from studies.report.ledger import ledger_page
+from studies.report.pages import render_page
 from studies.zoo import all_studies
 
 RESULTS = Path(__file__).parent / "results"
 """The folder of stored results."""
 
 PAGE, DATA = "claims.md", "claims.nc"
+
+TEMPLATES = Path(__file__).parent / "pages"
+"""The folder of templates of pages."""
+
+SUMMARY = TEMPLATES / "summary.md"
+"""The template of a part of the README."""
+
+README = Path(__file__).parents[1] / "README.md"
+START, END = "<!-- from studies/pages/summary.md -->\n", "<!-- end -->\n"
+"""What the part of the README is between."""
 
 
 def result_files(folder: Path = RESULTS) -> list[Path]:
@@ -63,6 +75,34 @@ def make_ledger(files: Mapping[str, xr.DataTree]) -> tuple[xr.DataTree, str]:
     return data, ledger_page(data, {name: of.citation for name, of in read_claims().items()})
 
 
+def make_pages(files: Mapping[str, xr.DataTree]) -> Mapping[str, str]:
+    """The pages with templates whose results are there, by name.
+
+    Args:
+        files: results by the names of their files, in folders with the names of pages.
+
+    Raises:
+        ValueError, KeyError: a template has what is in no result (see `render_page`).
+    """
+    pages = {}
+    for template in sorted(set(TEMPLATES.glob("*.md")) - {SUMMARY}):
+        folder = f"{template.stem}/"
+        own = {
+            name.removeprefix(folder): of for name, of in files.items() if name.startswith(folder)
+        }
+        if own:
+            pages[template.name] = render_page(template.read_text(), own, all_studies(), FILE_WIDTH)
+    return pages
+
+
+def summarize(readme: str, data: xr.DataTree, files: Mapping[str, xr.DataTree]) -> str:
+    """The README with what the ledger and the results say, between `START` and `END`."""
+    before, rest = readme.split(START)
+    _, after = rest.split(END, 1)
+    summary = render_page(SUMMARY.read_text(), {DATA: data, **files}, all_studies(), FILE_WIDTH)
+    return "".join((before, START, summary, END, after))
+
+
 def main(
     results: Annotated[Path, typer.Option(help="folder of result files")] = RESULTS,
 ) -> None:
@@ -76,7 +116,12 @@ def main(
                 write_result(new, path)
         data, page = make_ledger(files)
         write_result(data, results / DATA)
-        write_atomically(results / PAGE, lambda to: to.write_text(page))
+        pages = {results / PAGE: page}
+        pages |= {results / name: text for name, text in make_pages(files).items()}
+        if results.resolve() == RESULTS.resolve():
+            pages[README] = summarize(README.read_text(), data, files)
+        for path, text in pages.items():
+            write_atomically(path, lambda to, text=text: to.write_text(text))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ A template is Markdown with expressions of Jinja2, in which
   for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
 - `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study;
-- all four take `file="triangles.nc"`, where a page is about several result files.
+- `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger;
+- all take `file="triangles.nc"`, where a page is about several result files.
 
-What is left as text has no numbers of its own: `loose_numbers` finds them.
+What is left as text has no numbers and verdicts of its own: `loose_words` finds them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LITERAL = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?|(?<!\w)\.\d+")
 """A number in text."""
 ALLOWED = re.compile(r"(?:19|20)\d\d|\d")
 """Numbers that text may have: years, and digits, as in K = 2 or Table 6."""
-NOT_PROSE = re.compile(r"```.*?```|\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+EXPRESSION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+NOT_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+VERDICT = re.compile("|".join(rf"\b{name}\b" for name in VERDICTS))
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Numbers:
     def percent(self) -> Numbers:
         """The same in percent, without decimals."""
         return Numbers(100 * self.values, lambda value: f"{value:.0f}")
+
+    def decimals(self, number: int) -> Numbers:
+        """The same with a fixed number of decimals."""
+        return replace(self, text=lambda value: f"{value:.{number}f}".removeprefix("0"))
 
     @property
     def whole(self) -> Numbers:
@@ -133,6 +140,7 @@ def render_page(
         "cells": of_file(cells),
         "setting": of_file(setting),
         "verdict": of_file(verdict),
+        "n_claims": of_file(n_claims),
         "table": of_file(partial(_table, studies, width)),
     }
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -198,6 +206,20 @@ def verdict(result: xr.DataTree, pattern: str, context: str = "*") -> str:
     return " or ".join(name for name in VERDICTS if name in verdicts)
 
 
+def n_claims(ledger: xr.DataTree, verdict: str | None = None) -> int:
+    """How many claims of papers a ledger has, of all or with a verdict.
+
+    Raises:
+        ValueError: there is no such verdict.
+    """
+    verdicts = ledger["claims"]["verdict"].to_numpy()
+    if verdict is None:
+        return len(verdicts)
+    if verdict not in VERDICTS:
+        raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, got {verdict!r}")
+    return int((verdicts == verdict).sum())
+
+
 def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str:
     """The table of a study with its caption, in a block of text."""
     stream = StringIO()
@@ -207,8 +229,9 @@ def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str
     return "\n".join(("```text", *lines, "```"))
 
 
-def loose_numbers(template: str) -> Sequence[str]:
-    """The numbers in the text of a template, which come from no result file."""
-    text = NOT_PROSE.sub(" ", template)
-    found = (match.group() for match in LITERAL.finditer(text))
-    return [number for number in found if not ALLOWED.fullmatch(number.rstrip(","))]
+def loose_words(template: str) -> Sequence[str]:
+    """The numbers and verdicts in the text of a template, which come from no result file."""
+    text = EXPRESSION.sub(" ", template)
+    numbers = (match.group().rstrip(",") for match in LITERAL.finditer(NOT_PROSE.sub(" ", text)))
+    verdicts = [match.group() for match in VERDICT.finditer(text)]
+    return [number for number in numbers if not ALLOWED.fullmatch(number)] + verdicts

@@ -15,8 +15,19 @@ from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
 from studies.engine.paper_claims import read_claims
 from studies.engine.results import load_tree
-from studies.ledger import DATA, PAGE, judged, make_ledger, result_files
+from studies.ledger import (
+    DATA,
+    PAGE,
+    README,
+    TEMPLATES,
+    judged,
+    make_ledger,
+    make_pages,
+    result_files,
+    summarize,
+)
 from studies.report.ledger import ledger_page
+from studies.report.pages import loose_words
 from tests.contracts.test_studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +109,21 @@ def test_the_ledger_is_that_of_the_stored_results():
         xr.testing.assert_allclose(group.to_dataset(), stored[name].to_dataset())
     citations = {name: paper.citation for name, paper in read_claims().items()}
     assert ledger_page(stored, citations) == (RESULTS / PAGE).read_text()
+
+
+def test_pages_are_what_their_templates_make_of_results():
+    results = {relative(path): stored_in(path) for path in FILES}
+    for name, text in make_pages(results).items():
+        assert (RESULTS / name).read_text() == text, name
+    readme = README.read_text()
+    assert summarize(readme, load_tree(RESULTS / DATA), results) == readme
+
+
+@pytest.mark.parametrize(
+    "template", sorted(TEMPLATES.glob("*.md")), ids=lambda template: template.name
+)
+def test_pages_have_no_numbers_and_verdicts_of_their_own(template):
+    assert loose_words(template.read_text()) == []
 
 
 STATEMENTS = {name: [claim.statement for claim in one.claims] for name, one in BY_NAME.items()}

@@ -5,7 +5,7 @@ from jinja2 import UndefinedError
 
 from studies.engine import Claim, Row, Table, metric, percent
 from studies.engine.study import Study
-from studies.report.pages import Numbers, loose_numbers, render_page
+from studies.report.pages import Numbers, loose_words, render_page
 from tests.studies.engine import toy
 from tests.studies.engine.synthetic import two_models
 
@@ -46,6 +46,7 @@ OOD = 'cells("scores/accuracy", split="ood", group="all", model="{}")'
         (".percent", "81"),
         (".percent.range", "80 to 82"),
         (".percent.each", "80, 82 and 81"),
+        (".decimals(2).range", ".80 to .82"),
         (".n", "three"),
         (".above(0.805)", "two"),
         (".above(" + OOD.format("b") + ")", "three"),
@@ -85,6 +86,15 @@ def test_settings_verdicts_and_the_table(result):
     assert "81.0" in table
 
 
+def test_claims_of_papers_are_counted():
+    verdicts = xr.Dataset({"verdict": ("claim", ["holds", "undecided", "undecided"])})
+    files = {"claims.nc": xr.DataTree.from_dict({"claims": verdicts})}
+    template = '{{ n_claims("undecided") }} of {{ n_claims() }}, {{ n_claims("not run") }}'
+    assert render_page(template, files, {}, width=80) == "2 of 3, 0"
+    with pytest.raises(ValueError, match=r"verdict must be one of holds, .*, got 'open'"):
+        render_page('{{ n_claims("open") }}', files, {}, width=80)
+
+
 def test_each_file_of_a_page_can_be_asked(result):
     other = two_models([0.1], [0.2])
     results = {"result.nc": result, "other.nc": other}
@@ -117,7 +127,9 @@ def test_what_is_not_there_is_an_error(result):
         ("After 14,000 steps.", ["14,000"]),
         ("`--minutes 90` and {{ setting('x.10') }} and [a](b/2345.png)", []),
         ("```text\n12.5 13.5\n```\n", []),
+        ("It is {{ verdict('a*') }}, that is, `undecided`.", ["undecided"]),
+        ("The claim holds.", ["holds"]),
     ],
 )
-def test_numbers_that_no_file_bears_are_found(text, found):
-    assert loose_numbers(text) == found
+def test_numbers_and_verdicts_that_no_file_bears_are_found(text, found):
+    assert loose_words(text) == found
