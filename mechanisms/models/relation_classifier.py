@@ -13,7 +13,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.positions import interleaved_sinusoids
-from mechanisms.differentiation import widened
+from mechanisms.differentiation import is_in_transform, widened
 from mechanisms.initialization import fans, lecun_normal, zeros
 from mechanisms.layers.depth import stack_blocks
 from mechanisms.models.transformer import Block, run_blocks
@@ -99,6 +99,22 @@ class ImageEncoder(nn.Module):
             x = conv2d(x, weight, bias, stride=2, padding=1).relu()
         hidden = linear(x.flatten(1), self.W_in.T, self.b_in).relu()
         return linear(hidden, self.W_out.T, self.b_out).relu()
+
+
+def encode_distinct(
+    encoder: nn.Module, images: Float[Tensor, "n 1 height width"]
+) -> Float[Tensor, "n d_model"]:
+    """The encoding of each image, computed once for images that are equal.
+
+    A batch of problems about few objects has few distinct images, and encoding them takes most of
+    the time. Their number depends on the data: on a GPU, compiled, in a function transform and for
+    gradients of images each image is encoded by itself.
+    """
+    is_fixed = images.is_cuda or torch.compiler.is_compiling() or is_in_transform()
+    if is_fixed or images.requires_grad:
+        return encoder(images)
+    distinct, index = torch.unique(images, dim=0, return_inverse=True)
+    return encoder(distinct)[index]
 
 
 class ContextNormalization(nn.Module):
@@ -202,7 +218,7 @@ class RelationClassifier(HookedRootModule):
             raise ValueError(
                 f"number of images must be {sum(windows)} with windows = {windows}, got {n_images}"
             )
-        z = self.encoder(rearrange(images, "batch image ... -> (batch image) ..."))
+        z = encode_distinct(self.encoder, rearrange(images, "batch image ... -> (batch image) ..."))
         z = self.hook_encoded(rearrange(z, "(batch image) d -> batch image d", batch=batch))
         parts = z.split(n_images if windows is None else list(windows), dim=1)
         x = self.hook_normalized(torch.cat([self.normalization(part) for part in parts], 1))

@@ -105,6 +105,26 @@ def test_the_model_agrees_with_its_components(name):
         assert torch.allclose(model(IMAGES)[example], logits, atol=1e-4)
 
 
+def test_equal_images_are_encoded_once_and_alike():
+    model = build(SMALL).requires_grad_()
+    images = IMAGES[:, [0, 1, 0, 2, 1]]
+    counts = []
+    model.encoder.register_forward_hook(lambda module, args, out: counts.append(len(args[0])))
+
+    def gradients(images):
+        model.zero_grad()
+        logits = model(images)
+        logits.square().sum().backward()
+        return logits, [weight.grad for weight in model.parameters()]
+
+    logits, found = gradients(images)
+    each, expected = gradients(images.requires_grad_())
+    assert counts == [4 * 3, 4 * 5]
+    torch.testing.assert_close(logits, each, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert (images.grad.abs().sum((2, 3, 4)) > 0).all()
+
+
 def test_normalisation_removes_affine_changes_of_encodings():
     plain, windows = build(CONFIGS["plain"]), build(CONFIGS["windows"])
 
