@@ -22,6 +22,7 @@ from studies.engine.command import FILE_WIDTH, exit_on
 from studies.engine.folders import write_atomically
 from studies.engine.ledger import ledger
 from studies.engine.paper_claims import read_claims
+from studies.engine.remedies import remedies_of
 from studies.engine.results import make_result, write_result
 from studies.report.ledger import ledger_page
 from studies.report.pages import render_page
@@ -71,7 +72,8 @@ def judged(result: xr.DataTree) -> xr.DataTree:
 
 def make_ledger(files: Mapping[str, xr.DataTree]) -> tuple[xr.DataTree, str]:
     """The ledger of results, by the names of their files, and its page."""
-    data = ledger(files, read_claims())
+    remedies = dict(remedies_of(all_studies(), files.values()))
+    data = ledger(files, read_claims(), remedies)
     return data, ledger_page(data, {name: of.citation for name, of in read_claims().items()})
 
 

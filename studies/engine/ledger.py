@@ -24,10 +24,8 @@ from studies.engine.claims import (
     VERDICTS,
 )
 from studies.engine.paper_claims import Claimed, PaperClaim
+from studies.engine.remedies import CORES
 from studies.engine.results import described
-
-CORES = 2
-"""CPU cores for which times are given."""
 
 COUNTS = {verdict: f"n_{verdict.replace(' ', '_')}" for verdict in VERDICTS}
 """The names of the numbers of comparisons, by verdict."""
@@ -60,12 +58,17 @@ COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "
 COPIED += ("n_pairs", "seeds_needed")
 
 
-def ledger(results: Mapping[str, xr.DataTree], papers: Mapping[str, Claimed]) -> xr.DataTree:
+def ledger(
+    results: Mapping[str, xr.DataTree],
+    papers: Mapping[str, Claimed],
+    remedies: Mapping[tuple[str, str], str],
+) -> xr.DataTree:
     """The verdict on every claim of some papers, from results.
 
     Args:
         results: results by the name of their file.
         papers: claims of papers by name.
+        remedies: by study and statement, what would run a claim (see `remedies_of`).
 
     Returns:
         A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`, the numbers
@@ -80,7 +83,7 @@ def ledger(results: Mapping[str, xr.DataTree], papers: Mapping[str, Claimed]) ->
         for claim in paper.claims:
             rests = [claim.rests_on(*row) for row in zip(found.study, found.statement, strict=True)]
             rows: Any = found[rests]
-            entries.append({"paper": name} | _entry(claim, rows))
+            entries.append({"paper": name} | _entry(claim, rows, remedies))
             run = rows[rows.verdict != NOT_RUN]
             used.append(run.assign(paper=name, id=claim.id))
     groups = {
@@ -117,11 +120,11 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
     return HOLDS if holds and not counts[UNDECIDED] else UNDECIDED
 
 
-def _entry(claim: PaperClaim, rows: Any) -> dict[str, Any]:
+def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """The row of a claim of a paper, from the comparisons that it rests on."""
     parts = {
-        f"{study}: {statement}": list(part.verdict)
-        for (study, statement), part in rows.groupby(["study", "statement"], sort=False)
+        f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": list(part)
+        for (study, statement), part in rows.groupby(["study", "statement"], sort=False).verdict
     }
     counts = Counter(rows.verdict)
     missing = [part for part, verdicts in parts.items() if set(verdicts) == {NOT_RUN}]

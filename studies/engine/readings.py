@@ -27,6 +27,7 @@ class Reading:
         values: result -> values [cell].
         bounds: result -> lower and upper bounds [cell] of a 95% interval over examples; None
             where there are none.
+        requires: settings that a cell must have to be read, with the allowed values.
 
     Example:
         `metric("accuracy", "id") - metric("accuracy", "ood")`
@@ -35,6 +36,7 @@ class Reading:
     label: str
     values: Callable[[xr.DataTree], Values]
     bounds: Callable[[xr.DataTree], tuple[Values, Values]] | None = None
+    requires: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def __add__(self, other: Reading | float) -> Reading:
         return self.apply(np.add, other, between=" + ")
@@ -68,7 +70,9 @@ class Reading:
             with np.errstate(invalid="ignore", divide="ignore"):
                 return function(*(reading.values(result) for reading in readings))
 
-        return Reading(between.join(reading.label for reading in readings), values)
+        requires = tuple(one for reading in readings for one in reading.requires)
+        label = between.join(reading.label for reading in readings)
+        return Reading(label, values, requires=requires)
 
     def among(self, models: Sequence[str], **settings: Any) -> Reading:
         """This reading for some models only, with these settings of the setup; NaN for others.
@@ -95,7 +99,9 @@ class Reading:
                     selected &= setup[name] == value
             return np.where(selected, self.values(result), np.nan)
 
-        return Reading(f"{self.label} of {', '.join(models)}", values)
+        requires = (("model", tuple(models)), *((name, (of,)) for name, of in settings.items()))
+        label = f"{self.label} of {', '.join(models)}"
+        return Reading(label, values, requires=self.requires + requires)
 
 
 def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: Any) -> Reading:

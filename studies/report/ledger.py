@@ -11,7 +11,8 @@ import pandas as pd
 import xarray as xr
 
 from studies.engine.claims import NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
-from studies.engine.ledger import CORES, COUNTS, rows_of
+from studies.engine.ledger import COUNTS, rows_of
+from studies.engine.remedies import CORES
 from studies.report.table import count, short
 
 MANY_SEEDS = 100

@@ -91,6 +91,7 @@ PAPER = Claimed(
         PaperClaim(id="data", statement="on their data", lacks="their data"),
     ),
 )
+REMEDIES = {("toy", "C is better"): "preset `more`: 6 models"}
 CLEAR = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
 
 
@@ -100,10 +101,10 @@ def entry_of(tree, name):
 
 
 def test_the_ledger_has_every_claim_of_the_papers():
-    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": PAPER})
+    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": PAPER}, REMEDIES)
     verdicts = {name: entry_of(tree, name)["verdict"].item() for name in ("first", "both")}
     assert verdicts == {"first": "holds", "both": "undecided"}
-    assert entry_of(tree, "both")["lacks"] == "not run: toy: C is better"
+    assert entry_of(tree, "both")["lacks"] == "not run: toy: C is better (preset `more`: 6 models)"
     for name in ("never", "data"):
         assert entry_of(tree, name)["verdict"] == "not run"
     assert entry_of(tree, "data")["lacks"] == "their data"
@@ -114,9 +115,14 @@ def test_the_ledger_has_every_claim_of_the_papers():
     assert comparisons["examples"].to_numpy().tolist() == [800, 800]
 
 
+def test_what_no_preset_runs_is_named():
+    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": PAPER}, {})
+    assert entry_of(tree, "never")["lacks"] == "not run: toy: C is better (no preset has it)"
+
+
 def test_results_of_several_files_count_together():
     results = {"r.nc": result_with(*CLEAR), "s.nc": result_with(*CLEAR[::-1])}
-    tree = ledger(results, {"someone_2020": PAPER})
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
     assert entry_of(tree, "first")["verdict"] == "contradicted"
     assert entry_of(tree, "first")["n_holds"] == 1
     assert set(tree["comparisons"]["file"].to_numpy()) == {"r.nc", "s.nc"}
@@ -124,7 +130,7 @@ def test_results_of_several_files_count_together():
 
 def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
     result = result_with([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
-    tree = ledger({"r.nc": result}, {"someone_2020": PAPER})
+    tree = ledger({"r.nc": result}, {"someone_2020": PAPER}, REMEDIES)
     needed = int(result["claims"]["seeds_needed"][0])
     comparison = tree["comparisons"].isel(comparison=0)
     # Two models for each missing seed, a minute each, on two cores.
@@ -138,8 +144,8 @@ def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
 
 
 def test_one_seed_and_tiny_differences_are_named():
-    tree = ledger({"r.nc": result_with([0.6], [0.5])}, {"someone_2020": PAPER})
+    tree = ledger({"r.nc": result_with([0.6], [0.5])}, {"someone_2020": PAPER}, REMEDIES)
     assert "more than one seed (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
     tiny = result_with([0.60, 0.70, 0.62, 0.5], [0.61, 0.69, 0.62, 0.5001])
-    tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER})
+    tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER}, REMEDIES)
     assert "differences too small (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})

@@ -1,0 +1,101 @@
+"""What it would take to run a claim that no result has: the preset, the models, the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from studies.engine.claims import Claim
+from studies.engine.study import Plan, Study
+
+CORES = 2
+"""Cores of the machine for which times are given."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The models of a preset that a claim compares.
+
+    Attributes:
+        preset: name of the preset.
+        n_models: how many models these are.
+        n_steps: updates of all of them together.
+    """
+
+    preset: str
+    n_models: int
+    n_steps: int
+
+
+def remedy(study: Study, claim: Claim) -> Remedy | None:
+    """The models that would decide a claim with the fewest updates; None if no preset has them.
+
+    Example:
+        `remedy(STUDY, STUDY.claims[5])`: `Remedy("variants", 30, 240000)`
+    """
+    plans = (study.plan(preset) for preset in ("laptop", *study.presets) if preset != "smoke")
+    found = (_compared(plan, claim) for plan in plans)
+    return min(filter(None, found), key=lambda remedy: remedy.n_steps, default=None)
+
+
+def _compared(plan: Plan, claim: Claim) -> Remedy | None:
+    """The models of a plan that a claim compares, if it has models for each side."""
+    other = claim.other if isinstance(claim.other, Mapping) else claim.of
+    cells = [
+        (cell, values)
+        for cell, values in ((cell, plan.coordinates(cell)) for cell in plan.cells)
+        if _has({**vars(cell), **values}, claim.reading.requires)
+    ]
+    sides = [
+        {
+            cell
+            for cell, values in cells
+            if _has(values, ((name, (value,)) for name, value in side.items()))
+        }
+        for side in (claim.of, other)
+    ]
+    if not all(sides):
+        return None
+    models = set.union(*sides)
+    return Remedy(plan.preset, len(models), sum(cell.training.n_steps for cell in models))
+
+
+def _has(values: Mapping[str, Any], allowed: Iterable[tuple[str, tuple[Any, ...]]]) -> bool:
+    """Whether all settings are there with an allowed value, or None, which does not apply."""
+    return all(name in values and values[name] in (None, *options) for name, options in allowed)
+
+
+def seconds_per_step(results: Iterable[xr.DataTree]) -> Mapping[str, float]:
+    """The measured seconds of an update, by study: the mean over the conditions of its results."""
+    times: dict[str, list[float]] = {}
+    for result in results:
+        fairness = result["fairness"].to_dataset()
+        each = (fairness["seconds"] / fairness["updates"]).to_numpy()
+        times.setdefault(result.attrs["study"], []).extend(each[np.isfinite(each)].tolist())
+    return {study: float(np.mean(each)) for study, each in times.items() if each}
+
+
+def remedies_of(
+    studies: Mapping[str, Study], results: Iterable[xr.DataTree]
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """By study and statement: in words, what would run a claim, and how long on `CORES` cores.
+
+    Times are those of updates of the models that were run, which are the smallest: a lower bound.
+    """
+    per_step = seconds_per_step(results)
+    for name, study in studies.items():
+        for claim in study.claims:
+            if (found := remedy(study, claim)) is None:
+                continue
+            hours = found.n_steps * per_step.get(name, float("nan")) / 3600 / CORES
+            time = f", at least {_in_words(hours)}" if np.isfinite(hours) else ""
+            models = f"{found.n_models} models"
+            yield (name, claim.statement), f"preset `{found.preset}`: {models}{time}"
+
+
+def _in_words(hours: float) -> str:
+    return f"{60 * hours:.0f} min" if hours < 1 else f"{hours:,.0f} h"
