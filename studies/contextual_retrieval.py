@@ -5,7 +5,7 @@ compositional attention, trained on all combinations of preferences or on some o
 on those that were held out; which retrieval each search chooses; and how much of the error a
 forced pairing removes.
 
-    python studies/contextual_retrieval.py                      # about 40 minutes
+    python studies/contextual_retrieval.py                      # about a quarter of an hour
     python studies/contextual_retrieval.py --preset smoke
     python studies/contextual_retrieval.py d_model=32,128 seed=0
     python studies/contextual_retrieval.py --preset specialization
@@ -146,10 +146,12 @@ LAPTOP = RetrievalSetup(
     training=engine.TrainingConfig(
         n_steps=6000,
         batch_size=128,
-        learning_rate=2e-3,
+        optimizer="muon",
+        learning_rate=6e-3,
         final_learning_rate=0.01,
         weight_decay=0.0,
         warmup_steps=300,
+        clip=1.0,
         evaluate_every=500,
     ),
 )
@@ -179,7 +181,7 @@ def table_6(searches: int, retrievals: int, widths: tuple[int, ...]) -> dict[str
 
 
 PAPER_TRAINING = (
-    "training.n_steps=100000 training.batch_size=256 training.evaluate_every=5000 "
+    "training.optimizer=adamw training.clip=none training.n_steps=100000 training.batch_size=256 training.evaluate_every=5000 "
     "training.learning_rate=1e-4 training.final_learning_rate=1.0 training.warmup_steps=0 "
     "training.checkpoint=last n_validation=25600 scores.n_test=25600 combinations.n=10000 "
     "pairing.n=10000"
@@ -195,6 +197,7 @@ PRESETS = {
         "training.warmup_steps=5 training.evaluate_every=10 n_validation=20 "
         "scores.n_test=100 combinations.n=100 pairing.n=100"
     ),
+    "tuned": engine.Preset(changes="seed=0,1,2,3,4,5,6,7 training.learning_rate=0.003,0.006,0.012"),
     "widths": engine.Preset(changes="d_model=32,64,128"),
     "specialization": engine.Preset(changes="task.trained_on=all", grids=SPECIALIZATION),
     # Adam with a constant rate of 1e-4; the number of seeds is not given.
@@ -255,6 +258,7 @@ STUDY = engine.Study(
     setup=LAPTOP,
     grids=GRIDS,
     presets=PRESETS,
+    tuned=("training.learning_rate",),
     measures={
         "combinations": combinations,
         "pairing": chosen_retrievals,

@@ -6,6 +6,7 @@ A template is Markdown with expressions of Jinja2, in which
 - `{{ cells("scores/accuracy", model="softmax", split="ood", group="all").percent }}` is a number
   for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
+- `{{ machine_time() }}` is the time that all models trained, together;
 - `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study;
 - `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger;
 - all take `file="triangles.nc"`, where a page is about several result files.
@@ -139,6 +140,7 @@ def render_page(
     names = {
         "cells": of_file(cells),
         "setting": of_file(setting),
+        "machine_time": of_file(machine_time),
         "verdict": of_file(verdict),
         "n_claims": of_file(n_claims),
         "table": of_file(partial(_table, studies, width)),
@@ -182,6 +184,12 @@ def setting(result: xr.DataTree, path: str) -> str:
     for part in path.split("."):
         value = value[part]
     return count(value) if isinstance(value, int) else str(value)
+
+
+def machine_time(result: xr.DataTree) -> str:
+    """The time that all models of a result trained, one after the other: "40 minutes"."""
+    minutes = float(result["training"]["seconds"].max("train_step").sum()) / 60
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
 
 
 def verdict(result: xr.DataTree, pattern: str, context: str = "*") -> str:

@@ -79,6 +79,8 @@ def test_settings_verdicts_and_the_table(result):
     assert rendered(result, '{{ setting("training.n_steps") }} steps') == "20,000 steps"
     assert rendered(result, '{{ verdict("a is better") }}') == "holds"
     assert rendered(result, '{{ verdict("a is*") }}') == "holds or contradicted"
+    # Six models, a minute each.
+    assert rendered(result, "{{ machine_time() }}") == "6 minutes"
     table = rendered(result, "{{ table() }}\n")
     assert table.startswith("```text\n")
     assert table.endswith("\n```\n")
