@@ -181,7 +181,8 @@ def table_6(searches: int, retrievals: int, widths: tuple[int, ...]) -> dict[str
 
 
 PAPER_TRAINING = (
-    "training.optimizer=adamw training.clip=none training.n_steps=100000 training.batch_size=256 training.evaluate_every=5000 "
+    "training.optimizer=adamw training.clip=none training.n_steps=100000 "
+    "training.batch_size=256 training.evaluate_every=5000 "
     "training.learning_rate=1e-4 training.final_learning_rate=1.0 training.warmup_steps=0 "
     "training.checkpoint=last n_validation=25600 scores.n_test=25600 combinations.n=10000 "
     "pairing.n=10000"
