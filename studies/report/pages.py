@@ -188,7 +188,8 @@ def setting(result: xr.DataTree, path: str) -> str:
 
 def machine_time(result: xr.DataTree) -> str:
     """The time that all models of a result trained, one after the other: "40 minutes"."""
-    minutes = float(result["training"]["seconds"].max("train_step").sum()) / 60
+    training = result["training"].to_dataset()
+    minutes = training["seconds"].max("train_step").sum().item() / 60
     return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
 
 
