@@ -74,18 +74,21 @@ def ledger(
         A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`, the numbers
         of comparisons by verdict, `n_parts`, `lacks`. `comparisons` [comparison]: those that were
         run, once for each claim of a paper that rests on them, with their study, file, effect,
-        sizes, and the minutes that a decision would take.
+        sizes, and the minutes that a decision would take; with an empty `paper` and `id` those
+        that no claim of a paper rests on.
     """
     tables = [_comparisons_of(file, result) for file, result in results.items()]
     found = pd.concat(tables, ignore_index=True)
+    was_run, of_papers = found.verdict != NOT_RUN, pd.Series(False, index=found.index)
     entries, used = [], []
     for name, paper in papers.items():
         for claim in paper.claims:
-            rests = [claim.rests_on(*row) for row in zip(found.study, found.statement, strict=True)]
-            rows: Any = found[rests]
-            entries.append({"paper": name} | _entry(claim, rows, remedies))
-            run = rows[rows.verdict != NOT_RUN]
-            used.append(run.assign(paper=name, id=claim.id))
+            statements = zip(found.study, found.statement, strict=True)
+            rests = np.array([claim.rests_on(*statement) for statement in statements])
+            entries.append({"paper": name} | _entry(claim, found[rests], remedies))
+            used.append(found[rests & was_run].assign(paper=name, id=claim.id))
+            of_papers |= rests
+    used.append(found[~of_papers & was_run].assign(paper="", id=""))
     groups = {
         "claims": _dataset("claim", pd.DataFrame(entries)),
         "comparisons": _dataset("comparison", pd.concat(used, ignore_index=True)),

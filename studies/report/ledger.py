@@ -28,8 +28,11 @@ comparison is. A comparison is decided by the differences between models with th
 data (Student's t, corrected by Holm's method for all comparisons of a study), with three pairs or
 more; conditions that are not trained or not tuned alike are not comparable. All sizes are ours, and
 smaller than the papers': a verdict is about these sizes. Times: minutes that the missing seeds
-would take on {CORES} cores, at the measured speed.
+would take on {CORES} cores, at the measured speed; for what was not run, a lower bound: the updates
+of the models of that preset, at the speed of the smaller models that were run.
 """
+
+OWN = "Controls and questions that no paper has; comparisons as above."
 
 
 def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
@@ -49,6 +52,11 @@ def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
             parts += [f"\n<details><summary>All {len(tried)} comparisons</summary>\n"]
             parts += _table(_COMPARISON_HEADINGS, (_comparison_row(row) for row in _each(tried)))
             parts += ["\n</details>"]
+    comparisons = ledger["comparisons"].to_dataset().to_dataframe()
+    own = comparisons[comparisons.paper == ""]
+    if len(own):
+        parts += [f"\n## Claims of our own\n\n{OWN}\n"]
+        parts += _table(_COMPARISON_HEADINGS[1:], (_comparison_row(row)[1:] for row in _each(own)))
     return "\n".join(parts) + "\n"
 
 

@@ -120,6 +120,17 @@ def test_what_no_preset_runs_is_named():
     assert entry_of(tree, "never")["lacks"] == "not run: toy: C is better (no preset has it)"
 
 
+def test_claims_that_no_paper_rests_on_are_listed_apart():
+    paper = Claimed("Someone 2020, A Paper", PAPER.claims[2:])
+    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": paper}, REMEDIES)
+    comparisons = tree["comparisons"].to_dataset()
+    assert comparisons["paper"].to_numpy().tolist() == [""]
+    assert comparisons["statement"].to_numpy().tolist() == ["A is better"]
+    page = ledger_page(tree, {"someone_2020": paper.citation})
+    assert "## Claims of our own" in page
+    assert "| A is better | .3 [" in page
+
+
 def test_results_of_several_files_count_together():
     results = {"r.nc": result_with(*CLEAR), "s.nc": result_with(*CLEAR[::-1])}
     tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
