@@ -56,7 +56,9 @@ def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
     own = comparisons[comparisons.paper == ""]
     if len(own):
         parts += [f"\n## Claims of our own\n\n{OWN}\n"]
-        parts += _table(_COMPARISON_HEADINGS[1:], (_comparison_row(row)[1:] for row in _each(own)))
+        parts += _table(
+            _COMPARISON_HEADINGS[1:], (_comparison_row(row)[1:] for row in _each(pd.DataFrame(own)))
+        )
     return "\n".join(parts) + "\n"
 
 
