@@ -119,8 +119,7 @@ SMOKE = (
     "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
     "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
-DEEPER = "n_layers=4 training.batch_size=128 training.evaluate_every=1000"
-LONG = f"{DEEPER} training.n_steps=20000"
+LONG = "n_layers=4 training.batch_size=128 training.evaluate_every=1000 training.n_steps=20000"
 MODELS, SEEDS = ("hyla", "softmax", "linear"), (0, 1, 2)
 # Complete seeds first, on both splits, since it takes hours.
 TWO_SPLITS = ({"seed": SEEDS, "task.seed": (0, 1), "model": MODELS},)
@@ -166,7 +165,7 @@ PRESETS = {
     ),
     # A single head has the width of eight.
     "variants": engine.Preset(
-        changes=f"{DEEPER} training.n_steps=8000",
+        changes="training.n_steps=8000",
         grids=(
             {"seed": tuple(range(5)), "model": tuple(ABLATION.split(","))},
             {"seed": tuple(range(5)), "model": MODELS, "n_heads": (1,)},
