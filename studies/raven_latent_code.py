@@ -22,9 +22,12 @@ from studies.claims.raven import (
     BY_VALUES,
     CLAIMS,
     CODE,
+    ERASED,
+    NOT_ERASED,
     OF_ALL,
     OTHER_RULE,
     PATTERN,
+    PERMUTED_ERASED,
     RIGHT,
     SAME_RULE,
     UNPATCHED,
@@ -35,6 +38,7 @@ from studies.claims.raven import (
 from studies.engine import Row, Section, metric, read
 from studies.measures import raven as measures
 from studies.measures.raven import FAMILIAR, HELD_OUT
+from studies.measures.raven_erasure import erasure
 from studies.report import drawings, plots
 from studies.report.panels import CONDITIONS, group, values
 from studies.setups.latent_code import RavenSetup
@@ -52,7 +56,7 @@ def right(split: str) -> Row:
 
 def rules(label: str, split: str, control: str = "probe") -> Row:
     """The accuracy of decoding rules, with that of the most frequent rule."""
-    chance = read("decoding", "majority", split=split, metric="accuracy")
+    chance = read("decoding", "majority_of_split", split=split, metric="accuracy")
     return Row(label, decoded(split, control), beside={"chance": chance})
 
 
@@ -76,18 +80,23 @@ TABLE = engine.Table(
         Row("patched code", CODE),
         Row("patched all", PATTERN),
         Row("  unpatched", UNPATCHED),
+        Section(),
+        Row("rule erased", ERASED),
+        Row("  permuted", PERMUTED_ERASED),
+        Row("  not erased", NOT_ERASED),
     ),
     caption="Right: share of instances with all features right; id: combinations of rules as in "
     "training, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, "
-    "linearly, from the codes of all layers; chance: the most frequent rule; from values: the "
-    "most frequent rule of the two values that a code's tokens show; control task: a random rule "
-    "for each of these pairs of values is decoded instead. Permuted: the rule "
+    "linearly, from the codes of all layers; chance: the split's most frequent rule; from values: "
+    "the most frequent rule of the two values that a code's tokens show; control task: a random "
+    "rule for each of these pairs of values is decoded instead. Permuted: the rule "
     "with permuted columns, from an answer token's attention to the corresponding tokens of its "
     "row, or to those at its position; which token: the corresponding one of the second column, "
     "from the attention to all. "
     "Patched: how often the answer follows B's rule when B's codes, or all of its attention "
     "patterns, are patched "
-    "into the run on A (ood, all layers).",
+    "into the run on A (ood, all layers). Erased: right answers for a feature when its rule, or "
+    "permuted rules, are erased from its codes in all layers (ood).",
 )
 
 LAPTOP = RavenSetup(
@@ -116,8 +125,8 @@ SMOKE = (
     "n_layers=2 d_model=16 n_heads=4 d_mlp=16 n_validation=64 training.n_steps=40 "
     "training.batch_size=16 training.warmup_steps=5 training.evaluate_every=20 "
     "training.keep_at=20,40 scores.n_test=64 "
-    "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 projection.n=40 similarity.n=100 "
-    "pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
+    "ceiling.n=64 decoding.n=100 interchange.n_pairs=20 erasure.n=40 erasure.draws=1 "
+    "projection.n=40 similarity.n=100 pointing.n=60 permuted.n=100 alignment.n=100 seed=0"
 )
 LONG = "n_layers=4 training.batch_size=128 training.evaluate_every=1000 training.n_steps=20000"
 MODELS, SEEDS = ("hyla", "softmax", "linear"), (0, 1, 2)
@@ -203,6 +212,12 @@ SCALED = {
 against = partial(
     plots.against, readings={"id": metric("accuracy", "id"), "ood": RIGHT}, ylabel="right answers"
 )
+ERASURES = {
+    "rule": {"condition": "erased"},
+    "permuted rules": {"condition": "control"},
+    "random directions": {"condition": "random"},
+    "nothing": {"condition": "none"},
+}
 VIEWS = {
     "accuracy": partial(plots.training, metric="accuracy", references=LIMITS),
     "loss": partial(
@@ -303,6 +318,13 @@ VIEWS = {
             "B has the same rule:\nanswer follows it": SAME_RULE,
         },
     ),
+    "erasure": partial(
+        plots.lines,
+        data=values("erasure", "rate", split=HELD_OUT),
+        along="site",
+        lines=ERASURES,
+        ylabel="right, when this is erased",
+    ),
 }
 
 STUDY = engine.Study(
@@ -319,6 +341,7 @@ STUDY = engine.Study(
         "ceiling": measures.ceiling,
         "decoding": measures.decoding,
         "interchange": measures.interchange,
+        "erasure": erasure,
         "projection": measures.projection,
         "similarity": measures.similarity,
         "pointing": measures.pointing,

@@ -23,6 +23,12 @@ patched = partial(read, "interchange", "rate", split=HELD_OUT, **OTHER_RULE)
 CODE, PATTERN = (patched(site="all layers", scope=scope) for scope in ("code", "pattern"))
 UNPATCHED = patched(site="none", scope="code")
 
+erased = partial(read, "erasure", "rate", split=HELD_OUT, site="all layers")
+ERASED, PERMUTED_ERASED, NOT_ERASED = (
+    erased(condition=name) for name in ("erased", "control", "none")
+)
+"""Right answers for a feature whose rule was erased; a permuted rule; no rule."""
+
 
 def decoded(split: str, control: str = "probe") -> engine.Reading:
     """The accuracy of decoding rules from the codes of all layers."""
@@ -132,6 +138,13 @@ CLAIMS = (
         "The code is used: patching it makes the answer follow its rule",
         "ours",
         CODE - UNPATCHED,
+        of={},
+        exceeds=0.0,
+    ),
+    Claim(
+        "The code is used: erasing its rule makes answers wrong, more than erasing a permuted one",
+        "ours, after Belrose et al. 2023",
+        PERMUTED_ERASED - ERASED,
         of={},
         exceeds=0.0,
     ),

@@ -82,8 +82,8 @@ def test_decoding_and_use_are_measured_along_training(result):
 def test_claims_about_one_seed_are_undecided(result):
     claims = result["claims"].to_dataset()
     verdicts = claims["verdict"].to_numpy()[np.isfinite(claims["effect"])]
-    # Three about HYLA and another mechanism, and seven about each of three.
-    assert len(verdicts) == 3 + 7 * 3
+    # Three about HYLA and another mechanism, and eight about each of three.
+    assert len(verdicts) == 3 + 8 * 3
     assert set(verdicts) == {"undecided"}
 
 
@@ -179,6 +179,9 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
             guess.loc[at] = 0.2 * sign
             rate.loc[at] = 0.0
             rate.loc[at | {"site": "all layers"} | OTHER_RULE] = 0.5 * sign
+            answered = tree["erasure"]["rate"]
+            answered.loc[at] = 0.5
+            answered.loc[at | {"condition": "erased", "site": "all layers"}] = 0.5 - 0.3 * sign
     for name, at, value in (
         ("permuted", {"tokens": "corresponding", "split": "ood"}, 0.9),
         ("permuted", {"tokens": "same position", "split": "ood"}, 0.3),
@@ -195,7 +198,7 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     tree["decoding_along_training"] = xr.DataTree(along)
     found = judge(tree, STUDY.claims, assess(tree, None))
     effects = found["effect"].to_numpy()[np.isfinite(found["effect"])]
-    assert len(effects) == 3 + 8 * 3
+    assert len(effects) == 3 + 9 * 3
     assert (effects > 0).all()
 
 

@@ -1,15 +1,18 @@
 """Measures of Raven models: planted attention is found, and untrained attention shows nothing."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from studies.engine import Trained
 from studies.engine.examples import Examples
-from studies.measures import raven
+from studies.measures import raven, raven_erasure
 from studies.raven_latent_code import STUDY
 from tasks import RAVEN_RULES, raven_correspondence
 
@@ -26,10 +29,10 @@ def fresh(setup):
 class Planted(HookedRootModule):
     """Attends to corresponding tokens, most with the head of the rule; sum is like difference.
 
-    It knows the permutations and rules of the instances that it gets.
+    It knows the permutations and rules of the instances that it gets, in batches of these sizes.
     """
 
-    def __init__(self, setup, splits, n):
+    def __init__(self, setup, splits, *sizes):
         super().__init__()
         block = nn.Module()
         block.attn = nn.Module()
@@ -38,10 +41,10 @@ class Planted(HookedRootModule):
         self.setup()
         self.known, self.n_heads = {}, setup.n_heads
         examples = fresh(setup)
-        for split in splits:
+        for split, n in product(splits, sizes):
             for batch in examples.batches(split, n):
                 where = raven_correspondence(batch.latents["permutation"])
-                labels = zip(where, batch.latents["response_rule"], strict=True)
+                labels = zip(where, batch.latents["response_rule"], batch.targets, strict=True)
                 self.known |= dict(zip(map(self._key, batch.inputs), labels, strict=True))
 
     @staticmethod
@@ -49,19 +52,34 @@ class Planted(HookedRootModule):
         return inputs.numpy().tobytes()
 
     def forward(self, inputs):
+        self._pattern(inputs)
+        return torch.zeros(len(inputs), inputs.shape[1] // 9, 8)
+
+    def _pattern(self, inputs):
         n_pos, n_features = inputs.shape[1], inputs.shape[1] // 9
         noise = torch.Generator().manual_seed(0)
         shape = (len(inputs), self.n_heads, n_pos, n_pos)
         pattern = 0.1 * torch.rand(shape, generator=noise)
         for example, key in enumerate(map(self._key, inputs)):
-            where, rules = self.known[key]
+            where, rules, _ = self.known[key]
             for token, rule in enumerate(rules.tolist()):
                 code = 0.5 + torch.eye(self.n_heads)[5 if rule == 6 else rule]
                 for panel in range(9):
                     position = panel * n_features + where[token, panel % 3]
                     pattern[example, :, n_pos - n_features + token, position] = code
-        pattern = self.blocks[0].attn.hook_pattern(self.blocks[0].attn.hook_attn_scores(pattern))
-        return torch.zeros(len(inputs), n_features, 8)
+        return self.blocks[0].attn.hook_pattern(self.blocks[0].attn.hook_attn_scores(pattern))
+
+
+class Reading(Planted):
+    """Reads the rule from its own attention, and is right where that is the true one."""
+
+    def forward(self, inputs):
+        n_features = inputs.shape[1] // 9
+        codes = self._pattern(inputs)[:, :, -n_features:].diagonal(6 * n_features, 2, 3)
+        known = [self.known[key][1:] for key in map(self._key, inputs)]
+        rules, targets = (torch.stack(labels) for labels in zip(*known, strict=True))
+        is_right = codes.argmax(1) == torch.where(rules == 6, 5, rules)
+        return torch.eye(8)[torch.where(is_right, targets, (targets + 1) % 8)]
 
 
 def planted(setup, splits, n):
@@ -193,3 +211,26 @@ def test_codes_of_layers_are_projected_with_their_labels():
     assert (points["rule"].to_numpy() == batch.latents["rule"].numpy()).all()
     # Without permuted columns the answer tokens are in the order of the features.
     assert (points["value"].to_numpy() == batch.targets.numpy()).all()
+
+
+@pytest.mark.parametrize(("model", "is_used"), [(Reading, True), (Planted, False)])
+def test_erasing_rules_harms_a_model_that_reads_them_from_its_code(model, is_used):
+    setup = setup_of(n_features=2)
+    splits = ("id_unpermuted", "ood_unpermuted")
+    trained = Trained(setup, model(setup, splits, 300, 300), 0, "cpu", fresh(setup))
+    data = raven_erasure.erasure(trained, n=300, draws=2)
+    assert data["rate"].dims == ("split", "condition", "site")
+    assert data["site"].to_numpy().tolist() == ["layer 0", "all layers"]
+    rate = data["rate"].sel(site="layer 0", split=list(splits))
+    unchanged, erased = rate.sel(condition="none"), rate.sel(condition="erased")
+    if is_used:
+        assert (unchanged == 1).all()
+        assert (erased < 0.6).all()
+    else:
+        assert (erased == unchanged).all()
+    # A single layer is all layers.
+    xr.testing.assert_allclose(
+        rate.drop_vars("site"), data["rate"].sel(site="all layers").drop_vars("site")
+    )
+    difference = erased - rate.sel(condition="control")
+    assert np.allclose(data["effect"].sel(control="control", site="layer 0"), difference)
