@@ -172,6 +172,15 @@ PRESETS = {
     "curves": engine.Preset(
         changes=f"{LONG} training.keep_at=1000,2000,4000,8000,14000,20000", grids=TWO_SPLITS
     ),
+    # Of each mechanism the model of `curves` that is best at familiar combinations: they come with
+    # the package.
+    "best": engine.Preset(
+        changes=LONG,
+        grids=(
+            {"model": ("hyla", "linear"), "seed": (2,), "task.seed": (0,)},
+            {"model": ("softmax",), "seed": (0,), "task.seed": (0,)},
+        ),
+    ),
     # A single head has the width of eight.
     "variants": engine.Preset(
         changes="training.n_steps=8000",

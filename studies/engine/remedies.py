@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from studies.engine.claims import Claim
+from studies.engine.claims import FEWEST_PAIRS, Claim
 from studies.engine.study import Plan, Study
 
 CORES = 2
@@ -18,17 +19,23 @@ CORES = 2
 
 @dataclass(frozen=True)
 class Remedy:
-    """The models of a preset that a claim compares.
+    """The models of a preset that a claim compares, with as many seeds as a decision needs.
 
     Attributes:
         preset: name of the preset.
         n_models: how many models these are.
         n_steps: updates of all of them together.
+        seeds: the number of seeds, if the preset has fewer than a decision needs; otherwise None.
     """
 
     preset: str
     n_models: int
     n_steps: int
+    seeds: int | None = None
+
+    def __str__(self) -> str:
+        seeds = "" if self.seeds is None else f" with {self.seeds} seeds"
+        return f"preset `{self.preset}`{seeds}: {self.n_models} models"
 
 
 def remedy(study: Study, claim: Claim) -> Remedy | None:
@@ -61,7 +68,12 @@ def _compared(plan: Plan, claim: Claim) -> Remedy | None:
     if not all(sides):
         return None
     models = set.union(*sides)
-    return Remedy(plan.preset, len(models), sum(cell.training.n_steps for cell in models))
+    steps = sum(cell.training.n_steps for cell in models)
+    n_seeds = min(len({cell.seed for cell in side}) for side in sides)
+    if n_seeds >= FEWEST_PAIRS:
+        return Remedy(plan.preset, len(models), steps)
+    times = math.ceil(FEWEST_PAIRS / n_seeds)
+    return Remedy(plan.preset, times * len(models), times * steps, FEWEST_PAIRS)
 
 
 def _has(values: Mapping[str, Any], allowed: Iterable[tuple[str, tuple[Any, ...]]]) -> bool:
@@ -93,8 +105,7 @@ def remedies_of(
                 continue
             hours = found.n_steps * per_step.get(name, float("nan")) / 3600 / CORES
             time = f", at least {_in_words(hours)}" if np.isfinite(hours) else ""
-            models = f"{found.n_models} models"
-            yield (name, claim.statement), f"preset `{found.preset}`: {models}{time}"
+            yield (name, claim.statement), f"{found}{time}"
 
 
 def _in_words(hours: float) -> str:

@@ -36,20 +36,27 @@ def test_the_preset_with_both_sides_and_the_fewest_updates_is_found():
     assert remedy(study, claim_of(of={"depth": 2})) is None
 
 
+def test_a_decision_needs_three_seeds():
+    one = replace(ONE_SIDE, grids=({"model": ("mlp",), "seed": (0,), "width": (4, 16)},))
+    found = remedy(study_with(one=one), claim_of())
+    assert found == Remedy("one", 6, 30, 3)
+    assert str(found) == "preset `one` with 3 seeds: 6 models"
+
+
 def test_a_small_test_run_decides_nothing():
     study = replace(study_with(), presets={"smoke": WIDTHS})
     assert remedy(study, claim_of()) is None
 
 
 def test_only_models_count_that_the_reading_reads():
-    linear = {"model": ("mlp", "linear"), "seed": (0,), "task.n": (3, 4)}
+    linear = {"model": ("mlp", "linear"), "seed": (0, 1, 2), "task.n": (3, 4)}
     study = study_with(both=Preset(changes="training.n_steps=50", grids=(linear,)))
     of = {"of": {"n": 4}, "exceeds": {"n": 3}}
-    assert remedy(study, claim_of(OOD, **of)) == Remedy("both", 4, 200)
-    assert remedy(study, claim_of(OOD.among(["linear"]), **of)) == Remedy("both", 2, 100)
+    assert remedy(study, claim_of(OOD, **of)) == Remedy("both", 12, 600)
+    assert remedy(study, claim_of(OOD.among(["linear"]), **of)) == Remedy("both", 6, 300)
     # A difference of readings needs what each of them does; settings may be no axes.
     some = metric("accuracy", "id") - OOD.among(["mlp"], dropout=0.1)
-    assert remedy(study, claim_of(some, **of)) == Remedy("both", 2, 100)
+    assert remedy(study, claim_of(some, **of)) == Remedy("both", 6, 300)
     assert remedy(study, claim_of(OOD.among(["mlp"], dropout=0.2), **of)) is None
 
 
