@@ -2,7 +2,8 @@
 
 A template is Markdown with expressions of Jinja2, in which
 
-- `{{ table() }}` is the table of the study, as it was printed;
+- `{{ table() }}` is the table of the study, as it was printed, and `{{ claims() }}` its claims with
+  their verdicts;
 - `{{ cells("scores/accuracy", model="softmax", split="ood", group="all").percent }}` is a number
   for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
@@ -29,11 +30,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from jinja2 import Environment, StrictUndefined
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from studies.engine.claims import VERDICTS
 from studies.engine.study import Study
 from studies.report.table import count, short
+from studies.report.verdicts import render_claims
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LITERAL = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?|(?<!\w)\.\d+")
@@ -144,6 +146,7 @@ def render_page(
         "verdict": of_file(verdict),
         "n_claims": of_file(n_claims),
         "table": of_file(partial(_table, studies, width)),
+        "claims": of_file(partial(_claims, width)),
     }
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(template).render(names)
@@ -231,9 +234,18 @@ def n_claims(ledger: xr.DataTree, verdict: str | None = None) -> int:
 
 def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str:
     """The table of a study with its caption, in a block of text."""
+    return _block(studies[result.attrs["study"]].table.render(result), width)
+
+
+def _claims(width: int, result: xr.DataTree) -> str:
+    """The claims of a result with their verdicts, in a block of text."""
+    return _block(render_claims(result), width)
+
+
+def _block(shown: RenderableType | None, width: int) -> str:
+    """A printed table as a block of text."""
     stream = StringIO()
-    table = studies[result.attrs["study"]].table.render(result)
-    Console(width=width, file=stream).print(table)
+    Console(width=width, file=stream).print(shown)
     lines = [line.rstrip() for line in stream.getvalue().strip("\n").splitlines()]
     return "\n".join(("```text", *lines, "```"))
 

@@ -86,6 +86,10 @@ def test_settings_verdicts_and_the_table(result):
     assert table.endswith("\n```\n")
     assert "Right answers" in table
     assert "81.0" in table
+    claims = rendered(result, "{{ claims() }}")
+    assert claims.startswith("```text\n")
+    assert "a is better (P)" in claims
+    assert "contradicted" in claims
 
 
 def test_claims_of_papers_are_counted():
