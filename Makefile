@@ -1,12 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# Models that the zoo has are taken from there, unless `make raven TRAIN=1` trains them.
+# Models that the zoo has are taken from there, unless `make raven TRAIN=1` trains them: then three
+# seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
 .PHONY: raven ndr routing retrieval coda fuzzy language paper-gpu claims test lint bench
 
 raven: .venv/installed
-	$(BIN)/python studies/raven_latent_code.py $(ZOO)
+	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
 
 ndr: .venv/installed
 	$(BIN)/python studies/ndr_control_flow.py $(ZOO)

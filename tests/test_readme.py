@@ -13,7 +13,7 @@ from studies.engine import Resources, read_result, run, zoo
 from studies.raven_latent_code import STUDY
 
 README = Path(__file__).parents[1] / "README.md"
-NAMED = ["raven-hyla-k2-seed0"]
+NAMED = ["raven-hyla-k2-long-seed2"]
 """The models of the zoo that it loads."""
 
 
@@ -25,10 +25,10 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # In place of the model of this name that is trained for longer; figures of it are not needed.
     study = replace(STUDY, views={})
-    changes = ["model=hyla", "training.n_steps=10", "decoding.n=60"]
+    changes = ["model=hyla", "seed=2", "training.n_steps=10", "decoding.n=60"]
     made = run(study, "smoke", changes, resources=Resources(root=Path("runs")))
     monkeypatch.setattr(model_zoo, "FOLDER", tmp_path / "zoo")
-    assert zoo.add(made, study, "raven-{model}-k{task.n_features}-seed{seed}") == NAMED
+    assert zoo.add(made, study, "raven-{model}-k{task.n_features}-long-seed{seed}") == NAMED
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

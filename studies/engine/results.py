@@ -206,7 +206,7 @@ def read_result(path: Path) -> xr.DataTree:
         FileNotFoundError: there is no file.
 
     Example:
-        `read_result(Path("studies/results/raven_latent_code/result.nc"))["scores"]`
+        `read_result(Path("studies/results/raven_latent_code/curves.nc"))["scores"]`
     """
     result = load_tree(path)
     check_result(result)
