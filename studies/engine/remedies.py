@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 import xarray as xr
 
 from studies.engine.claims import FEWEST_PAIRS, Claim
-from studies.engine.study import Plan, Study
+from studies.engine.setup import Setup
+from studies.engine.study import Study
 
 CORES = 2
 """Cores of the machine for which times are given."""
@@ -44,24 +45,38 @@ def remedy(study: Study, claim: Claim) -> Remedy | None:
     Example:
         `remedy(STUDY, STUDY.claims[5])`: `Remedy("variants", 30, 240000)`
     """
+    return _fewest_updates(_planned(study), claim)
+
+
+Planned = Mapping[str, Sequence[tuple[Setup, Mapping[str, Any]]]]
+"""The cells of each preset, with their settings and coordinates."""
+
+
+def _planned(study: Study) -> Planned:
+    """The cells of all presets of a study but that of the smallest test."""
     plans = (study.plan(preset) for preset in ("laptop", *study.presets) if preset != "smoke")
-    found = (_compared(plan, claim) for plan in plans)
+    return {
+        plan.preset: [(cell, {**vars(cell), **plan.coordinates(cell)}) for cell in plan.cells]
+        for plan in plans
+    }
+
+
+def _fewest_updates(planned: Planned, claim: Claim) -> Remedy | None:
+    """The models that would decide a claim with the fewest updates."""
+    found = (_compared(preset, cells, claim) for preset, cells in planned.items())
     return min(filter(None, found), key=lambda remedy: remedy.n_steps, default=None)
 
 
-def _compared(plan: Plan, claim: Claim) -> Remedy | None:
-    """The models of a plan that a claim compares, if it has models for each side."""
+def _compared(
+    preset: str, cells: Sequence[tuple[Setup, Mapping[str, Any]]], claim: Claim
+) -> Remedy | None:
+    """The models of a preset that a claim compares, if it has models for each side."""
     other = claim.other if isinstance(claim.other, Mapping) else claim.of
-    cells = [
-        (cell, values)
-        for cell, values in ((cell, plan.coordinates(cell)) for cell in plan.cells)
-        if _has({**vars(cell), **values}, claim.reading.requires)
-    ]
     sides = [
         {
             cell
             for cell, values in cells
-            if _has(values, ((name, (value,)) for name, value in side.items()))
+            if _has(values, [*claim.reading.requires, *((k, (v,)) for k, v in side.items())])
         }
         for side in (claim.of, other)
     ]
@@ -71,9 +86,9 @@ def _compared(plan: Plan, claim: Claim) -> Remedy | None:
     steps = sum(cell.training.n_steps for cell in models)
     n_seeds = min(len({cell.seed for cell in side}) for side in sides)
     if n_seeds >= FEWEST_PAIRS:
-        return Remedy(plan.preset, len(models), steps)
+        return Remedy(preset, len(models), steps)
     times = math.ceil(FEWEST_PAIRS / n_seeds)
-    return Remedy(plan.preset, times * len(models), times * steps, FEWEST_PAIRS)
+    return Remedy(preset, times * len(models), times * steps, FEWEST_PAIRS)
 
 
 def _has(values: Mapping[str, Any], allowed: Iterable[tuple[str, tuple[Any, ...]]]) -> bool:
@@ -100,8 +115,9 @@ def remedies_of(
     """
     per_step = seconds_per_step(results)
     for name, study in studies.items():
+        planned = _planned(study)
         for claim in study.claims:
-            if (found := remedy(study, claim)) is None:
+            if (found := _fewest_updates(planned, claim)) is None:
                 continue
             hours = found.n_steps * per_step.get(name, float("nan")) / 3600 / CORES
             time = f", at least {_in_words(hours)}" if np.isfinite(hours) else ""
