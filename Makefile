@@ -34,6 +34,8 @@ paper-gpu: .venv/installed
 claims: .venv/installed
 	$(BIN)/python -m studies.ledger
 
+# Many tests start processes, which start faster with bytecode on disk.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder
 

@@ -12,7 +12,6 @@ written when all entries are trained, or, with `--results`, of those that are, o
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -128,7 +127,7 @@ def main(
         if show_list:
             show(ENTRIES, options)
         else:
-            run_list(ENTRIES, options, Deadline(time.time() + 60 * minutes))
+            run_list(ENTRIES, options, Deadline.after(minutes))
 
 
 if __name__ == "__main__":

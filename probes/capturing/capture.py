@@ -96,9 +96,9 @@ def capture(
     if path is None:
         return result
     unfinished = path.with_suffix(".partial")
-    result.to_netcdf(unfinished, engine="h5netcdf")
+    result.to_netcdf(unfinished, engine="netcdf4")
     unfinished.replace(path)
-    return xr.open_dataset(path, engine="h5netcdf")
+    return xr.open_dataset(path, engine="netcdf4")
 
 
 def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Batch]) -> xr.Dataset:

@@ -25,7 +25,7 @@ from studies.engine.settings import plain, put
 from studies.engine.setup import Setup
 from studies.engine.trained import Measure, Trained, initial_model
 from studies.engine.trainees import run_training
-from studies.engine.training import Deadline, answer
+from studies.engine.training import NEVER, Deadline, answer
 
 
 def model_costs(trained: Trained) -> xr.Dataset:
@@ -223,7 +223,7 @@ class Cell:
             "git": folders.git_commits(sources_of(setup, self._measures[name])),
         }
         tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
-        write = functools.partial(tree.to_netcdf, engine="h5netcdf")
+        write = functools.partial(tree.to_netcdf, engine="netcdf4")
         folders.write_atomically(self.path_of(name), write)
         return tree
 
@@ -241,9 +241,7 @@ def identity_of_weights(setup: Setup) -> str:
     return folders.config_hash(put(setup, {"training.keep_at": ()}))
 
 
-def train_together(
-    cells: Sequence[Cell], *, position: int = 0, deadline: Deadline | None = None
-) -> None:
+def train_together(cells: Sequence[Cell], *, position: int = 0, deadline: Deadline = NEVER) -> None:
     """Train models that differ in their seeds alone as one batched model, or resume that.
 
     Args:

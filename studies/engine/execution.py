@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -45,7 +45,7 @@ class Resources:
         together: models that differ in their seeds alone and are trained as one batched model,
             which is faster for small models. The last bits of a result depend on it.
         minutes: stop at the last checkpoint before so many minutes have passed; start again to go
-            on. None: no limit.
+            on.
         scheduler: address of a running dask scheduler whose workers run the cells instead. They
             have modscope and the study installed, and see the root under the same absolute path.
         fresh: start over; earlier runs are moved aside.
@@ -65,7 +65,7 @@ class Resources:
     workers: int = 1
     threads: int = 1
     together: int = 1
-    minutes: float | None = None
+    minutes: float = math.inf
     scheduler: str | None = None
     fresh: bool = False
     accept_code: bool = False
@@ -77,8 +77,7 @@ class Resources:
         for name in ("workers", "threads", "together"):
             if (n := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"minutes must be None or greater than 0, got {self.minutes}")
+        Deadline.after(self.minutes)
         if self.fresh and self.pretrained:
             raise ValueError("fresh, which trains all models anew, excludes pretrained")
 
@@ -148,9 +147,7 @@ class Run:
             zoo=zoo.names_by_identity(plan.study) if resources.pretrained else None,
         )
         self.cells = list(map(cell, plan.cells))
-        self._deadline = None
-        if resources.minutes is not None:
-            self._deadline = Deadline(time.time() + 60 * resources.minutes)
+        self._deadline = Deadline.after(resources.minutes)
         self.taken_from_disk = False
 
     def prepare(self) -> None:

@@ -17,7 +17,7 @@ from studies.engine.fingerprints import changed_files
 from studies.engine.folders import RunError
 from studies.engine.settings import plain
 from studies.engine.trainees import trunk_of
-from studies.engine.training import Deadline
+from studies.engine.training import NEVER, Deadline
 from studies.engine.workers import Workers
 
 Group = Sequence[Cell]
@@ -59,7 +59,7 @@ def run_jobs(
     workers: Workers,
     *,
     threads: int,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NEVER,
 ) -> dict[str, xr.DataTree]:
     """Train and measure cells in parallel; return the measurements of each cell, by its name.
 
@@ -92,7 +92,7 @@ def run_job(
     codes: Sequence[Mapping[str, str]],
     position: int,
     threads: int,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NEVER,
 ) -> None:
     """Train the cells of a job, in a worker.
 
@@ -112,8 +112,7 @@ def run_job(
     # NumPy's matrix products would otherwise use all cores, and slow down the other workers.
     with threadpool_limits(threads):
         for group in job:
-            if deadline is not None:
-                deadline.check()
+            deadline.check()
             train_together(group, position=position, deadline=deadline)
 
 

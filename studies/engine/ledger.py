@@ -2,7 +2,8 @@
 
 A claim of a paper rests on claims of studies, each of which has one or several comparisons. It
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
-most of them instead.
+most of them instead. Where several files have the same comparison, an undecided one does not count
+if another file has more pairs.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ LONG_NAMES = {
     "effect_low": "mean difference, lower 95% bound",
     "effect_high": "mean difference, upper 95% bound",
     "n_pairs": "pairs of models with the same seed and draw of the data",
+    "superseded_by": "file with more pairs for the same comparison, so that this one, which "
+    "decides nothing, does not count",
     "seeds_needed": "seeds that would decide it at this spread",
     "minutes": f"minutes on {CORES} cores that the missing seeds take, at the measured speed",
     "parameters": "parameters of the larger of both models",
@@ -79,6 +82,7 @@ def ledger(
     """
     tables = [_comparisons_of(file, result) for file, result in results.items()]
     found = pd.concat(tables, ignore_index=True)
+    found["superseded_by"] = _superseded(found)
     was_run, of_papers = found.verdict != NOT_RUN, pd.Series(False, index=found.index)
     entries, used = [], []
     for name, paper in papers.items():
@@ -125,6 +129,7 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
 
 def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """The row of a claim of a paper, from the comparisons that it rests on."""
+    rows = rows[rows.superseded_by == ""]
     parts = {
         f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": list(part)
         for (study, statement), part in rows.groupby(["study", "statement"], sort=False).verdict
@@ -156,6 +161,16 @@ def _comparisons_of(file: str, result: xr.DataTree) -> pd.DataFrame:
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
     return table.assign(minutes=missing * per_seed / 60 / CORES)
+
+
+def _superseded(found: pd.DataFrame) -> list[str]:
+    """The file that has more pairs, for each comparison that decides nothing; "" if it counts."""
+    best = found.sort_values("n_pairs", kind="stable", ascending=False)
+    same = ["study", "statement", "context"]
+    most = best.groupby(same)[["n_pairs", "file"]].transform("first").reindex(found.index)
+    decided = found.verdict.isin([HOLDS, CONTRADICTED])
+    counts = decided | (found.n_pairs == most.n_pairs)
+    return most.file.where(~counts, "").tolist()
 
 
 def _dataset(dim: str, table: pd.DataFrame) -> xr.Dataset:

@@ -222,6 +222,11 @@ def pairs_of(result: xr.DataTree, cells: Int[np.ndarray, " n"]) -> list[tuple[An
     return list(zip(*columns, strict=True))
 
 
+def pairs_name(result: xr.DataTree) -> str:
+    """What cells of a condition differ in: "seeds", or with draws of the data "models"."""
+    return "seeds" if len(json.loads(result.attrs["axes"])["pairs"]) == 1 else "models"
+
+
 def _with_none(values: np.ndarray) -> list[Any]:
     """The values of a coordinate, with None for NaN and "", which mean that it does not apply."""
     return [None if value == "" or value != value else value for value in values.tolist()]

@@ -24,7 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import h5py
+import netCDF4
 import numpy as np
 import xarray as xr
 
@@ -194,7 +194,7 @@ def write_result(result: xr.DataTree, path: Path) -> None:
         }
         for group in result.subtree
     }
-    write = functools.partial(result.to_netcdf, engine="h5netcdf", encoding=encoding)
+    write = functools.partial(result.to_netcdf, engine="netcdf4", encoding=encoding)
     write_atomically(path, write)
 
 
@@ -216,7 +216,7 @@ def read_result(path: Path) -> xr.DataTree:
 def load_tree(path: Path) -> xr.DataTree:
     """Load a netCDF file completely into memory."""
     # DataTree.load leaves arrays on disk, and the file may be replaced before they are read.
-    with xr.open_datatree(path, engine="h5netcdf", cache=False) as tree:
+    with xr.open_datatree(path, engine="netcdf4", cache=False) as tree:
         groups = {group.path: group.to_dataset(inherit=False).load() for group in tree.subtree}
     return xr.DataTree.from_dict(groups)
 
@@ -225,8 +225,8 @@ def code_in(path: Path) -> dict[str, Any] | None:
     """The code digests in a file's attributes, without reading its arrays; None without a file."""
     if not path.exists():
         return None
-    with h5py.File(path) as file:
-        return json.loads(str(file.attrs["code"]))
+    with netCDF4.Dataset(path) as file:
+        return json.loads(file.getncattr("code"))
 
 
 def config_of(result: xr.DataTree) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from studies.engine.folders import RunError
 from studies.engine.scoring import log_entries, score
 from studies.engine.settings import plain
 from studies.engine.setup import Setup
-from studies.engine.training import Deadline, Trainee, train
+from studies.engine.training import NEVER, Deadline, Trainee, train
 
 
 def run_training(
@@ -26,7 +26,7 @@ def run_training(
     device: str,
     *,
     position: int = 0,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NEVER,
 ) -> None:
     """Train models on `train`, several together, with checkpoints chosen by `setup.selection`.
 

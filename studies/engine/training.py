@@ -12,6 +12,7 @@ state), `best.safetensors` (the weights with the best selecting metric) and `ste
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class OutOfTime(RunError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """The moment at which a run stops, to be started again later.
+    """The moment at which a run stops, to be started again later; by default never.
 
     Args:
         at: the moment, in seconds of the clock.
@@ -55,8 +56,19 @@ class Deadline:
         `Deadline(time.time() + 60)`
     """
 
-    at: float
+    at: float = math.inf
     clock: Callable[[], float] = time.time
+
+    @classmethod
+    def after(cls, minutes: float) -> Deadline:
+        """The deadline some minutes from now.
+
+        Raises:
+            ValueError: `minutes` is not greater than 0.
+        """
+        if not minutes > 0:
+            raise ValueError(f"minutes must be greater than 0, got {minutes}")
+        return cls(time.time() + 60 * minutes)
 
     def check(self, seconds: float = 0.0) -> None:
         """Check that work of a duration can still be done.
@@ -66,6 +78,9 @@ class Deadline:
         """
         if self.clock() + seconds > self.at:
             raise OutOfTime("the time is over; what was done is on disk: start again to go on")
+
+
+NEVER = Deadline()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +154,7 @@ def train(
     sign: int = 1,
     description: str = "training",
     position: int = 0,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NEVER,
 ) -> list[Log]:
     """Train models in place, or resume from the last checkpoints in their folders; return the logs.
 
@@ -203,11 +218,12 @@ class _Stretch:
         select: str,
         sign: int,
         processes: Processes,
-        deadline: Deadline | None,
+        deadline: Deadline,
     ):
         self._runs, self._config, self._processes = runs, config, processes
         self._select, self._sign, self._deadline = select, sign, deadline
-        models = [run.trainee.model for run in runs]
+        # Those that have caught up were evaluated last, others were not.
+        models = [run.trainee.model.train() for run in runs]
         seeds = [run.trainee.seed for run in runs]
         if len(runs) == 1:
             self._updates: Updates = SingleUpdates(
@@ -223,7 +239,7 @@ class _Stretch:
         """Do the steps of the progress bar, with evaluations and checkpoints."""
         runs, config = self._runs, self._config
         models = [run.trainee.model for run in runs]
-        start, clock = runs[0].step, _now(self._deadline)
+        start, clock = runs[0].step, self._deadline.clock
         elapsed = [run.log[-1]["seconds"] if run.log else 0.0 for run in runs]
         began = evaluated = clock()
         losses = torch.zeros(len(runs), device=next(models[0].parameters()).device)
@@ -248,7 +264,8 @@ class _Stretch:
                     "step": n_done,
                     "loss": self._processes.mean(losses[number]) / (n_done - start),
                     "learning_rate": config.learning_rate_at(step),
-                    "seconds": round(elapsed[number] + clock() - began, 3),
+                    # Its share of the time of models that are trained together.
+                    "seconds": round(elapsed[number] + (clock() - began) / len(runs), 3),
                 }
                 self._evaluate(run, number, entry)
             losses.zero_()
@@ -256,8 +273,7 @@ class _Stretch:
             bar.set_postfix({key: runs[0].log[-1][key] for key in ("loss", self._select)})
             if any(config.ends_with(run.log, self._select, self._sign) for run in runs):
                 return
-            if self._deadline is not None:
-                self._deadline.check(clock() - evaluated)
+            self._deadline.check(clock() - evaluated)
             evaluated = clock()
 
     def _evaluate(self, run: _Run, number: int, entry: dict[str, float]) -> None:
@@ -270,10 +286,6 @@ class _Stretch:
         run.checkpoints.save(model, run.state, log, best=is_best)
         if run.trainee.trunk is not None and entry["step"] <= self._config.decay_start:
             run.trainee.trunk.save(model, run.state, log)
-
-
-def _now(deadline: Deadline | None) -> Callable[[], float]:
-    return time.monotonic if deadline is None else deadline.clock
 
 
 def _prepare_process(config: TrainingConfig, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from studies.engine.ledger import COUNTS, rows_of
 from studies.engine.remedies import CORES
 from studies.report.table import count, short
 
-MANY_SEEDS = 100
+MANY_PAIRS = 100
 """From here on, it is the smallness of the difference that leaves a comparison undecided."""
 
 INTRODUCTION = f"""# The claims of the papers
@@ -24,12 +24,13 @@ Written by `python -m studies.ledger` from the result files beside this page; [c
 holds the same as data. A claim of a paper rests on claims of our studies, each with one or several
 comparisons (at other widths, splits, layers ...). It holds if each of these claims was tried, none
 of its comparisons is undecided and all that can be compared hold; it is contradicted if one
-comparison is. A comparison is decided by the differences between models with the same seed and
-data (Student's t, corrected by Holm's method for all comparisons of a study), with three pairs or
-more; conditions that are not trained or not tuned alike are not comparable. All sizes are ours, and
-smaller than the papers': a verdict is about these sizes. Times: minutes that the missing seeds
-would take on {CORES} cores, at the measured speed; for what was not run, a lower bound: the updates
-of the models of that preset, at the speed of the smaller models that were run.
+comparison is. Where several files have the same comparison, one that decides nothing does not count
+if another has more pairs. A comparison is decided by the differences of pairs of models with the
+same seed and data (Student's t, corrected by Holm's method for all comparisons of a study), with
+three pairs or more; conditions that are not trained or not tuned alike are not comparable. All
+sizes are ours, and smaller than the papers': a verdict is about these sizes. Times: minutes that
+the missing pairs would take on {CORES} cores, at the measured speed; for what was not run, a lower
+bound: the updates of the models of that preset, at the speed of the smaller models that were run.
 """
 
 OWN = "Controls and questions that no paper has; comparisons as above."
@@ -63,7 +64,7 @@ def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
 
 
 _HEADINGS = ("claim", "verdict", "comparisons", "what would decide it")
-_COMPARISON_HEADINGS = ("of", "comparison", "difference", "seeds", "size", "verdict", "file")
+_COMPARISON_HEADINGS = ("of", "comparison", "difference", "pairs", "size", "verdict", "file")
 
 Entry = tuple[Any, Any]
 """A claim, and its comparisons: rows of pandas' tables, whose columns pyright does not know."""
@@ -82,17 +83,18 @@ def _counts(entries: Iterable[Entry], citations: Mapping[str, str]) -> Iterator[
 
 def _claim_row(entry: Entry) -> tuple[str, ...]:
     claim, rows = entry
+    rows = rows[rows.superseded_by == ""]
     counts = {verdict: claim[name] for verdict, name in COUNTS.items() if verdict != NOT_RUN}
     tried = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     return f"`{claim.id}` {claim.claimed}", f"**{claim.verdict}**", tried, _needs(claim, rows)
 
 
 def _needs(claim: Any, rows: Any) -> str:
-    """What a decision lacks: seeds and time, training, or a run."""
+    """What a decision lacks: pairs and time, training, or a run."""
     needs = []
     undecided = rows[rows.verdict == UNDECIDED]
     if claim.verdict == UNDECIDED and len(undecided):
-        needs += [_seeds_of(undecided)]
+        needs += [_pairs_of(undecided)]
     if claim.verdict in (UNDECIDED, NOT_COMPARABLE):
         needs += sorted(set(rows.reason[rows.verdict == NOT_COMPARABLE]))
     if claim.lacks and claim.verdict in (UNDECIDED, NOT_COMPARABLE, NOT_RUN):
@@ -100,25 +102,26 @@ def _needs(claim: Any, rows: Any) -> str:
     return "; ".join(needs)
 
 
-def _seeds_of(undecided: Any) -> str:
-    """The seeds that undecided comparisons need, and their time."""
+def _pairs_of(undecided: Any) -> str:
+    """The pairs that undecided comparisons need, and their time."""
     few = undecided[undecided.n_pairs < 2]
     known = undecided[undecided.n_pairs >= 2]
-    near = known[known.seeds_needed <= MANY_SEEDS]
+    near = known[known.seeds_needed <= MANY_PAIRS]
     parts = []
     if len(few):
-        parts.append(f"more than one seed ({len(few)})")
+        parts.append(f"more than one pair ({len(few)})")
     if len(near):
         minutes = near.minutes.sum()
-        parts.append(f"up to {near.seeds_needed.max():.0f} seeds, {count(minutes)} min")
+        parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {count(minutes)} min")
     if far := len(known) - len(near):
-        parts.append(f"more than {MANY_SEEDS} seeds: differences too small ({far})")
+        parts.append(f"more than {MANY_PAIRS} pairs: differences too small ({far})")
     return ", ".join(parts)
 
 
 def _comparison_row(row: Any) -> tuple[str, ...]:
     context = f" ({row.context})" if row.context else ""
     reason = f": {row.reason}" if row.reason else ""
+    reason += f" (does not count beside {row.superseded_by})" if row.superseded_by else ""
     return (
         f"`{row.id}`",
         row.statement + context,

@@ -86,6 +86,11 @@ class Numbers:
         return " to ".join(dict.fromkeys(ends))
 
     @property
+    def median(self) -> str:
+        """The median, where a few models are far from the others."""
+        return self.text(float(np.median(self.values)))
+
+    @property
     def each(self) -> str:
         """All of them: "53, 56 and 54"."""
         *first, last = map(self.text, self.values.tolist())

@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 import probes
-from studies.engine.readings import Reading, conditions_of, varied
+from studies.engine.readings import Reading, conditions_of, pairs_name, varied
 from studies.engine.results import cell_coordinates, described
 
 MOST_ROWS = 60
@@ -148,7 +148,8 @@ class Table:
         # Not the stored summary: older results have that of the rows of their time.
         summary, coordinates = self.summary(result), varied(result)
         n_seeds = int(summary["n_seeds"].max())
-        note = f"Means over {n_seeds} seeds; brackets: their 95% intervals (Student's t)."
+        over = f"Means over {n_seeds} {pairs_name(result)}"
+        note = f"{over}; brackets: their 95% intervals (Student's t)."
         if n_seeds in BRACKETS:
             note = BRACKETS[n_seeds][0]
         elif n_seeds == 0:

@@ -11,6 +11,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from studies.engine.claims import NOT_RUN, UNDECIDED
+from studies.engine.readings import pairs_name
 from studies.report.table import short
 
 
@@ -21,14 +22,17 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
     if run.empty:
         return None
     n_not_run = len(claims) - len(run)
-    rule = "Difference: mean over seeds, paired, with its 95% interval; verdicts by Holm's method."
+    pairs = pairs_name(result)
+    rule = (
+        f"Difference: mean over {pairs}, paired, with its 95% interval; verdicts by Holm's method."
+    )
     missing = ""
     if n_not_run:
         missing = f" {n_not_run} further claims ask for settings that were not run."
     table = RichTable(
         Column("claim (source)", min_width=26),
         Column("difference", no_wrap=True),
-        Column("seeds", justify="right"),
+        Column(pairs, justify="right"),
         "verdict",
         title="Claims",
         caption=rule + missing,
@@ -40,7 +44,7 @@ def render_claims(result: xr.DataTree) -> RichTable | None:
         cells = (
             _format_effect(comparison),
             f"{comparison.n_pairs:.0f}",
-            _format_verdict(comparison),
+            _format_verdict(comparison, pairs),
         )
         claim = f"{comparison.statement} ({comparison.source})"
         if claim != previous:
@@ -62,15 +66,15 @@ def _format_effect(comparison: Any) -> str:
     return short(comparison.effect) + interval
 
 
-def _format_verdict(comparison: Any) -> str:
-    """The verdict of a comparison, with its reason or the number of seeds that would decide."""
+def _format_verdict(comparison: Any, pairs: str) -> str:
+    """The verdict of a comparison, with its reason or the number of pairs that would decide."""
     verdict = comparison.verdict
     if comparison.reason:
         return f"{verdict}: {comparison.reason}"
     if verdict == UNDECIDED and comparison.n_pairs < 2:
         return f"{verdict}: one seed"
     if verdict == UNDECIDED and np.isfinite(comparison.seeds_needed):
-        return f"{verdict}: {comparison.seeds_needed:.0f} seeds would decide at this spread"
+        return f"{verdict}: {comparison.seeds_needed:.0f} {pairs} would decide at this spread"
     return verdict
 
 

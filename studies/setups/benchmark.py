@@ -15,6 +15,7 @@ from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
 from studies.engine.readings import conditions_of, pairs_of
 from studies.engine.study import Grid, Where
+from studies.engine.training_config import Optimizer
 from studies.report import plots
 from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.pairing import MODELS, PairingSetup
@@ -43,12 +44,19 @@ def grids(*retrievals: int, seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> 
     return tuple({**grid, **models} for grid in of_task)
 
 
-def small(n_steps: int, batch_size: int, learning_rate: float, **sizes: Any) -> dict[str, Any]:
+def small(
+    n_steps: int,
+    batch_size: int,
+    learning_rate: float,
+    optimizer: Optimizer = "adamw",
+    **sizes: Any,
+) -> dict[str, Any]:
     """Settings at laptop size: training, and model sizes, which `sizes` extends or overrides."""
     training = engine.TrainingConfig(
         n_steps=n_steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
+        optimizer=optimizer,
         weight_decay=0.0,
         warmup_steps=200,
         evaluate_every=n_steps // 10,
@@ -71,7 +79,12 @@ def paper(
     departures: Mapping[str, str] | None = None,
 ) -> Preset:
     """The paper's settings."""
-    common = {"scores.n_test": "10000", "training.warmup_steps": "0", "training.clip": "none"}
+    common = {
+        "scores.n_test": "10000",
+        "training.warmup_steps": "0",
+        "training.clip": "none",
+        "training.optimizer": "adamw",
+    }
     given = dict(change.split("=") for change in changes.split())
     return Preset(
         changes=" ".join(f"{name}={value}" for name, value in (common | given).items()),
@@ -211,7 +224,7 @@ def benchmark(
     claims: tuple[Claim, ...] = (),
     views: Mapping[str, Any] | None = None,
 ) -> engine.Study:
-    """The study of a benchmark.
+    """The study of a benchmark. Where a preset has several learning rates, they are tuned.
 
     Args:
         name, question, setup, grids, trained: see `engine.Study`.
@@ -247,6 +260,7 @@ def benchmark(
         presets={"laptop": Preset(changes="scores.n_test=10000"), **presets},
         measures={"value_scores": value_scores} if has_value_scores else {},
         trained=trained,
+        tuned=("training.learning_rate",),
         claims=(*are_better, AS_MANY_PARAMETERS, *claims),
         table=_table(name, grids, shown, readings | dict(further or {}), references),
         views={

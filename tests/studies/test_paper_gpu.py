@@ -52,7 +52,7 @@ def test_the_curve_of_more_instances_shares_its_constant_part(tmp_path):
 def test_the_command_says_what_is_left_and_ends_well_when_there_is_no_time(tmp_path):
     app = Typer()
     app.command()(main)
-    words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0"]
+    words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--minutes", "1e-6"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "Raven (not begun)" in " ".join(done.output.split())
@@ -69,6 +69,7 @@ def test_the_list_can_be_shown_and_wrong_arguments_are_refused(tmp_path):
     assert "python studies/raven_latent_code.py --preset paper model=softmax" in shown.output
     for words, message in (
         (["training.nothing=1"], "training.nothing"),
+        (["--minutes", "0"], "minutes must be greater than 0, got 0.0"),
         (["--device", "cuda:99"], "device must be available here"),
     ):
         done = CliRunner().invoke(app, ["--out", str(tmp_path), "--device", "cpu", *words])

@@ -28,6 +28,7 @@ from studies.ledger import (
 )
 from studies.report.ledger import ledger_page
 from studies.report.pages import loose_words
+from studies.report.verdicts import render_claims
 from tests.contracts.test_studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,17 @@ def test_results_follow_the_schema(path):
     assert result.attrs["study"] in BY_NAME
     assert "+changes" not in result.attrs["git_commits_of_training"]
     assert "/" not in result.attrs["command"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_no_word_of_a_caption_is_lost(path):
+    result = stored_in(path)
+    for table in (BY_NAME[result.attrs["study"]].table.render(result), render_claims(result)):
+        if table is not None:
+            stream = StringIO()
+            Console(width=FILE_WIDTH, file=stream).print(table)
+            words = str(table.caption).split()
+            assert stream.getvalue().split()[-len(words) :] == words
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)

@@ -137,7 +137,7 @@ def test_a_model_without_gates_is_drawn_and_cut_by_its_states(programs, truth, r
 
 
 def test_the_result_can_be_stored(result, tmp_path):
-    result.to_netcdf(tmp_path / "flow.nc", engine="h5netcdf")
+    result.to_netcdf(tmp_path / "flow.nc", engine="netcdf4")
 
 
 def test_a_model_without_gates_is_refused(programs, truth):

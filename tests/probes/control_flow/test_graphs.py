@@ -235,8 +235,8 @@ def test_files_give_the_graph_back(tmp_path: Path):
         (a, b): d for a, b, d in graph.edges(data=True)
     }
 
-    graphs.to_netcdf(tmp_path / "graphs.nc", engine="h5netcdf")
-    with xr.open_dataset(tmp_path / "graphs.nc", engine="h5netcdf") as stored:
+    graphs.to_netcdf(tmp_path / "graphs.nc", engine="netcdf4")
+    with xr.open_dataset(tmp_path / "graphs.nc", engine="netcdf4") as stored:
         again = to_networkx(stored.load(), longest)
         assert nx.utils.graphs_equal(again, graph)
         assert stored.attrs == graphs.attrs

@@ -347,7 +347,7 @@ def test_cells_without_examples_are_nan(tmp_path):
     result = score_control_flow(program_graphs(programs), truth, by=("depth", "correct"))
     assert result["score"].sel(depth="1", correct="True").isnull().all()
     assert (result["examples"].sel(depth="1", correct="True") == 0).all()
-    result.to_netcdf(tmp_path / "scores.nc", engine="h5netcdf")
+    result.to_netcdf(tmp_path / "scores.nc", engine="netcdf4")
 
 
 def test_the_seed_decides():

@@ -246,9 +246,9 @@ def test_wide_codes_are_read_cell_by_cell(tmp_path):
 
     fit, test = wide(0), wide(1)
     for name, data in (("fit", fit), ("test", test)):
-        data.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+        data.to_netcdf(tmp_path / f"{name}.nc", engine="netcdf4")
     on_disk = [
-        xr.open_dataset(tmp_path / f"{name}.nc", engine="h5netcdf") for name in ("fit", "test")
+        xr.open_dataset(tmp_path / f"{name}.nc", engine="netcdf4") for name in ("fit", "test")
     ]
     result = decode(on_disk[0], {"t": on_disk[1]})
     assert not any(data["code"]._in_memory for data in on_disk)

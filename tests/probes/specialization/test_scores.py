@@ -358,8 +358,8 @@ def test_results_repeat_and_are_files(tmp_path):
     observed = [x["specialization"].sel(control="observed") for x in (first, other)]
     xr.testing.assert_equal(*observed)
     assert not other["specialization"].equals(first["specialization"])
-    first.to_netcdf(tmp_path / "result.nc", engine="h5netcdf")
-    with xr.open_dataset(tmp_path / "result.nc", engine="h5netcdf") as read:
+    first.to_netcdf(tmp_path / "result.nc", engine="netcdf4")
+    with xr.open_dataset(tmp_path / "result.nc", engine="netcdf4") as read:
         xr.testing.assert_equal(read.load(), first)
 
 

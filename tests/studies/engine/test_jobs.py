@@ -114,7 +114,7 @@ def test_a_study_stops_when_its_minutes_are_over_and_goes_on_later(tmp_path, mon
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
 def test_a_time_that_is_none_is_refused(minutes):
-    with pytest.raises(ValueError, match=f"minutes must be None or greater than 0, got {minutes}"):
+    with pytest.raises(ValueError, match=f"minutes must be greater than 0, got {minutes}"):
         Resources(minutes=minutes)
 
 

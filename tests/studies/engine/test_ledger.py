@@ -139,8 +139,33 @@ def test_results_of_several_files_count_together():
     assert set(tree["comparisons"]["file"].to_numpy()) == {"r.nc", "s.nc"}
 
 
+CLOSE = [0.60, 0.70, 0.62], [0.59, 0.63, 0.64]
+MORE = [0.80, 0.82, 0.81, 0.80], [0.50, 0.53, 0.51, 0.50]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "verdict"),
+    [
+        # A small run that could not tell does not undo a larger one that could.
+        (CLOSE, MORE, "holds"),
+        # What is decided counts at any size, and so does the largest run.
+        (CLEAR, [[*side, 0.6] for side in CLOSE], "undecided"),
+        (CLEAR[::-1], MORE, "contradicted"),
+        (CLOSE, CLEAR, "undecided"),
+    ],
+)
+def test_an_undecided_comparison_does_not_count_beside_one_with_more_pairs(small, large, verdict):
+    results = {"small.nc": result_with(*small), "large.nc": result_with(*large)}
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
+    assert entry_of(tree, "first")["verdict"] == verdict
+    page = ledger_page(tree, {"someone_2020": PAPER.citation})
+    superseded = (small, large) == (CLOSE, MORE)
+    assert ("undecided (does not count beside large.nc)" in page) == superseded
+    assert ("| `first` a beats b | **holds** | 1 holds |" in page) == superseded
+
+
 def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
-    result = result_with([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
+    result = result_with(*CLOSE)
     tree = ledger({"r.nc": result}, {"someone_2020": PAPER}, REMEDIES)
     needed = int(result["claims"]["seeds_needed"][0])
     comparison = tree["comparisons"].isel(comparison=0)
@@ -156,7 +181,7 @@ def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
 
 def test_one_seed_and_tiny_differences_are_named():
     tree = ledger({"r.nc": result_with([0.6], [0.5])}, {"someone_2020": PAPER}, REMEDIES)
-    assert "more than one seed (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
+    assert "more than one pair (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
     tiny = result_with([0.60, 0.70, 0.62, 0.5], [0.61, 0.69, 0.62, 0.5001])
     tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER}, REMEDIES)
     assert "differences too small (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})

@@ -11,7 +11,7 @@ import tasks
 from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, TransformerConfig
 from studies.engine.checkpoints import Checkpoints
 from studies.engine.folders import RunError
-from studies.engine.training import TrainingError, train
+from studies.engine.training import Deadline, TrainingError, train
 from tests.studies.engine.test_training import (
     CONFIG,
     objective,
@@ -95,6 +95,19 @@ def test_models_trained_together_have_the_numbers_of_training_alone(tmp_path, ch
     assert not torch.allclose(weights[0], weights[1], atol=1e-2)
 
 
+def test_models_share_the_time_of_their_training(tmp_path):
+    now = [0.0]
+
+    def slow(step, size):
+        now[0] += 3.0
+        return in_parts(step, size)
+
+    together = trainees(tmp_path, SHORT)
+    together[0] = replace(together[0], sample=slow)
+    logs = train_all(together, SHORT, deadline=Deadline(math.inf, lambda: now[0]))
+    assert [[entry["seconds"] for entry in log] for log in logs] == [[10.0, 20.0]] * 3
+
+
 def test_each_gradient_is_clipped_by_its_own_norm(tmp_path):
     """One model's loss is a thousand times larger: the others' gradients stay as they are."""
 
@@ -137,9 +150,10 @@ def test_a_group_that_was_killed_ends_in_the_same_weights(tmp_path):
 
 
 def test_models_that_are_behind_catch_up(tmp_path, monkeypatch):
-    """Killed between the checkpoints of the first and the second model."""
-    whole, parts = trainees(tmp_path / "whole", SHORT), trainees(tmp_path / "parts", SHORT)
-    train_all(whole, SHORT)
+    """Killed between the checkpoints of the first and the second model; then all go on."""
+    config = replace(SHORT, n_steps=30)
+    whole, parts = trainees(tmp_path / "whole", config), trainees(tmp_path / "parts", config)
+    train_all(whole, config)
     save = Checkpoints.save
 
     def killed(self, model, state, log, *, best):
@@ -149,11 +163,11 @@ def test_models_that_are_behind_catch_up(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "save", killed)
     with pytest.raises(KeyboardInterrupt):
-        train_all(parts, SHORT)
+        train_all(parts, config)
     monkeypatch.undo()
     assert [tensors_in(it.folder)["step/unembed.W_U"].item() for it in parts] == [20, 10, 10]
-    logs = train_all(trainees(tmp_path / "parts", SHORT), SHORT)
-    assert [[entry["step"] for entry in log] for log in logs] == [[10, 20]] * 3
+    logs = train_all(trainees(tmp_path / "parts", config), config)
+    assert [[entry["step"] for entry in log] for log in logs] == [[10, 20, 30]] * 3
     for ours, theirs in zip(whole, parts, strict=True):
         expected = tensors_in(theirs.folder)
         torch.testing.assert_close(tensors_in(ours.folder), expected, atol=1e-5, rtol=1e-4)

@@ -10,6 +10,7 @@ from torch import nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
+import probes
 from studies.engine import Trained
 from studies.engine.examples import Examples
 from studies.measures import raven, raven_erasure
@@ -234,3 +235,25 @@ def test_erasing_rules_harms_a_model_that_reads_them_from_its_code(model, is_use
     )
     difference = erased - rate.sel(condition="control")
     assert np.allclose(data["effect"].sel(control="control", site="layer 0"), difference)
+
+
+def test_erasures_of_each_feature_are_fitted_on_other_instances_in_each_layer_and_all(monkeypatch):
+    setup, calls, erase = setup_of(n_features=2, n_layers=2), [], probes.erase
+
+    def spy(model, *data, **options):
+        calls.append((*data, options["hooks"], options["outcomes"]["right"]))
+        return erase(model, *data, **options)
+
+    monkeypatch.setattr(probes, "erase", spy)
+    raven_erasure.erasure(untrained(setup), n=30, draws=1)
+    examples = fresh(setup)
+    (fit,), (test,) = (examples.batches("id_unpermuted", 30) for _ in range(2))
+    for feature in range(2):
+        inputs, rules, tested, hooks, right = calls[feature]
+        assert (inputs == fit.inputs).all()
+        assert (tested == test.inputs).all()
+        assert not (tested == inputs).all()
+        assert (rules == fit.latents["rule"][:, feature]).all()
+        assert (right == test.targets[:, feature]).all()
+        layers = {f"layer {i}": f"blocks.{i}.attn.hook_pattern" for i in range(2)}
+        assert hooks == layers | {"all layers": "blocks.*.attn.hook_pattern"}

@@ -66,6 +66,7 @@ def test_differences_are_taken_model_by_model(result):
 def test_a_range_of_equal_numbers_is_one_and_large_numbers_are_whole():
     assert Numbers(np.array([0.501, 0.503])).percent.range == "50"
     assert str(Numbers(np.array([31_000.0, 30_000.0])).whole) == "30,500"
+    assert Numbers(np.array([0.1, 0.1, 0.7])).median == ".1"
     assert Numbers(np.array([0.25])).each == ".25"
     assert Numbers(np.ones(12)).n == "12"
 
@@ -73,6 +74,24 @@ def test_a_range_of_equal_numbers_is_one_and_large_numbers_are_whole():
 def test_one_seed_can_be_chosen(result):
     template = '{{ cells("scores/accuracy", split="ood", group="all", model="b", seed=1) }}'
     assert rendered(result, template) == ".53"
+
+
+def test_models_with_worse_tuned_settings_are_left_out(result):
+    tuned = result.copy()
+    scores = tuned["scores"].to_dataset()
+    chosen = scores["chosen"].copy()
+    chosen[0] = 0
+    tuned["scores"] = xr.DataTree(scores.assign_coords(chosen=chosen))
+    assert rendered(tuned, "{{ " + OOD.format("a") + ".percent.each }}") == "82 and 81"
+
+
+@pytest.mark.parametrize(("minutes", "text"), [(119, "119 minutes"), (121, "2 hours")])
+def test_long_times_are_in_hours(result, minutes, text):
+    slow = result.copy()
+    training = slow["training"].to_dataset()
+    training["seconds"] = 10 * minutes * xr.ones_like(training["seconds"])
+    slow["training"] = xr.DataTree(training)
+    assert rendered(slow, "{{ machine_time() }}") == text
 
 
 def test_settings_verdicts_and_the_table(result):

@@ -1,3 +1,4 @@
+import json
 import re
 from io import StringIO
 
@@ -105,6 +106,29 @@ def test_claims_are_shown_with_effect_interval_and_verdict():
     assert "1 further claims ask for settings that were not run" in text_in_one_line
     result["claims"] = result["claims"].isel(claim=[2])
     assert render_claims(result) is None
+
+
+def test_models_that_differ_in_data_too_are_not_called_seeds():
+    result = two_models([0.80, 0.82, 0.84], [0.50, 0.75, 0.34])
+    claim = Claim("a is better", "ours", OOD, {"model": "a"}, exceeds={"model": "b"})
+    result["claims"] = xr.DataTree(judge(result, [claim], assess(result, None)))
+    axes = json.loads(result.attrs["axes"])
+    axes |= {
+        "pairs": [*axes["pairs"], "task_seed"],
+        "coordinates": [*axes["coordinates"], "task_seed"],
+    }
+    result["scores"] = (
+        result["scores"]
+        .to_dataset()
+        .assign_coords(task_seed=("cell", result["scores"]["seed"].data))
+    )
+    result.attrs["axes"] = json.dumps(axes)
+    text = " ".join(render(render_claims(result)).split())
+    assert "mean over models, paired" in text
+    assert "models would decide" in text
+    assert "seeds" not in text
+    table = Table(title="t", rows=(Row("ood", OOD),))
+    assert "Means over 3 models" in render(table.render(result))
 
 
 def test_conditions_that_are_not_trained_or_still_improve_are_named():
