@@ -325,6 +325,11 @@ IMAGES = benchmark(
             "task.triangles.n_test=60 task.triangles.image_size=48",
             grids(2),
         ),
+        "retrievals": Preset(
+            changes="scores.n_test=10000 training.optimizer=muon "
+            "training.learning_rate=0.002,0.004",
+            grids=grids(1, 3, seeds=3),
+        ),
         # 100 passes over SVHN, 32 images of each data set at a time.
         "paper": paper(
             "d_model=256 d_mlp=512 n_layers=2 d_selection=16 dropout=0.1 n_validation=2000 "
@@ -360,6 +365,11 @@ TEXT = benchmark(
     grids(4),
     {
         "smoke": smoke("n_validation=20", grids(2)),
+        "tuned": Preset(
+            changes="scores.n_test=10000 training.optimizer=muon "
+            "training.learning_rate=0.002,0.004",
+            grids=grids(4, seeds=3),
+        ),
         # An epoch has about 3,150 steps. Windows are computed four at a time, as in the code.
         "paper": paper(
             "d_model=512 d_mlp=2048 n_layers=6 n_heads=8 d_selection=32 dropout=0.1 "
