@@ -128,16 +128,18 @@ def steps_left(job: Sequence[Group]) -> int:
 
 def seconds_per_step(group: Group, device: str, clock: Callable[[], float]) -> float:
     """How long a step of a group takes: by its log, or else measured, without compilation."""
+    # A log has its model's share of the time of the group.
     log = read_log(group[0].folder)
     if len(log) > 1:
         (before, last) = log[-2:]
-        return (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
+        share = (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
+        return share * len(group)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, "models", str(number)) for number in range(len(group))]
         setups = [_in_short(cell.setup) for cell in group]
         run_training(setups, paths, device, deadline=Deadline(math.inf, clock))
         first, second = read_log(paths[0])
-    return (second["seconds"] - first["seconds"]) / MEASURED_STEPS
+    return (second["seconds"] - first["seconds"]) / MEASURED_STEPS * len(group)
 
 
 def _in_short(setup: Any) -> Any:

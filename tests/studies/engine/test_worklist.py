@@ -102,13 +102,12 @@ def test_the_list_is_worked_off_in_order_and_reported(tmp_path, monkeypatch, cap
     assert [each["state"] for each in call["entries"]] == ["finished"] * 3
     assert call["errors"] == {}
     assert call["seconds"] == 168
-    for each, run in zip(ENTRIES, call["entries"], strict=True):
+    for run in call["entries"]:
         result = read_result(tmp_path / run["folder"] / "result.nc")
         assert result["scores"].sizes["cell"] == len(run["cells"])
-        # Of two models trained together, a step has two batches.
-        speed = 1 / each.together
+        # In a second of its share of the time, whether alone or together with others.
         for cell in run["cells"].values():
-            assert cell == {"step": 40, "of": 40, "new_steps": 40, "steps_per_second": speed}
+            assert cell == {"step": 40, "of": 40, "new_steps": 40, "steps_per_second": 1.0}
     assert folders.read_json(tmp_path / "worklist.json") == {"calls": [call]}
     assert call["device"] == "cpu"
     assert "left: nothing" in capsys.readouterr().out
@@ -191,6 +190,18 @@ def test_what_is_expected_of_each_entry(tmp_path, monkeypatch):
     assert [each.expected for each in found] == ["done", "trained", "part", "not"]
     assert [each.steps for each in found] == [0, 40, 40, None]
     assert [each.seconds for each in found] == [0, 80, 40, None]
+
+
+@pytest.mark.usefixtures("no_results")
+def test_the_pace_of_models_that_are_trained_together_is_read_from_their_logs(
+    tmp_path, monkeypatch
+):
+    clock, options = Clock(monkeypatch), options_of(tmp_path)
+    run_list(ENTRIES, options, clock.deadline(46 + 40))
+    now, found = clock.now, forecast(ENTRIES[:2], options, clock.deadline(1000))
+    assert clock.now == now
+    assert [each.steps for each in found] == [0, 20]
+    assert [each.seconds for each in found] == [0, 40]
 
 
 @pytest.mark.usefixtures("no_results")
