@@ -15,8 +15,8 @@
 - Control flow: `capture_control_flow`, `extract_control_flow` (graphs), `match_control_flow` (a
   control), `score_control_flow` (against the true dataflow, beside null models) and `cut` (an
   intervention); `examine_control_flow` runs them all, `sweep_thresholds` varies thresholds.
-  `score_heads` (which pairs a head joins) and `score_timing` (when operations are done) also take
-  models without gates.
+  `score_heads` (which pairs a head joins), `score_reads` (neighbours, fixed places, blur) and
+  `score_timing` (when operations are done) also take models without gates.
 - Loops: `score_steps` (answers after each step), `score_states` (fixed points and cycles),
   `nudge_states` (sensitivity) and `score_halting` (steps taken against steps needed).
 - Modular networks: `score_specialization` (modules and operations); `search_paths`, `score_paths`

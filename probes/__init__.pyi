@@ -27,6 +27,7 @@ from .control_flow.graphs import collapse_columns as collapse_columns
 from .control_flow.graphs import extract_control_flow as extract_control_flow
 from .control_flow.heads import score_heads as score_heads
 from .control_flow.matching import match_control_flow as match_control_flow
+from .control_flow.reads import score_reads as score_reads
 from .control_flow.scores import score_control_flow as score_control_flow
 from .control_flow.sensitivity import sweep_thresholds as sweep_thresholds
 from .control_flow.timing import score_timing as score_timing
