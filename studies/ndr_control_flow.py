@@ -8,150 +8,46 @@ what the answer depends on.
     python studies/ndr_control_flow.py                              # about 40 minutes
     python studies/ndr_control_flow.py --preset smoke
     python studies/ndr_control_flow.py task.direction=forward model=ndr,geometric,lstm
-    python studies/ndr_control_flow.py --preset paper-listops --device cuda --workers 1
+    python studies/ndr_control_flow.py --study ndr_arithmetic
+    python studies/ndr_control_flow.py --study ndr_listops --preset paper --device cuda --workers 1
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from studies import engine
-from studies.engine import metric, read, short
+from studies.claims import ndr as claims
+from studies.claims.ndr import CONTROLS, HABITS, KINDS, SCORES, best_head, broken, flow
+from studies.engine import metric, short
+from studies.engine.study import Grid
 from studies.measures import control_flow as measures
-from studies.report import plots
+from studies.report import drawings, plots
 from studies.report.panels import CONDITIONS, values, values_of
-from studies.setups.expressions import ARITHMETIC, GATED, LAPTOP, LISTOPS, LOOKUP, ROUTERS, by_model
+from studies.setups.expressions import (
+    ARITHMETIC,
+    GATED,
+    LAPTOP,
+    LAPTOP_ARITHMETIC,
+    LAPTOP_LISTOPS,
+    LISTOPS,
+    LOOKUP,
+    ROUTERS,
+    ExpressionSetup,
+    by_model,
+)
 from studies.views import ndr as views
 from studies.views import ndr_maps as maps
 
-# Claims and table
-
-
-def flow(score: str, nodes: str, control: str = "trained") -> engine.Reading:
-    """A score of the graphs against the true dataflow, over all examples."""
-    select: Any = {"depth": "all", "correct": "all", "nodes": nodes, "control": control}
-    return read("control_flow", "score", metric=score, **select)
-
-
-def broken(condition: str, cut: str = "lasting") -> engine.Reading:
-    """The share of right answers that a cut makes wrong, in graphs of changes."""
-    select: Any = {"outcome": "broken", "nodes": "change", "cut": cut}
-    return read("control_flow", "rate", condition=condition, **select)
-
-
-def best_head(role: str, control: str = "trained") -> engine.Reading:
-    """The largest attention of a head to the pairs of a role, or to those of a control."""
-    return read("heads", "best", role=role, control=control)
-
-
-def further_steps(predictor: str) -> engine.Reading:
-    """Steps per level of depth, or per token of length, until an operation is done."""
-    return read("timing", "slope", predictor=predictor, control="trained")
-
-
-KINDS = {"gate": "open gates", "change": "changes"}
-SCORES = {"f1": "edges, F1", "order": "in order", "tau": "tau x 100"}
-CONTROLS = ("shuffled", "untrained")
-HABITS = ("left neighbour", "right neighbour")
 ROLES = (
     "operator reads argument",
     "argument reads operator",
     "operator reads result",
     "readout reads root",
 )
-NDR = {"model": "ndr"}
-BACKWARD = {"direction": "backward"}
-
-
-def claims_of_the_paper() -> Iterator[engine.Claim]:
-    """Claims of the paper's tables, about accuracy."""
-    for than, tables, group, where in (
-        ("transformer", "tables 1 to 3", "all", {}),
-        ("relative", "tables 1 to 3", "all", {}),
-        ("relative_gate", "table 1", "all", BACKWARD),
-        # Only arithmetic and ListOps are tested at depth 7.
-        ("lstm", "tables 2 and 3", "depth 7", {}),
-        ("abs_rel_gate", "table 3", "depth 7", {}),
-    ):
-        yield engine.Claim(
-            f"NDR answers expressions deeper than in training better than {than}",
-            f"Csordás et al. 2021, {tables}",
-            metric("accuracy", "ood", group),
-            NDR | where,
-            {"model": than} | where,
-        )
-    yield engine.Claim(
-        "NDR answers more than 95% of deeper expressions, in every direction",
-        "Csordás et al. 2021, tables 1 to 3",
-        metric("accuracy", "ood"),
-        NDR,
-        0.95,
-    )
-
-    section = "Csordás et al. 2021, section 4"
-    for role in ("operator reads argument", "operator reads result"):
-        yield engine.Claim(
-            f"NDR has a head whose part is: {role}, more than other columns are read",
-            section,
-            best_head(role) - best_head(role, "others"),
-            NDR,
-            0.0,
-        )
-    yield engine.Claim(
-        "Of operations of the same length, NDR does the deeper ones later",
-        section,
-        further_steps("depth"),
-        NDR,
-        0.0,
-    )
-
-
-def claims_of_ours() -> Iterator[engine.Claim]:
-    """Our claims: what should hold if the graphs show the computation."""
-    yield engine.Claim(
-        "NDR learns held-out expressions of depths of training better than transformer",
-        "ours",
-        metric("accuracy", "id"),
-        NDR,
-        {"model": "transformer"},
-        of_learning=True,
-    )
-    yield engine.Claim(
-        "Backward, NDR answers deeper expressions better if it is read at the near mark",
-        "ours",
-        metric("accuracy", "ood"),
-        NDR | BACKWARD | {"readout": "first"},
-        NDR | BACKWARD | {"readout": "last"},
-    )
-    positive = functools.partial(engine.Claim, source="ours", of={}, exceeds=0.0)
-    nulls = [*product(SCORES, CONTROLS), *product(["f1"], HABITS)]
-    for nodes, (score, control) in product(KINDS, nulls):
-        # Gates stay open until the last step, so by gates all columns are done at once.
-        if (nodes, score) != ("gate", "order"):
-            yield positive(
-                f"Graphs of {KINDS[nodes]}: {SCORES[score]} above those of {control} graphs",
-                reading=flow(score, nodes) - flow(score, nodes, control),
-            )
-    yield positive(
-        "Changes show when a column is done, open gates do not: changes are in order more often",
-        reading=flow("order", "change") - flow("order", "gate"),
-    )
-    for kind in ("node", "edge"):
-        for other, name in (
-            (f"{kind} off the path", "one off the path"),
-            (f"no {kind}", "elsewhere"),
-        ):
-            yield positive(
-                f"A cut {kind} on the path breaks more answers than {name}",
-                reading=broken(f"{kind} on the path") - broken(other),
-            )
-    yield positive(
-        "A gate on the path that stays closed breaks more answers than one closed for one step",
-        reading=broken("node on the path") - broken("node on the path", "one step"),
-    )
 
 
 def rows() -> Iterator[engine.Row | engine.Section]:
@@ -178,7 +74,15 @@ def rows() -> Iterator[engine.Row | engine.Section]:
         yield engine.Row(f"{role}, {control}".removesuffix(", trained"), best_head(role, control))
     yield engine.Section("operations done")
     for predictor, label in (("depth", "steps per level"), ("length", "steps per token")):
-        yield engine.Row(label, further_steps(predictor), short)
+        yield engine.Row(label, claims.further_steps(predictor), short)
+    yield engine.Section("reads")
+    yield engine.Row("of a neighbour", claims.NEIGHBOUR)
+    for place, reading in claims.SAME.items():
+        yield engine.Row(f"by read-out, same {place}", reading)
+    for count, reading in claims.SHARP.items():
+        yield engine.Row(f"{count} per level", reading, short)
+    for step, reading in claims.ENTROPY.items():
+        yield engine.Row(f"entropy, step {step}", reading)
 
 
 TABLE = engine.Table(
@@ -195,7 +99,10 @@ TABLE = engine.Table(
     "on, its gate stays closed or attention to one column is set to zero. Best head: attention "
     "at any step to the pairs of columns of a role, mean over pairs, of the head that has most; "
     "others: to columns beside those. Operations done: how the step of the last change goes with "
-    "depth and length of an operation, together.",
+    "depth and length of an operation, together. Reads: share of operations that read the column "
+    "beside theirs; share of examples in which the read-out column reads at the most frequent "
+    "position, or distance, over all lengths; columns with a sharp read, and the step of the last "
+    "one, per level of depth; entropy of attention, in % of that of even attention.",
 )
 
 # Settings
@@ -222,6 +129,19 @@ DEPARTURES = {
 }
 
 
+def smoke(task: str) -> engine.Preset:
+    """A preset of tiny models on a few examples of a task."""
+    return engine.Preset(
+        changes=f"{task} task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
+        "task.n_id=20 task.n_valid=50 task.n_ood=50 n_validation=20 d_model=16 d_mlp=16 n_steps=4 "
+        "n_test_steps=6 d_embed=16 d_hidden=16 n_cells=4 d_cell=4 n_read_heads=1 "
+        "training.stop_at=none training.n_steps=20 training.batch_size=16 "
+        "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 heads.n=40 "
+        "timing.n=40 reads.n=40 drawn.n=1",
+        where=by_model(recurrent="dropout=0.0"),
+    )
+
+
 def paper_arithmetic(changes: str = "") -> engine.Preset:
     """The paper's settings for arithmetic, with changes for all models."""
     return engine.Preset(
@@ -236,16 +156,8 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
     )
 
 
-PRESETS = {
-    "smoke": engine.Preset(
-        changes="task.n_tables=3 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
-        "task.n_compositions=150 task.n_id=20 task.n_valid=50 task.n_ood=50 n_validation=20 "
-        "d_model=16 d_mlp=16 n_steps=4 n_test_steps=6 d_embed=16 d_hidden=16 n_cells=4 d_cell=4 "
-        "n_read_heads=1 training.stop_at=none training.n_steps=20 training.batch_size=16 "
-        "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 heads.n=40 "
-        "timing.n=40 drawn.n=1",
-        where=by_model(recurrent="dropout=0.0"),
-    ),
+LOOKUP_PRESETS = {
+    "smoke": smoke("task.n_tables=3 task.n_compositions=150"),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
         changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "
@@ -263,10 +175,16 @@ PRESETS = {
         ),
         departures=DEPARTURES,
     ),
-    "paper-arithmetic": paper_arithmetic(),
+}
+ARITHMETIC_PRESETS = {
+    "smoke": smoke("task.n_train=300"),
+    "paper": paper_arithmetic(),
     # The rate is constant, so the first 50,000 steps are those of the whole run.
-    "paper-arithmetic-early": paper_arithmetic("training.n_steps=50000"),
-    "paper-listops": engine.Preset(
+    "paper-early": paper_arithmetic("training.n_steps=50000"),
+}
+LISTOPS_PRESETS = {
+    "smoke": smoke("task.n_train=300"),
+    "paper": engine.Preset(
         setup=LISTOPS,
         changes="drawn.n=1",
         grids=({"model": FIVE} | SEEDS,),
@@ -356,28 +274,81 @@ VIEWS = {
         ylabel=DONE,
     ),
     "key_order": maps.key_order,
+    "readout_reads": functools.partial(
+        drawings.matrices,
+        data=values("reads", "readout_reads", control="trained"),
+        y="length",
+        x="position",
+        title="share of examples",
+    ),
+    "blur": functools.partial(
+        plots.lines,
+        data=values("reads", "entropy"),
+        along="step",
+        lines="control",
+        ylabel="entropy of attention / largest",
+        ylim=(-0.02, 1.02),
+    ),
 }
 
-STUDY = engine.Study(
-    name="ndr_control_flow",
-    question="Do gates and attention of a Neural Data Router draw its computation?",
-    setup=LAPTOP,
-    grids=({"model": ("ndr", "transformer"), "seed": (0,)} | BOTH,),
-    where=by_model(ungated="dropout=0.0", recurrent="dropout=0.1"),
-    presets=PRESETS,
-    measures={
-        "control_flow": measures.control_flow,
-        "heads": measures.heads,
-        "timing": measures.timing,
-        "drawn": measures.drawn,
-    },
-    trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.9),
-    claims=(*claims_of_the_paper(), *claims_of_ours()),
-    table=TABLE,
-    views=VIEWS,
-    export=views.export,
+
+def control_flow_study(
+    name: str,
+    question: str,
+    setup: ExpressionSetup,
+    grid: Grid,
+    presets: Mapping[str, engine.Preset],
+    claimed: Sequence[engine.Claim],
+) -> engine.Study:
+    """The study of control flow in one task; arguments: see `engine.Study`."""
+    return engine.Study(
+        name=name,
+        question=question,
+        setup=setup,
+        grids=({"model": ("ndr", "transformer"), "seed": (0,)} | dict(grid),),
+        where=by_model(ungated="dropout=0.0", recurrent="dropout=0.1"),
+        presets=presets,
+        tuned=("training.learning_rate",),
+        measures={
+            "control_flow": measures.control_flow,
+            "heads": measures.heads,
+            "timing": measures.timing,
+            "reads": measures.reads,
+            "drawn": measures.drawn,
+        },
+        trained=engine.TrainedIf(split="id", metric="accuracy", reaches=claims.GOOD),
+        claims=(*claimed, *claims.of_ours()),
+        table=replace(TABLE, title=f"{TABLE.title}: {name.replace('_', ' ')}"),
+        views=VIEWS,
+        export=views.export,
+    )
+
+
+STUDY = control_flow_study(
+    "ndr_control_flow",
+    "Do gates and attention of a Neural Data Router draw its computation?",
+    LAPTOP,
+    BOTH,
+    LOOKUP_PRESETS,
+    (*claims.of_table_lookup(), *claims.of_reads(), *claims.of_near_mark()),
+)
+ARITHMETIC_STUDY = control_flow_study(
+    "ndr_arithmetic",
+    "Do they where the dataflow branches, in sums and products?",
+    LAPTOP_ARITHMETIC,
+    {},
+    ARITHMETIC_PRESETS,
+    (*claims.of_trees(FIVE[:-1], "table 2", faster=True),),
+)
+LISTOPS_STUDY = control_flow_study(
+    "ndr_listops",
+    "Do they in lists, where only some branches count?",
+    LAPTOP_LISTOPS,
+    {},
+    LISTOPS_PRESETS,
+    (*claims.of_trees(FIVE[:-1], "table 3", faster=False), *claims.of_branches()),
 )
 
 
 if __name__ == "__main__":
-    engine.main(STUDY)
+    engine.main(STUDY, ARITHMETIC_STUDY, LISTOPS_STUDY)

@@ -113,7 +113,7 @@ def score_reads(
         _counts(updates & valid[:, None] & (weight >= sharp), depth, draws),
         _blur(weights, valid, draws),
     ]
-    joined = xr.merge(parts, join="exact", compat="identical", combine_attrs="drop")
+    joined = xr.merge(parts, join="exact", compat="identical")
     return joined.assign_attrs(long_name="where columns read", sharp=sharp)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -89,9 +90,31 @@ def timing(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
         is_used = (columns["answer"] == truth["target"]) | (control == "untrained")
         change = columns["change"].where(is_used, 0.0)
         results[control] = probes.score_timing(change >= NODES["change"], truth)
-    dim = xr.Variable("control", list(results), {"long_name": "whose steps"})
-    joined: Any = xr.concat(list(results.values()), dim, join="outer")
-    return joined
+    return _by_control(results)
+
+
+def reads(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
+    """Where columns read, by habit or by content, how sharply, and until which step.
+
+    Args:
+        trained: the trained model and its untrained control.
+        n: number of examples, spread over all depths.
+    """
+    setup = trained.setup
+    if setup.model not in ROUTERS:
+        return None
+    batch, truth = examples_with_truth(trained, n)
+    results = {}
+    for control, model in (("trained", trained.model), ("untrained", trained.untrained)):
+        columns = columns_of(setup, model, batch)
+        results[control] = probes.score_reads(
+            columns["attention"],
+            columns["change"] >= NODES["change"],
+            truth,
+            sharp=LEAST_READ,
+            seed=trained.seed,
+        )
+    return _by_control(results)
 
 
 def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
@@ -130,6 +153,13 @@ def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
     for dim in ("example", "head", "channel"):
         kept = kept.assign_coords({dim: (dim, range(kept.sizes[dim]), {"long_name": dim})})
     return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
+
+
+def _by_control(results: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """The same measure of the trained model and of its control, [control, ...]."""
+    dim = xr.Variable("control", list(results), {"long_name": "which model"})
+    joined: Any = xr.concat(list(results.values()), dim, join="outer")
+    return joined
 
 
 def examples_of_all_depths(trained: engine.Trained, n: int) -> Batch:

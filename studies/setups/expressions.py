@@ -92,7 +92,12 @@ class ExpressionSetup(engine.Setup):
         "valid", "accuracy", protocol="Csordas et al. 2021: deeper validation depths"
     )
     evaluation_batch_size: ClassVar = 250
-    reported: ClassVar = engine.reported("csordas_2021", "ndr_control_flow")
+    # A number applies to cells with the settings of its experiment.
+    reported: ClassVar = tuple(
+        number
+        for study in ("ndr_control_flow", "ndr_arithmetic", "ndr_listops")
+        for number in engine.reported("csordas_2021", study)
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -221,3 +226,13 @@ LAPTOP = changed(
     "training.beta2=0.98",
 )
 """Sizes for two cores, with which models with and without gates learn, found by our own search."""
+OF_LAPTOP = (
+    "task.n_train=50000 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,6 "
+    "task.n_id=400 task.n_valid=1000 task.n_ood=2000 d_model=64 d_mlp=128 n_heads=4 n_steps=10 "
+    "n_test_steps=14 dropout=0.1 attention_dropout=0.0 d_embed=128 d_hidden=128 n_layers=1 "
+    "n_validation=500"
+)
+LAPTOP_ARITHMETIC = changed(
+    replace(ARITHMETIC, training=LAPTOP.training), f"{OF_LAPTOP} task.side=balanced"
+)
+LAPTOP_LISTOPS = changed(replace(LISTOPS, training=LAPTOP.training), OF_LAPTOP)

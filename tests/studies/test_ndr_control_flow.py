@@ -12,6 +12,7 @@ from rich.console import Console
 
 import probes
 import tasks
+from studies.claims.ndr import CONTROLS, HABITS, KINDS, broken, flow
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
@@ -19,16 +20,7 @@ from studies.engine.fairness import assess
 from studies.engine.trained import initial_model
 from studies.measures import control_flow as measures
 from studies.measures.control_flow import examples_of_all_depths
-from studies.ndr_control_flow import (
-    CONTROLS,
-    HABITS,
-    KINDS,
-    PRESETS,
-    STUDY,
-    TABLE,
-    broken,
-    flow,
-)
+from studies.ndr_control_flow import ARITHMETIC_STUDY, LISTOPS_STUDY, STUDY, TABLE
 from studies.setups import expressions
 from studies.setups.expressions import GATED, MODELS, PAPERS_LISTOPS, RECURRENT, ROUTERS
 from studies.views import ndr as views
@@ -97,7 +89,7 @@ def test_the_result_has_scores_by_depth_and_control_flow_of_models_with_columns(
     known = flows["score"].sel(metric="recall", depth="all", correct="all", control="trained")
     assert known.sel(nodes="change").notnull().to_numpy().tolist() == [True, False, True]
     assert known.sel(nodes="gate").notnull().to_numpy().tolist() == [True, False, False]
-    for part, name in (("heads", "best"), ("drawn", "attention")):
+    for part, name in (("heads", "best"), ("reads", "entropy"), ("drawn", "attention")):
         values = result[part][name].transpose("cell", ...)
         assert values.notnull().any(values.dims[1:]).to_numpy().tolist() == [True, False, True]
     assert result["timing"]["step_of_depth"].dims == ("cell", "control", "depth")
@@ -193,7 +185,6 @@ def test_a_row_that_is_younger_than_a_result_is_left_out(result):
         ("smoke", "router.d_model=3", "unknown setting 'router.d_model'"),
         ("smoke", "task.n_tables=40", "n_tables"),
         ("smoke", "n_validation=50", "n_validation must be less than task.n_valid = 50"),
-        ("paper-listops", "task.direction=forward", "unknown setting 'task.direction'"),
     ],
 )
 def test_wrong_settings_get_a_clear_error(preset, change, message):
@@ -201,23 +192,30 @@ def test_wrong_settings_get_a_clear_error(preset, change, message):
         STUDY.plan(preset, [change])
 
 
-def cells_of(preset, *changes):
+def test_a_setting_of_another_task_is_unknown():
+    with pytest.raises(ValueError, match=r"unknown setting 'task\.direction'"):
+        LISTOPS_STUDY.plan("paper", ["task.direction=forward"])
+
+
+def cells_of(study, preset, *changes):
     some = [f"model={','.join(MODELS)}", *changes]
-    cells = STUDY.plan(preset, some).cells
+    cells = study.plan(preset, some).cells
     return {cell.model: cell for cell in cells if getattr(cell.task, "direction", "") != "backward"}
 
 
-SMALL = {
-    "paper-arithmetic": ["task.n_train=600", "task.n_id=100"],
-    "paper-listops": ["task.n_train=600", "task.n_id=100"],
-}
+STUDIES = (STUDY, ARITHMETIC_STUDY, LISTOPS_STUDY)
+ALL_PRESETS = [
+    pytest.param(study, preset, id=f"{study.name}, {preset}")
+    for study in STUDIES
+    for preset in ("laptop", *study.presets)
+]
 
 
-@pytest.mark.parametrize("preset", ["laptop", *PRESETS])
-def test_every_preset_builds_its_models_and_their_losses_are_finite(preset):
-    cells = cells_of(
-        preset, *SMALL.get(preset, []), *(["task.direction=forward"] * (preset == "near-mark"))
-    )
+@pytest.mark.parametrize(("study", "preset"), ALL_PRESETS)
+def test_every_preset_builds_its_models_and_their_losses_are_finite(study, preset):
+    small = ["task.n_train=600", "task.n_id=100"] if study is not STUDY else []
+    forward = ["task.direction=forward"] if preset == "near-mark" else []
+    cells = cells_of(study, preset, *small, *forward)
     assert set(cells) == set(MODELS)
     for name, cell in cells.items():
         model = cell.build(torch.Generator().manual_seed(0))
@@ -230,7 +228,7 @@ def test_every_preset_builds_its_models_and_their_losses_are_finite(preset):
 
 
 def test_the_laptop_preset_has_its_own_sizes():
-    cells = cells_of("laptop")
+    cells = cells_of(STUDY, "laptop")
     sizes = ("d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "dropout", "gate_dropout")
     training = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
     budget = (12_000, 128, 2e-3, 0.1, 5.0, 1000)
@@ -250,24 +248,24 @@ def test_the_laptop_preset_has_its_own_sizes():
     assert (ndr.training.final_learning_rate, ndr.training.evaluate_every) == (0.1, 500)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_chooses_the_checkpoint_is_not_all_of_valid(preset):
-    for cell in STUDY.plan(preset).cells:
+@pytest.mark.parametrize(("study", "preset"), ALL_PRESETS)
+def test_what_chooses_the_checkpoint_is_not_all_of_valid(study, preset):
+    for cell in study.plan(preset).cells:
         assert cell.n_validation < cell.task.n_valid
 
 
 @pytest.mark.parametrize(
-    ("preset", "n_cells", "numbers"),
+    ("study", "preset", "n_cells", "numbers"),
     [
         # Both directions, in distribution and out of it, for eight models.
-        ("paper", 80, 32),
-        ("paper-arithmetic", 25, 10),
-        ("paper-arithmetic-early", 25, 5),
-        ("paper-listops", 25, 10),
+        (STUDY, "paper", 80, 32),
+        (ARITHMETIC_STUDY, "paper", 25, 10),
+        (ARITHMETIC_STUDY, "paper-early", 25, 5),
+        (LISTOPS_STUDY, "paper", 25, 10),
     ],
 )
-def test_cells_have_the_numbers_of_the_paper(preset, n_cells, numbers):
-    cells = STUDY.plan(preset).cells
+def test_cells_have_the_numbers_of_the_paper(study, preset, n_cells, numbers):
+    cells = study.plan(preset).cells
     assert len(cells) == n_cells
     assert {cell.seed for cell in cells} == set(range(5))
     found = {number for cell in cells for number in cell.paper()}
@@ -281,7 +279,7 @@ def test_cells_have_the_numbers_of_the_paper(preset, n_cells, numbers):
 
 
 def test_models_have_the_dropout_and_the_bias_of_their_settings():
-    cell = replace(cells_of("smoke", "task.direction=forward")["ndr"], initial_s_bias=-1.5)
+    cell = replace(cells_of(STUDY, "smoke", "task.direction=forward")["ndr"], initial_s_bias=-1.5)
     cell = replace(cell, dropout=0.3, attention_dropout=0.2, gate_dropout=0.1)
     for name in ROUTERS:
         model = replace(cell, model=name).build(torch.Generator().manual_seed(0))
@@ -679,7 +677,7 @@ def test_a_listops_model_gets_the_papers_expression():
         "n_validation=20",
     ]
     small = ["d_model=16", "d_mlp=8", "n_heads=2", "n_test_steps=3", "model=relative", "seed=0"]
-    (cell,) = STUDY.plan("paper-listops", changes + small).cells
+    (cell,) = LISTOPS_STUDY.plan("paper", changes + small).cells
     found = measures.drawn(trained_of(cell), n=1)
     (number,) = np.flatnonzero(found["tokens"] == f"BOS {PAPERS_LISTOPS} EOS")
     assert found["target"][number] == "4"

@@ -135,6 +135,11 @@ def test_a_read_is_sharp_by_its_weight_in_a_column_that_updates(truth):
     assert (enough["mean_count"] > 0).all()
 
 
+def test_all_that_is_returned_has_a_name(truth):
+    result = score_reads(even(truth), updates(truth, truth["level"].to_numpy()), truth)
+    assert all(variable.attrs["long_name"] for variable in result.variables.values())
+
+
 def test_of_one_depth_there_is_no_slope(truth):
     some = truth.isel(example=truth["depth"].to_numpy() == 4)
     steps = some["level"].to_numpy()

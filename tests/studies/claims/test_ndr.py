@@ -1,0 +1,229 @@
+"""Claims about the Neural Data Router: which results they hold for, and which contradict them."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from studies.claims.ndr import learning_steps
+from studies.engine.claims import judge
+from studies.ndr_control_flow import ARITHMETIC_STUDY, LISTOPS_STUDY, STUDY
+from tests.studies.engine.synthetic import result_of
+
+SEEDS = 4
+STEPS = np.array([100, 200, 400, 800])
+LOOKUP = {
+    # Right answers, in percent: forward id and ood, backward id and ood.
+    "lstm": (100, 100, 60, 20),
+    "dnc": (100, 100, 60, 20),
+    "transformer": (80, 15, 80, 15),
+    "relative": (80, 25, 80, 15),
+    "geometric": (85, 20, 80, 20),
+    "relative_gate": (100, 99, 100, 20),
+    "abs_rel_gate": (100, 98, 100, 98),
+    "ndr": (100, 100, 100, 100),
+}
+TREES = {"lstm": 70, "transformer": 50, "relative": 75, "abs_rel_gate": 80, "ndr": 98}
+HABITS = {
+    # Of NDR, and of models that are not asked for: position rather than distance.
+    "ndr": {"neighbour": 0.8, "position": 0.9, "offset": 0.2, "sharp": 1.05, "late": 0.2},
+    "relative": {"neighbour": 0.3, "position": 0.4, "offset": 0.4, "sharp": 0.2, "late": 0.7},
+    "relative_gate": {"neighbour": 0.8, "position": 0.2, "offset": 0.9, "sharp": 1, "late": 0.3},
+}
+FIRST = 0.3
+"""The blur of attention at the first step."""
+
+
+class AllAlike:
+    def objections(self, first, second, *, of_learning=False):
+        return ""
+
+
+def jitter(seed):
+    return 0.001 * (seed - (SEEDS - 1) / 2)
+
+
+def lookup(models=LOOKUP, **changed):
+    """A result of table lookup with these right answers in percent."""
+    rows = [
+        {"model": model, "direction": direction, "seed": seed, "id": right[at] / 100}
+        | {"ood": right[at + 1] / 100 + jitter(seed)}
+        for model, right in (dict(models) | changed).items()
+        for at, direction in ((0, "forward"), (2, "backward"))
+        for seed in range(SEEDS)
+    ]
+    return with_curves(result_of(rows))
+
+
+def trees(steps=None, **changed):
+    """A result of arithmetic or ListOps; steps until a model has learned, 200 for NDR."""
+    rows = [
+        {"model": model, "seed": seed, "id": 0.99 + jitter(seed), "ood": right / 100 + jitter(seed)}
+        for model, right in (TREES | changed).items()
+        for seed in range(SEEDS)
+    ]
+    return with_curves(result_of(rows), {"ndr": 200} | (steps or {}))
+
+
+def with_curves(tree, steps=None):
+    """A result with curves that rise to 1 at a step, or never."""
+    scores = tree["scores"].to_dataset()
+    learned = np.array([(steps or {}).get(model, 10_000) for model in scores["model"].data])
+    curve = np.where(learned[:, None] <= STEPS, 1.0, 0.2)
+    training = tree["training"].to_dataset().drop_vars("seconds")
+    training["accuracy"] = (
+        ("cell", "split", "group", "train_step"),
+        np.stack([curve, curve], 1)[:, :, None],
+    )
+    training["updates"] = ("cell", np.full(len(learned), STEPS[-1]))
+    coords = {"split": ["id", "valid"], "group": ["all"], "train_step": STEPS}
+    tree["training"] = xr.DataTree(training.assign_coords(coords))
+    return tree
+
+
+def with_reads(tree, **changed):
+    """A result of table lookup with what `measures.reads` gives."""
+    models = tree["scores"]["model"].to_numpy()
+    of = HABITS | {name: HABITS[name] | values for name, values in changed.items()}
+    unknown = dict.fromkeys(HABITS["ndr"], np.nan)
+    seeds = tree["scores"]["seed"].to_numpy()
+
+    def column(name):
+        return np.array([of.get(model, unknown)[name] for model in models]) + jitter(seeds)
+
+    first = np.where(np.isfinite(column("late")), FIRST, np.nan)
+    data = xr.Dataset(
+        {
+            "neighbour": (("cell", "control"), column("neighbour")[:, None]),
+            "same": (
+                ("cell", "control", "place"),
+                np.stack([column("position"), column("offset")], 1)[:, None],
+            ),
+            "slope": (
+                ("cell", "control", "count"),
+                np.stack([column("sharp"), column("sharp")], 1)[:, None],
+            ),
+            "entropy": (
+                ("cell", "control", "step"),
+                np.stack([first, first, first, column("late")], 1)[:, None],
+            ),
+        },
+        {
+            "control": ["trained"],
+            "place": ["position", "offset"],
+            "count": ["sharp reads", "last step"],
+            "step": [1, 2, 3, 4],
+        },
+    )
+    tree["reads"] = xr.DataTree(data)
+    return tree
+
+
+def verdicts(study, tree, beginning):
+    """Verdicts by context of the one claim that begins so."""
+    claims = [claim for claim in study.claims if claim.statement.startswith(beginning)]
+    assert len(claims) == 1, beginning
+    found = judge(tree, claims, AllAlike())
+    contexts = found["context"].to_numpy().tolist()
+    return dict(zip(contexts, found["verdict"].to_numpy().tolist(), strict=True))
+
+
+def alike(verdict, *contexts):
+    return dict.fromkeys(contexts or [""], verdict)
+
+
+BOTH = ("direction forward", "direction backward")
+
+
+@pytest.mark.parametrize(
+    ("beginning", "contexts", "changed"),
+    [
+        ("NDR answers more than 95%", BOTH, {"ndr": (100, 90, 100, 90)}),
+        ("lstm answers more than 95%", (), {"lstm": (100, 90, 60, 20)}),
+        ("lstm answers less than half", (), {"lstm": (100, 100, 100, 55)}),
+        ("dnc answers more than 95%", (), {"dnc": (100, 90, 60, 20)}),
+        ("transformer answers less than half", BOTH, {"transformer": (90, 60, 90, 60)}),
+        ("relative answers less than half", BOTH, {"relative": (90, 60, 90, 60)}),
+        ("geometric answers less than half", BOTH, {"geometric": (90, 60, 90, 60)}),
+        ("relative_gate answers more than 95%", (), {"relative_gate": (100, 80, 100, 20)}),
+        ("relative_gate answers less than half", (), {"relative_gate": (100, 99, 100, 70)}),
+        ("abs_rel_gate answers more than 95%", BOTH, {"abs_rel_gate": (100, 90, 100, 90)}),
+        ("Geometric attention without the gate", BOTH, {"ndr": (70, 10, 70, 10)}),
+        ("Without gates, relative", BOTH, {"relative": (95, 20, 95, 20)}),
+    ],
+)
+def test_accuracy_on_table_lookup(beginning, contexts, changed):
+    assert verdicts(STUDY, lookup(), beginning) == alike("holds", *contexts)
+    # Differences without spread are decided, too.
+    other = verdicts(STUDY, lookup(**changed), beginning)
+    assert other == alike("contradicted", *contexts)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "changed"),
+    [
+        ("Backward, NDR's columns read a neighbour", {"ndr": {"neighbour": 0.4}}),
+        ("Backward, its read-out column", {"ndr": {"position": 0.2, "offset": 0.9}}),
+        ("Backward, the number of NDR's", {"ndr": {"sharp": 0.5}}),
+        ("Backward, the last step of NDR's", {"ndr": {"sharp": 1.5}}),
+        ("Backward, the read-out column of relative_gate", {"relative_gate": {"offset": 0.1}}),
+    ],
+)
+def test_reads_on_backward_table_lookup(beginning, changed):
+    assert verdicts(STUDY, with_reads(lookup()), beginning) == alike("holds")
+    other = verdicts(STUDY, with_reads(lookup(), **changed), beginning)
+    assert other == alike("contradicted")
+
+
+def test_blur_of_attention():
+    for beginning in (
+        "The attention of relative is more blurred at step 4 than at the first",
+        "The attention of relative is more blurred at step 4 than that of NDR",
+    ):
+        tree = with_reads(lookup())
+        assert verdicts(STUDY, tree, beginning) == alike("holds", *BOTH)
+        sharp = with_reads(lookup(), relative={"late": 0.1})
+        assert verdicts(STUDY, sharp, beginning) == alike("contradicted", *BOTH)
+
+
+@pytest.mark.parametrize("study", [ARITHMETIC_STUDY, LISTOPS_STUDY], ids=lambda s: s.name)
+def test_accuracy_on_trees(study):
+    claims = [one for one in study.claims if "table" in one.source and "steps" not in one.statement]
+    assert len(claims) == 5 + 4 + 1
+    found = judge(trees(), claims, AllAlike())
+    assert set(found["verdict"].to_numpy()) == {"holds"}
+    worse = trees(ndr=40)
+    assert verdicts(
+        study, worse, "NDR answers expressions deeper than in training better than l"
+    ) == (alike("contradicted"))
+    assert verdicts(study, worse, "ndr answers more than 95%") == alike("contradicted")
+
+
+def test_learning_takes_others_twice_the_steps():
+    """NDR learns in 200 steps; the others after 800, or never, which counts as 800."""
+    beginning = "{} needs more steps than NDR until 90% of deeper expressions are right, 2 times"
+    tree = trees({"lstm": 800, "transformer": 200, "relative": 400})
+    expected = {"lstm": "holds", "transformer": "contradicted", "abs_rel_gate": "holds"}
+    for model, verdict in expected.items():
+        assert verdicts(ARITHMETIC_STUDY, tree, beginning.format(model)) == alike(verdict)
+    steps = learning_steps("valid").values(tree)
+    models = tree["scores"]["model"].to_numpy()
+    for model, number in (("ndr", 200), ("lstm", 800), ("relative", 400), ("abs_rel_gate", 800)):
+        assert 2 ** steps[models == model] == pytest.approx(number)
+    assert np.isnan(learning_steps("ood").values(tree)).all()
+
+
+def test_parts_of_heads_are_claimed_of_ndr_and_of_the_relative_baseline():
+    tree = trees()
+    models = tree["scores"]["model"].to_numpy()
+    best = np.where(models == "ndr", 0.8, 0.2)[:, None, None] + np.zeros((1, 2, 2))
+    best[:, 1] = 0.4
+    best += jitter(tree["scores"]["seed"].to_numpy())[:, None, None] * np.array([1, 0])[:, None]
+    roles = ["operator reads argument", "operator reads result"]
+    coords = {"control": ["trained", "others"], "role": roles}
+    tree["heads"] = xr.DataTree(xr.Dataset({"best": (("cell", "control", "role"), best)}, coords))
+    for role in roles:
+        ours, baseline = (
+            f"{name} has a head whose part is: {role}" for name in ("NDR", "relative")
+        )
+        assert verdicts(LISTOPS_STUDY, tree, ours) == alike("holds")
+        assert verdicts(LISTOPS_STUDY, tree, baseline) == alike("contradicted")
