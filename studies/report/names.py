@@ -26,6 +26,7 @@ KNOWN = {
     "abs_rel_gate": ("abs/rel, gate", "#e69f00"),
     "relative": ("relative", "#66ccee"),
     "transformer": ("transformer", "#4477aa"),
+    "act": ("transformer, halting", "#117733"),
     "lstm": ("LSTM", "#000000"),
     "bilstm": ("BiLSTM", "#999999"),
     "dnc": ("DNC", "#882255"),

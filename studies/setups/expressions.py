@@ -24,7 +24,12 @@ GEOMETRIC = ("ndr", "geometric")
 GATED = ("ndr", "abs_rel_gate", "relative_gate")
 """Models with gates, which can be read as control flow."""
 
-ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", "transformer")
+ADAPTIVE = "act"
+"""The transformer with adaptive computation time: a Universal Transformer, each of whose columns
+halts when it will (Dehghani et al. 2019)."""
+
+ABSOLUTE = ("transformer", ADAPTIVE)
+ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", *ABSOLUTE)
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
 
@@ -33,7 +38,7 @@ PAPERS_LISTOPS = "[SM [MED [MIN 1 7 4 [MAX 2 4 0 8 9 ] ] 7 ] 5 [MED 8 5 8 ] 0 7 
 
 OF_ROUTERS = frozenset(
     {"d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "attention_dropout", "gate_dropout"}
-    | {"embedding_init", "initial_s_bias", "readout"}
+    | {"embedding_init", "initial_s_bias", "readout", "ponder_weight"}
 )
 OF_RECURRENT = frozenset({"d_embed", "d_hidden"})
 OF_LSTMS, OF_DNC = frozenset({"n_layers"}), frozenset({"n_cells", "d_cell", "n_read_heads"})
@@ -61,12 +66,15 @@ class ExpressionSetup(engine.Setup):
             farther a column attends at first.
         readout: whether a router is read out at the mark before the first token or at the one
             after the last; recurrent models are always read out at the last.
+        ponder_weight: weight in the loss of the ponder cost of `act`, the mean over columns of
+            their steps and remainders.
         d_embed, d_hidden: widths of a recurrent model's embedding and state.
         n_layers: layers of an LSTM or BiLSTM; the DNC's controller has one.
         n_cells, d_cell, n_read_heads: sizes of the DNC's memory.
 
     Raises:
-        ValueError: `n_validation` leaves no example of `valid` for measures.
+        ValueError: `n_validation` leaves no example of `valid` for measures, or `ponder_weight` is
+            negative.
     """
 
     task: TableLookupConfig | ArithmeticConfig | ListOpsConfig
@@ -81,6 +89,7 @@ class ExpressionSetup(engine.Setup):
     embedding_init: EmbeddingInit = "by model"
     initial_s_bias: float = 0.0
     readout: Literal["first", "last"] = "last"
+    ponder_weight: float = 0.01
     d_embed: int = 16
     d_hidden: int = 200
     n_layers: int = 1
@@ -106,6 +115,8 @@ class ExpressionSetup(engine.Setup):
                 f"n_validation must be less than task.n_valid = {self.task.n_valid}, so that "
                 f"measures have examples of `valid`, got {self.n_validation}"
             )
+        if self.ponder_weight < 0:
+            raise ValueError(f"ponder_weight must be at least 0, got {self.ponder_weight}")
 
     @property
     def splits(self) -> dict[str, Any]:
@@ -127,6 +138,15 @@ class ExpressionSetup(engine.Setup):
         more = {"n_steps": self.n_test_steps} if self.model in ROUTERS else {}
         return model(batch.inputs, **more)
 
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
+        if self.model != ADAPTIVE:
+            return super().loss(model, batch, step)
+        logits, cost = cast(mechanisms.NeuralDataRouter, model).forward_with_cost(batch.inputs)
+        # Each sequence has a mark before it and one after it.
+        n_columns = (batch.inputs >= 0).sum(1) + 2
+        used = torch.arange(cost.shape[1], device=cost.device) < n_columns[:, None]
+        return engine.cross_entropy(logits.float(), batch) + self.ponder_weight * cost[used].mean()
+
     def groups(self, batch: Batch) -> dict[str, Tensor]:
         depths = range(1, self.task.ood_depths[1] + 1)
         return {f"depth {depth}": batch.latents["depth"] == depth for depth in depths}
@@ -139,17 +159,20 @@ class ExpressionSetup(engine.Setup):
             return OF_ROUTERS | (OF_LSTMS if self.model == "dnc" else OF_DNC)
         gate = frozenset() if self.model in GATED else {"gate_dropout"}
         bias = frozenset() if self.model in GEOMETRIC else {"initial_s_bias"}
-        attention = {"attention_dropout"} if self.model == "transformer" else frozenset()
-        return OF_RECURRENT | OF_LSTMS | OF_DNC | gate | bias | attention
+        attention = {"attention_dropout"} if self.model in ABSOLUTE else frozenset()
+        ponder = frozenset() if self.model == ADAPTIVE else {"ponder_weight"}
+        return OF_RECURRENT | OF_LSTMS | OF_DNC | gate | bias | attention | ponder
 
     def _router(self, generator: torch.Generator) -> nn.Module:
         config = mechanisms.NeuralDataRouterConfig.named(
-            cast(Any, self.model),
+            cast(Any, "transformer" if self.model == ADAPTIVE else self.model),
             **self._sizes("d_model", "d_mlp", "n_heads", "n_steps"),
             attention_dropout=self.attention_dropout,
             gate_dropout=self.gate_dropout,
         )
         config = replace(config, readout=self.readout)
+        if self.model == ADAPTIVE:
+            config = replace(config, halting=mechanisms.HaltingConfig(rule="tensor2tensor"))
         if self.embedding_init != "by model":
             config = replace(config, embedding_init=self.embedding_init)
         model = mechanisms.NeuralDataRouter(config, generator=generator)
@@ -181,7 +204,7 @@ def by_model(
         recurrent: of recurrent models.
         models: of single models, instead of those of their kind.
     """
-    kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", "transformer"): ungated}
+    kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", *ABSOLUTE): ungated}
     kinds |= {RECURRENT: recurrent}
     return {"model": {model: text for names, text in kinds.items() for model in names} | models}
 

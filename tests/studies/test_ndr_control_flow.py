@@ -233,7 +233,7 @@ def test_the_laptop_preset_has_its_own_sizes():
     training = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
     budget = (12_000, 128, 2e-3, 0.1, 5.0, 1000)
     for name in ROUTERS:
-        dropout = 0.0 if name in ("transformer", "relative") else 0.2
+        dropout = 0.0 if name in ("transformer", "act", "relative") else 0.2
         values = [getattr(cells[name], size) for size in sizes]
         assert values == [64, 128, 4, 11, 14, dropout, 0.1]
     for cell in cells.values():
@@ -285,7 +285,7 @@ def test_models_have_the_dropout_and_the_bias_of_their_settings():
         model = replace(cell, model=name).build(torch.Generator().manual_seed(0))
         config = model.config
         assert (config.dropout, config.feed_forward.dropout) == (0.3, 0.3)
-        if name != "transformer":
+        if name not in ("transformer", "act"):
             # The paper's transformer has no dropout in its attention.
             assert config.attention.query_dropout == 0.2
         if name in GATED:
@@ -294,6 +294,32 @@ def test_models_have_the_dropout_and_the_bias_of_their_settings():
             assert (model.core.attn.s_bias == -1.5).all()
     for name in RECURRENT:
         assert replace(cell, model=name).build(torch.Generator()).config.dropout == 0.3
+
+
+def test_a_halting_transformer_pays_for_the_steps_of_its_columns():
+    cell = cells_of(STUDY, "smoke", "task.direction=forward", "ponder_weight=0.5")["act"]
+    plain = replace(cell, model="transformer")
+    network = cell.build(torch.Generator().manual_seed(0)).eval()
+    batch = cell.sampler().batch("train", 0, 40)
+    n_columns = batch.latents["length"] + 2
+    assert len(n_columns.unique()) > 1
+    _, cost = network.forward_with_cost(batch.inputs)
+    by_hand = torch.cat([row[:n] for row, n in zip(cost, n_columns, strict=True)]).mean()
+    difference = cell.loss(network, batch, 0) - plain.loss(network, batch, 0)
+    torch.testing.assert_close(difference, 0.5 * by_hand)
+    assert 0 < by_hand < cell.n_steps + 1
+    assert plain.build(torch.Generator().manual_seed(0)).core.halt is None
+    # Its states change until the last step, as in the code of its authors.
+    assert network.config.halting.rule == "tensor2tensor"
+    with pytest.raises(ValueError, match="ponder_weight must be at least 0, got -1"):
+        replace(cell, ponder_weight=-1.0)
+
+
+def test_the_control_flow_of_a_halting_transformer_is_that_of_its_changes():
+    cell = cells_of(STUDY, "smoke", "task.direction=forward")["act"]
+    flows = measures.control_flow(trained_of(cell), 20)
+    assert flows["nodes"].to_numpy().tolist() == ["change"]
+    assert measures.reads(trained_of(cell), 20).sizes["step"] == cell.n_test_steps
 
 
 def test_recurrent_models_are_trained_once_for_all_settings_of_routers():
