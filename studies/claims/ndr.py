@@ -154,6 +154,14 @@ def of_table_lookup() -> Iterator[Claim]:
         {"model": "geometric"},
         of_learning=True,
     )
+    yield Claim(
+        "NDR answers deeper expressions better than without the direction in its attention",
+        f"{PAPER}, section 2",
+        accuracy("ood"),
+        NDR,
+        {"model": "ndr_undirected"},
+        of_learning=True,
+    )
     yield learns_faster("abs_rel_gate", "id", "section 3.1")
     for model in ("transformer", "relative", "geometric"):
         yield Claim(

@@ -21,6 +21,7 @@ KNOWN = {
     "compositional": ("compositional", "#332288"),
     "transformer_xl": ("Transformer-XL", "#117733"),
     "ndr": ("NDR", "#cc3311"),
+    "ndr_undirected": ("NDR, no direction", "#aa3377"),
     "geometric": ("geometric, no gate", "#ee6677"),
     "relative_gate": ("relative, gate", "#ddcc77"),
     "abs_rel_gate": ("abs/rel, gate", "#e69f00"),

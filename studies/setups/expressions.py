@@ -20,8 +20,12 @@ TASKS: dict[type, Any] = {
     ArithmeticConfig: tasks.Arithmetic,
     ListOpsConfig: tasks.ListOps,
 }
-GEOMETRIC = ("ndr", "geometric")
-GATED = ("ndr", "abs_rel_gate", "relative_gate")
+UNDIRECTED = "ndr_undirected"
+"""The Neural Data Router whose attention does not know which keys are to the left."""
+
+NDRS = ("ndr", UNDIRECTED)
+GEOMETRIC = (*NDRS, "geometric")
+GATED = (*NDRS, "abs_rel_gate", "relative_gate")
 """Models with gates, which can be read as control flow."""
 
 ADAPTIVE = "act"
@@ -29,7 +33,7 @@ ADAPTIVE = "act"
 halts when it will (Dehghani et al. 2019)."""
 
 ABSOLUTE = ("transformer", ADAPTIVE)
-ROUTERS = ("ndr", "geometric", "abs_rel_gate", "relative_gate", "relative", *ABSOLUTE)
+ROUTERS = (*NDRS, "geometric", "abs_rel_gate", "relative_gate", "relative", *ABSOLUTE)
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
 
@@ -165,7 +169,7 @@ class ExpressionSetup(engine.Setup):
 
     def _router(self, generator: torch.Generator) -> nn.Module:
         config = mechanisms.NeuralDataRouterConfig.named(
-            cast(Any, "transformer" if self.model == ADAPTIVE else self.model),
+            cast(Any, {ADAPTIVE: "transformer", UNDIRECTED: "ndr"}.get(self.model, self.model)),
             **self._sizes("d_model", "d_mlp", "n_heads", "n_steps"),
             attention_dropout=self.attention_dropout,
             gate_dropout=self.gate_dropout,
@@ -178,6 +182,9 @@ class ExpressionSetup(engine.Setup):
         model = mechanisms.NeuralDataRouter(config, generator=generator)
         if isinstance(model.core.attn, mechanisms.GeometricAttention):
             nn.init.constant_(model.core.attn.s_bias, self.initial_s_bias)
+            if self.model == UNDIRECTED:
+                del model.core.attn.scale_pos
+                model.core.attn.register_buffer("scale_pos", torch.zeros(1))
         return model
 
     def _recurrent(self, generator: torch.Generator) -> nn.Module:

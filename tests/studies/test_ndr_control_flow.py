@@ -22,7 +22,7 @@ from studies.measures import control_flow as measures
 from studies.measures.control_flow import examples_of_all_depths
 from studies.ndr_control_flow import ARITHMETIC_STUDY, LISTOPS_STUDY, STUDY, TABLE
 from studies.setups import expressions
-from studies.setups.expressions import GATED, MODELS, PAPERS_LISTOPS, RECURRENT, ROUTERS
+from studies.setups.expressions import GATED, GEOMETRIC, MODELS, PAPERS_LISTOPS, RECURRENT, ROUTERS
 from studies.views import ndr as views
 from studies.views import ndr_maps as maps
 from tasks import ArithmeticConfig, ListOpsConfig, TableLookupConfig
@@ -179,7 +179,7 @@ def test_a_row_that_is_younger_than_a_result_is_left_out(result):
 @pytest.mark.parametrize(
     ("preset", "change", "message"),
     [
-        ("smoke", "model=gru", "model must be one of ndr, geometric"),
+        ("smoke", "model=gru", "model must be one of ndr, ndr_undirected"),
         ("smoke", "task.direction=sideways", "direction must be one of forward, backward"),
         ("smoke", "readout=middle", "readout must be one of first, last"),
         ("smoke", "router.d_model=3", "unknown setting 'router.d_model'"),
@@ -290,10 +290,26 @@ def test_models_have_the_dropout_and_the_bias_of_their_settings():
             assert config.attention.query_dropout == 0.2
         if name in GATED:
             assert (config.gate.dropout, config.gate.hidden_dropout) == (0.1, 0.3)
-        if name in ("ndr", "geometric"):
+        if name in GEOMETRIC:
             assert (model.core.attn.s_bias == -1.5).all()
     for name in RECURRENT:
         assert replace(cell, model=name).build(torch.Generator()).config.dropout == 0.3
+
+
+def test_an_undirected_router_does_not_know_the_side_of_a_key():
+    cells = cells_of(STUDY, "smoke", "task.direction=forward")
+    batch = cells["ndr"].sampler().batch("train", 0, 20)
+    changes = {}
+    for name in ("ndr", "ndr_undirected"):
+        model = cells[name].build(torch.Generator().manual_seed(0)).eval()
+        logits = model(batch.inputs)
+        hooks = [("blocks.0.attn.hook_direction", lambda x, hook: x + torch.tensor([3.0, -3.0]))]
+        changes[name] = (model.run_with_hooks(batch.inputs, fwd_hooks=hooks) - logits).abs().max()
+        # What it does not learn is not among what is trained, but stays with its weights.
+        assert ("core.attn.scale_pos" in dict(model.named_parameters())) == (name == "ndr")
+        assert "core.attn.scale_pos" in model.state_dict()
+    assert changes["ndr"] > 1e-3
+    assert changes["ndr_undirected"] == 0
 
 
 def test_a_halting_transformer_pays_for_the_steps_of_its_columns():

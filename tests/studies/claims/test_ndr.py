@@ -20,6 +20,7 @@ LOOKUP = {
     "geometric": (85, 20, 80, 20),
     "relative_gate": (100, 99, 100, 20),
     "abs_rel_gate": (100, 98, 100, 98),
+    "ndr_undirected": (100, 40, 100, 40),
     "ndr": (100, 100, 100, 100),
 }
 TREES = {"lstm": 70, "transformer": 50, "relative": 75, "abs_rel_gate": 80, "ndr": 98}
@@ -148,6 +149,7 @@ BOTH = ("direction forward", "direction backward")
         ("relative_gate answers less than half", (), {"relative_gate": (100, 99, 100, 70)}),
         ("abs_rel_gate answers more than 95%", BOTH, {"abs_rel_gate": (100, 90, 100, 90)}),
         ("Geometric attention without the gate", BOTH, {"ndr": (70, 10, 70, 10)}),
+        ("NDR answers deeper expressions better than without", BOTH, {"ndr": (100, 10, 100, 10)}),
         ("Without gates, relative", BOTH, {"relative": (95, 20, 95, 20)}),
     ],
 )
