@@ -59,6 +59,8 @@ SETTINGS = {
     "scaled": {"0": "not scaled", "1": ""},
     "projection": {"linear": "", "two_layers": "F of two layers"},
     "objective": {"sampled": ""},
+    "n_retrievals": {str(n): f"R={n}" for n in (1, 2, 3, 4, 6, 8)},
+    "scorer": {"dot": "", "mlp": "linear scorer"},
     "trained_on": {"familiar": "", "all": "trained on all"},
     "selection_bottleneck": {"0": "", "1": "selection bottleneck"},
     "functional_bottleneck": {
