@@ -21,8 +21,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import tasks
 from studies import engine
 from studies.engine import ALL, Preset, TrainedIf, metric, read
@@ -30,6 +28,7 @@ from studies.report import plots
 from studies.setups import benchmark as shared
 from studies.setups import pictures, scan, text
 from studies.setups.benchmark import (
+    AS_MANY_OPERATIONS,
     COMPOSITIONAL,
     MULTI_HEAD,
     benchmark,
@@ -73,16 +72,6 @@ def withheld(rules: tuple[str, ...], *numbers: int) -> dict[str, Any]:
 
 SIZES = {32: "d_mlp=64", 256: "d_mlp=512", 512: "d_mlp=1024"}
 """Hidden units of feed-forward layers by width (section C.2)."""
-
-AS_MANY_OPERATIONS = engine.Claim(
-    "Both take as many operations, within 10%",
-    f"{shared.MITTAL}, B.5",
-    shared.MFLOP.apply(np.log),
-    of=COMPOSITIONAL,
-    equals=MULTI_HEAD,
-    margin=float(np.log(1.1)),
-    of_learning=True,
-)
 
 SORT_OF_CLEVR = benchmark(
     "sort_of_clevr",
@@ -171,10 +160,7 @@ TRIANGLES = benchmark(
         ),
         "retrievals": Preset(
             changes="scores.n_test=10000 training.learning_rate=0.002,0.004",
-            grids=(
-                *grids(1, 2, 4, seeds=3),
-                linear_scorers(4, n_seeds=3),
-            ),
+            grids=(*grids(1, 2, 4, seeds=3), linear_scorers(4, n_seeds=3)),
         ),
         # 200 passes over 50,000 pictures.
         "paper": paper(
@@ -182,10 +168,7 @@ TRIANGLES = benchmark(
             "training.n_steps=156400 training.learning_rate=1e-4 training.final_learning_rate=0 "
             "training.evaluate_every=782 training.checkpoint=last patch_size=4 "
             "task.n_train=50000 task.n_valid=2000 task.n_test=10000 task.image_size=64",
-            (
-                *grids(1, 2, 4, seeds=3),
-                linear_scorers(1, 2, 4, n_seeds=3),
-            ),
+            (*grids(1, 2, 4, seeds=3), linear_scorers(1, 2, 4, n_seeds=3)),
             departures={
                 "task.n_valid": "2,000 triangles show the progress of training",
                 "task.drawn_anew_each_epoch": "the same triangles in every epoch",
