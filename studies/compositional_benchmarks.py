@@ -348,10 +348,14 @@ TEXT = benchmark(
     grids(4),
     {
         "smoke": smoke("n_validation=20", grids(2)),
+        # Three seeds at each rate, and two more at the two better ones.
         "tuned": Preset(
-            changes="scores.n_test=10000 training.optimizer=muon "
-            "training.learning_rate=0.002,0.004",
-            grids=grids(4, seeds=3),
+            changes="scores.n_test=10000 training.optimizer=muon",
+            grids=tuple(
+                {**grid, "training.learning_rate": rates, "seed": seeds}
+                for rates, seeds in (((0.002, 0.004, 0.008), (0, 1, 2)), ((0.004, 0.008), (3, 4)))
+                for grid in grids(4)
+            ),
         ),
         # An epoch has about 3,150 steps. Windows are computed four at a time, as in the code.
         "paper": paper(
