@@ -348,7 +348,7 @@ TEXT = benchmark(
     grids(4),
     {
         "smoke": smoke("n_validation=20", grids(2)),
-        # Three seeds at each rate, and two more at the two better ones.
+        # Three seeds at each rate, and two more at the two greater ones.
         "tuned": Preset(
             changes="scores.n_test=10000 training.optimizer=muon",
             grids=tuple(
