@@ -341,7 +341,7 @@ TEXT = benchmark(
     "text",
     "Does compositional attention predict a text better?",
     text.TextPairingSetup(
-        **small(3000, 16, 1e-3, n_validation=64, n_retrievals=4, n_layers=3),
+        **small(3000, 16, 8e-3, "muon", n_validation=64, n_retrievals=4, n_layers=3),
         task=tasks.TextConfig(path=tasks.PYTHON_HELP, vocabulary_size=1024, length=64),
         dropout=0.1,
     ),
@@ -350,7 +350,7 @@ TEXT = benchmark(
         "smoke": smoke("n_validation=20", grids(2)),
         # Three seeds at each rate, and two more at the two greater ones.
         "tuned": Preset(
-            changes="scores.n_test=10000 training.optimizer=muon",
+            changes="scores.n_test=10000",
             grids=tuple(
                 {**grid, "training.learning_rate": rates, "seed": seeds}
                 for rates, seeds in (((0.002, 0.004, 0.008), (0, 1, 2)), ((0.004, 0.008), (3, 4)))

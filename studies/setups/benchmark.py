@@ -283,7 +283,12 @@ def benchmark(
                 plots.points,
                 separate=True,
                 readings=readings,
-                references={kind: values_of(some) for kind, some in references.items()},
+                references={
+                    kind: values_of(some)
+                    for kind, some in references.items()
+                    # Next to the perplexity of token frequencies, all models look alike.
+                    if about.percent or kind == "paper"
+                },
             ),
             **(VALUE_SCORE_VIEWS if has_value_scores else {}),
             **(views or {}),

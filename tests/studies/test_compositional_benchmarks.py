@@ -517,6 +517,18 @@ def test_data_that_is_not_there_is_asked_for(tmp_path):
 # Figures
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("text", set()), ("sort_of_clevr", {"chance", "paper"})]
+)
+def test_scores_are_drawn_with_chance_but_not_with_the_perplexity_of_frequencies(
+    results, name, shown
+):
+    figure = STUDIES[name].views["scores"](results[name])
+    texts = {text.get_text() for text in figure.findobj(plt.Text)}
+    assert texts & {"chance", "paper", "frequencies"} == shown
+    plt.close(figure)
+
+
 def test_a_grid_of_cutoffs_is_drawn_with_the_papers_figures(results):
     result = results["scan"]
     here = result["scores"].to_dataset()
