@@ -263,6 +263,8 @@ OF_LAPTOP = (
     "n_validation=500"
 )
 LAPTOP_ARITHMETIC = changed(
-    replace(ARITHMETIC, training=LAPTOP.training), f"{OF_LAPTOP} task.side=balanced"
+    replace(ARITHMETIC, training=LAPTOP.training),
+    # The width of all batches is that of the longest expression allowed.
+    f"{OF_LAPTOP} task.side=balanced task.max_length=29",
 )
 LAPTOP_LISTOPS = changed(replace(LISTOPS, training=LAPTOP.training), OF_LAPTOP)

@@ -379,7 +379,7 @@ def test_the_laptop_preset(name):
         "esbn": (800, 32, 5e-4, 8),
         "scan": (6000, 64, 2e-3, 2),
         "images": (4000, 64, 1e-3, 2),
-        "text": (3000, 16, 1e-3, 2),
+        "text": (3000, 16, 8e-3, 2),
     }[name]
     plan = STUDIES[name].plan("laptop")
     training = plan.setup.training
