@@ -38,10 +38,21 @@ CAPTION = (
 )
 
 
-def grids(*retrievals: int, seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> tuple[Grid, ...]:
+def grids(*retrievals: int, n_seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> tuple[Grid, ...]:
     """Both models with these numbers of retrievals and seeds, for each grid of task settings."""
-    models = {"model": MODELS, "n_retrievals": retrievals, "seed": tuple(range(seeds))}
+    models = {"model": MODELS, "n_retrievals": retrievals, **seeds(n_seeds)}
     return tuple({**grid, **models} for grid in of_task)
+
+
+def seeds(n: int) -> dict[str, Any]:
+    """An axis of seeds."""
+    return {"seed": tuple(range(n))}
+
+
+def linear_scorers(*retrievals: int, n_seeds: int, **axes: tuple[Any, ...]) -> dict[str, Any]:
+    """Axes: compositional attention with linear scorers, numbers of retrievals, and seeds."""
+    model = {"model": ("compositional",), "scorer": ("mlp",), "n_retrievals": retrievals}
+    return {**model, **axes, **seeds(n_seeds)}
 
 
 def small(
