@@ -16,6 +16,8 @@ from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 GateWidth = Literal["vector", "scalar"]
 UpdateForm = Literal["layer_norm", "tanh"]
+Seen = Literal["all", "own"]
+Skipped = Literal["layer", "feed_forward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,10 @@ class CopyGateConfig:
         d_hidden: width of the gate's hidden layer; None for that of the token.
         update: what bounds the update: `layer_norm` (with geometric attention) or `tanh` (with
             softmax attention).
+        sees: whether gates depend on all columns, by way of the attention output (`all`), or on the
+            token's own state before attention (`own`).
+        skips: what a closed gate skips: the whole layer (`layer`), or what follows the attention
+            (`feed_forward`).
         dropout: probability of setting all gates of a token to 0 in training, without rescaling:
             the token then keeps its state for this step.
         hidden_dropout: probability of setting a hidden activation to 0 in training.
@@ -36,11 +42,16 @@ class CopyGateConfig:
     Raises:
         ValueError: a setting is not one of the choices, d_hidden is less than 1, or a dropout rate
             is outside [0, 1).
+
+    Source: Csordás et al. 2021; `own` and `feed_forward` are gates that lack what section 6 says
+    that gates need.
     """
 
     width: GateWidth = "vector"
     d_hidden: int | None = None
     update: UpdateForm = "layer_norm"
+    sees: Seen = "all"
+    skips: Skipped = "layer"
     dropout: float = 0.0
     hidden_dropout: float = 0.0
     initial_bias: float = -3.0
@@ -48,6 +59,8 @@ class CopyGateConfig:
     def __post_init__(self):
         check_choice(self, "width", GateWidth)
         check_choice(self, "update", UpdateForm)
+        check_choice(self, "sees", Seen)
+        check_choice(self, "skips", Skipped)
         check_sizes(self, optional=("d_hidden",))
         check_dropout(self, "dropout", "hidden_dropout")
 

@@ -177,7 +177,8 @@ class RouterBlock(nn.Module):
     """One step of every column: merge the attention output, then update the state.
 
     m = LN(h + attention(h)); with a copy gate (Csordás et al. 2021, equations 6 to 9)
-    h <- gate * update + (1 - gate) * h, where update = LN(FFN(m)) or tanh(FFN(m)); without one
+    h <- gate * update + (1 - gate) * h, where update = LN(FFN(m)) or tanh(FFN(m)) and the gate
+    depends on m (or, if the gate's config says so, on h, or m is kept instead of h); without one
     h <- LN(m + FFN(m)), the post-LN block of Vaswani et al. 2017.
 
     Hook points [batch, pos, d_model]: `hook_resid_pre` (h), `hook_attn_out`, `hook_resid_mid` (m),
@@ -234,10 +235,12 @@ class RouterBlock(nn.Module):
             h = self.ln_out(merged + dropout(mlp_out, self.dropout, self.training))
         else:
             update = mlp_out.tanh() if self.ln_out is None else self.ln_out(mlp_out)
-            logit = points.hook_gate_logit(self.gate.logits(merged))
+            seen = merged if self.gate.config.sees == "all" else h
+            kept = h if self.gate.config.skips == "layer" else merged
+            logit = points.hook_gate_logit(self.gate.logits(seen))
             gate = points.hook_gate(self.gate.gates(logit))
             # Under autocast the update and the gate may have half precision.
-            h = torch.lerp(h, points.hook_update(update).to(h.dtype), gate.to(h.dtype))
+            h = torch.lerp(kept, points.hook_update(update).to(h.dtype), gate.to(h.dtype))
         return points.hook_resid_post(h)
 
 

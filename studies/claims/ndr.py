@@ -162,6 +162,16 @@ def of_table_lookup() -> Iterator[Claim]:
         {"model": "ndr_undirected"},
         of_learning=True,
     )
+    for kind, what in (("own", "does not see other columns"), ("late", "cannot skip attention")):
+        yield Claim(
+            f"A gate that {what} does not help: deeper expressions are right as often, to 3 points",
+            f"{PAPER}, section 6",
+            accuracy("ood"),
+            {"model": "relative"},
+            {"model": f"relative_{kind}_gate"},
+            margin=-0.03,
+            of_learning=True,
+        )
     yield learns_faster("abs_rel_gate", "id", "section 3.1")
     for model in ("transformer", "relative", "geometric"):
         yield Claim(

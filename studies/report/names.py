@@ -24,6 +24,8 @@ KNOWN = {
     "ndr_undirected": ("NDR, no direction", "#aa3377"),
     "geometric": ("geometric, no gate", "#ee6677"),
     "relative_gate": ("relative, gate", "#ddcc77"),
+    "relative_own_gate": ("relative, gate by own state", "#999933"),
+    "relative_late_gate": ("relative, gate after attention", "#88ccee"),
     "abs_rel_gate": ("abs/rel, gate", "#e69f00"),
     "relative": ("relative", "#66ccee"),
     "transformer": ("transformer", "#4477aa"),

@@ -23,9 +23,12 @@ TASKS: dict[type, Any] = {
 UNDIRECTED = "ndr_undirected"
 """The Neural Data Router whose attention does not know which keys are to the left."""
 
+OWN_GATE, LATE_GATE = "relative_own_gate", "relative_late_gate"
+"""Relative positions with gates that do not see other columns, or cannot skip the attention."""
+
 NDRS = ("ndr", UNDIRECTED)
 GEOMETRIC = (*NDRS, "geometric")
-GATED = (*NDRS, "abs_rel_gate", "relative_gate")
+GATED = (*NDRS, "abs_rel_gate", "relative_gate", OWN_GATE, LATE_GATE)
 """Models with gates, which can be read as control flow."""
 
 ADAPTIVE = "act"
@@ -33,12 +36,16 @@ ADAPTIVE = "act"
 halts when it will (Dehghani et al. 2019)."""
 
 ABSOLUTE = ("transformer", ADAPTIVE)
-ROUTERS = (*NDRS, "geometric", "abs_rel_gate", "relative_gate", "relative", *ABSOLUTE)
+ROUTERS = (*NDRS, "geometric", *GATED[len(NDRS) :], "relative", *ABSOLUTE)
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
 
 PAPERS_LISTOPS = "[SM [MED [MIN 1 7 4 [MAX 2 4 0 8 9 ] ] 7 ] 5 [MED 8 5 8 ] 0 7 ]"
 """The ListOps expression of figures 3 and 9 to 11 of Csordás et al. 2021."""
+
+VARIANTS = {ADAPTIVE: "transformer", UNDIRECTED: "ndr"}
+VARIANTS |= dict.fromkeys((OWN_GATE, LATE_GATE), "relative_gate")
+"""The model of the paper that another one is made of."""
 
 OF_ROUTERS = frozenset(
     {"d_model", "d_mlp", "n_heads", "n_steps", "n_test_steps", "attention_dropout", "gate_dropout"}
@@ -169,12 +176,15 @@ class ExpressionSetup(engine.Setup):
 
     def _router(self, generator: torch.Generator) -> nn.Module:
         config = mechanisms.NeuralDataRouterConfig.named(
-            cast(Any, {ADAPTIVE: "transformer", UNDIRECTED: "ndr"}.get(self.model, self.model)),
+            cast(Any, VARIANTS.get(self.model, self.model)),
             **self._sizes("d_model", "d_mlp", "n_heads", "n_steps"),
             attention_dropout=self.attention_dropout,
             gate_dropout=self.gate_dropout,
         )
         config = replace(config, readout=self.readout)
+        if self.model in (OWN_GATE, LATE_GATE):
+            lacks = {"sees": "own"} if self.model == OWN_GATE else {"skips": "feed_forward"}
+            config = replace(config, gate=replace(cast(Any, config.gate), **lacks))
         if self.model == ADAPTIVE:
             config = replace(config, halting=mechanisms.HaltingConfig(rule="tensor2tensor"))
         if self.embedding_init != "by model":
@@ -211,7 +221,8 @@ def by_model(
         recurrent: of recurrent models.
         models: of single models, instead of those of their kind.
     """
-    kinds = {("relative_gate", "abs_rel_gate"): gated, ("relative", *ABSOLUTE): ungated}
+    with_gates = tuple(model for model in GATED if model not in NDRS)
+    kinds = {with_gates: gated, ("relative", *ABSOLUTE): ungated}
     kinds |= {RECURRENT: recurrent}
     return {"model": {model: text for names, text in kinds.items() for model in names} | models}
 

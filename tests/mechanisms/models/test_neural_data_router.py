@@ -212,6 +212,25 @@ def test_blocks_with_any_gate_are_those_of_the_literal_formula(width, d_hidden):
     assert torch.allclose(ours, theirs, atol=1e-10)
 
 
+@pytest.mark.parametrize("sees", ["all", "own"])
+@pytest.mark.parametrize("skips", ["layer", "feed_forward"])
+def test_what_gates_see_and_skip(sees, skips):
+    block = RouterBlock(config(gate=CopyGateConfig(sees=sees, skips=skips))).eval()
+    x = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(0))
+    other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
+    gates, states = [], []
+    block.hook_gate.add_hook(lambda gate, hook: gates.append(gate))
+    block.hook_resid_mid.add_hook(lambda merged, hook: states.append(merged))
+    block(x), block(other)
+    own = torch.equal(gates[0][:, :3], gates[1][:, :3])
+    assert own == (sees == "own")
+    assert not torch.equal(gates[0][:, 3], gates[1][:, 3])
+    with torch.no_grad():
+        block.gate.b_out.fill_(-1000.0)
+    kept = x if skips == "layer" else states[0]
+    assert torch.allclose(block(x), kept, atol=1e-6)
+
+
 def test_the_literal_formulas_are_those_of_the_authors():
     golden = load("ndr_layer_geometric_nonorm")
     h = golden["x"]
@@ -533,6 +552,8 @@ def test_invalid_settings_are_refused():
     for config_class, settings in (
         (CopyGateConfig, {"width": "wide"}),
         (CopyGateConfig, {"update": "none"}),
+        (CopyGateConfig, {"sees": "nothing"}),
+        (CopyGateConfig, {"skips": "attention"}),
         (CopyGateConfig, {"dropout": -1.0}),
         (CopyGateConfig, {"hidden_dropout": 1.0}),
         (CopyGateConfig, {"d_hidden": 0}),

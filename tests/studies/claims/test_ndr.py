@@ -19,6 +19,8 @@ LOOKUP = {
     "relative": (80, 25, 80, 15),
     "geometric": (85, 20, 80, 20),
     "relative_gate": (100, 99, 100, 20),
+    "relative_own_gate": (100, 26, 100, 14),
+    "relative_late_gate": (100, 20, 100, 17),
     "abs_rel_gate": (100, 98, 100, 98),
     "ndr_undirected": (100, 40, 100, 40),
     "ndr": (100, 100, 100, 100),
@@ -150,6 +152,8 @@ BOTH = ("direction forward", "direction backward")
         ("abs_rel_gate answers more than 95%", BOTH, {"abs_rel_gate": (100, 90, 100, 90)}),
         ("Geometric attention without the gate", BOTH, {"ndr": (70, 10, 70, 10)}),
         ("NDR answers deeper expressions better than without", BOTH, {"ndr": (100, 10, 100, 10)}),
+        ("A gate that does not see", BOTH, {"relative_own_gate": (100, 40, 100, 40)}),
+        ("A gate that cannot skip", BOTH, {"relative_late_gate": (100, 40, 100, 40)}),
         ("Without gates, relative", BOTH, {"relative": (95, 20, 95, 20)}),
     ],
 )
