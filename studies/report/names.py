@@ -29,6 +29,7 @@ KNOWN = {
     "abs_rel_gate": ("abs/rel, gate", "#e69f00"),
     "relative": ("relative", "#66ccee"),
     "transformer": ("transformer", "#4477aa"),
+    "albert": ("ALBERT", "#0077bb"),
     "act": ("transformer, halting", "#117733"),
     "lstm": ("LSTM", "#000000"),
     "bilstm": ("BiLSTM", "#999999"),

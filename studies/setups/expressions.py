@@ -13,6 +13,7 @@ import tasks
 from studies import engine
 from studies.engine.settings import changed
 from studies.engine.setup import References
+from studies.setups.albert import Albert
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
 
 TASKS: dict[type, Any] = {
@@ -35,7 +36,7 @@ ADAPTIVE = "act"
 """The transformer with adaptive computation time: a Universal Transformer, each of whose columns
 halts when it will (Dehghani et al. 2019)."""
 
-ABSOLUTE = ("transformer", ADAPTIVE)
+ABSOLUTE = ("transformer", ADAPTIVE, "albert")
 ROUTERS = (*NDRS, "geometric", *GATED[len(NDRS) :], "relative", *ABSOLUTE)
 RECURRENT = ("lstm", "bilstm", "dnc")
 MODELS = ROUTERS + RECURRENT
@@ -63,7 +64,7 @@ class ExpressionSetup(engine.Setup):
     The defaults are the paper's settings for table lookup (appendix).
 
     Args:
-        model: one of `MODELS`.
+        model: one of `MODELS`; `albert` is that of transformers, see `Albert`.
         task: the expressions.
         d_model, d_mlp, n_heads: sizes of a router, see `mechanisms.NeuralDataRouterConfig.named`.
         n_steps: steps of a router in training.
@@ -172,9 +173,12 @@ class ExpressionSetup(engine.Setup):
         bias = frozenset() if self.model in GEOMETRIC else {"initial_s_bias"}
         attention = {"attention_dropout"} if self.model in ABSOLUTE else frozenset()
         ponder = frozenset() if self.model == ADAPTIVE else {"ponder_weight"}
-        return OF_RECURRENT | OF_LSTMS | OF_DNC | gate | bias | attention | ponder
+        own = {"embedding_init"} if self.model == "albert" else frozenset()
+        return OF_RECURRENT | OF_LSTMS | OF_DNC | gate | bias | attention | ponder | own
 
     def _router(self, generator: torch.Generator) -> nn.Module:
+        if self.model == "albert":
+            return self._albert(generator)
         config = mechanisms.NeuralDataRouterConfig.named(
             cast(Any, VARIANTS.get(self.model, self.model)),
             **self._sizes("d_model", "d_mlp", "n_heads", "n_steps"),
@@ -196,6 +200,21 @@ class ExpressionSetup(engine.Setup):
                 del model.core.attn.scale_pos
                 model.core.attn.register_buffer("scale_pos", torch.zeros(1))
         return model
+
+    def _albert(self, generator: torch.Generator) -> Albert:
+        ends = (len(self.sampler().vocabulary), len(self.sampler().answers))
+        return Albert(
+            *ends,
+            n_steps=self.n_steps,
+            readout=self.readout,
+            generator=generator,
+            embedding_size=self.d_model,
+            hidden_size=self.d_model,
+            intermediate_size=self.d_mlp,
+            num_attention_heads=self.n_heads,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=0.0,
+        )
 
     def _recurrent(self, generator: torch.Generator) -> nn.Module:
         if self.model == "dnc":

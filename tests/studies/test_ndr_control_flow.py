@@ -223,7 +223,10 @@ def test_every_preset_builds_its_models_and_their_losses_are_finite(study, prese
         assert torch.isfinite(cell.loss(model, batch, 0))
         tokens = len(cell.sampler().vocabulary)
         if name in ROUTERS:
-            assert model.W_E.shape == (tokens + 2, cell.d_model)  # and the marks at both ends
+            embedding = (
+                model.albert.embeddings.word_embeddings.weight if name == "albert" else model.W_E
+            )
+            assert embedding.shape == (tokens + 2, cell.d_model)  # and the marks at both ends
             assert len(model.blocks) == cell.n_steps
 
 
@@ -233,7 +236,7 @@ def test_the_laptop_preset_has_its_own_sizes():
     training = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
     budget = (12_000, 128, 2e-3, 0.1, 5.0, 1000)
     for name in ROUTERS:
-        dropout = 0.0 if name in ("transformer", "act", "relative") else 0.2
+        dropout = 0.0 if name in ("transformer", "act", "albert", "relative") else 0.2
         values = [getattr(cells[name], size) for size in sizes]
         assert values == [64, 128, 4, 11, 14, dropout, 0.1]
     for cell in cells.values():
@@ -281,7 +284,9 @@ def test_cells_have_the_numbers_of_the_paper(study, preset, n_cells, numbers):
 def test_models_have_the_dropout_and_the_bias_of_their_settings():
     cell = replace(cells_of(STUDY, "smoke", "task.direction=forward")["ndr"], initial_s_bias=-1.5)
     cell = replace(cell, dropout=0.3, attention_dropout=0.2, gate_dropout=0.1)
-    for name in ROUTERS:
+    albert = replace(cell, model="albert").build(torch.Generator()).albert.config
+    assert (albert.hidden_dropout_prob, albert.attention_probs_dropout_prob) == (0.3, 0.0)
+    for name in set(ROUTERS) - {"albert"}:
         model = replace(cell, model=name).build(torch.Generator().manual_seed(0))
         config = model.config
         assert (config.dropout, config.feed_forward.dropout) == (0.3, 0.3)
