@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 
 from probes.control_flow.graphs import NO_HEAD, newest_update
+
+_TIE = 1e-6
+"""Less than two distances differ by."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,7 @@ class Masks:
             return update & ~on_path & allowed
         if condition == "no node":
             return ~update & valid[:, None] & allowed
-        example, step, target, source = self.reads
-        in_rows = (example >= rows.start) & (example < rows.stop)
-        reads = np.zeros((*update.shape, update.shape[2]), dtype=bool)
-        reads[example[in_rows] - rows.start, step[in_rows], target[in_rows], source[in_rows]] = True
+        reads = self._reads_of(rows)
         if condition == "edge on the path":
             return reads & on_path[..., None]
         if condition == "edge off the path":
@@ -66,6 +66,19 @@ class Masks:
             read_on_path = reads & on_path[..., None]
             reads = np.logical_or.accumulate(read_on_path[:, ::-1], axis=1)[:, ::-1] | reads
         return on_path[..., None] & other_columns & ~reads
+
+    def times_read(self, rows: slice) -> Int64[np.ndarray, "example pos"]:
+        """How many nodes read each column."""
+        return self._reads_of(rows).sum((1, 2))
+
+    def _reads_of(self, rows: slice) -> Bool[np.ndarray, "example step query_pos key_pos"]:
+        """Which column reads which, with any head."""
+        example, step, target, source = self.reads
+        in_rows = (example >= rows.start) & (example < rows.stop)
+        n, steps, width = self.update[rows].shape
+        reads = np.zeros((n, steps, width, width), dtype=bool)
+        reads[example[in_rows] - rows.start, step[in_rows], target[in_rows], source[in_rows]] = True
+        return reads
 
 
 def _ancestors(
@@ -90,14 +103,32 @@ def _ancestors(
 
 
 def choose_cells(
-    cells: Bool[np.ndarray, "example step ..."], cuts: int, generator: np.random.Generator
+    cells: Bool[np.ndarray, "example step ..."],
+    cuts: int,
+    generator: np.random.Generator,
+    distance: Float[np.ndarray, "example pos"] | None = None,
 ) -> Int64[np.ndarray, "example cut index"]:
-    """Choose random cells of each example, (step, pos) or (step, query, key); -1 if too few."""
+    """Choose random cells of each example, (step, pos) or (step, query, key); -1 if too few.
+
+    With `distance` those whose column (of an edge, the key) has the smallest; none where it is NaN.
+    """
+    keys = generator.random(cells.shape)
+    if distance is not None:
+        of_cells = distance.reshape(len(cells), *[1] * (cells.ndim - 2), -1)
+        cells, keys = cells & ~np.isnan(of_cells), _TIE * keys - of_cells
     flat = cells.reshape(len(cells), -1)
-    keys = np.where(flat, generator.random(flat.shape), -1)
+    keys = np.where(flat, keys.reshape(flat.shape), -np.inf)
     if flat.shape[1] < cuts:
         return np.full((len(cells), cuts, cells.ndim - 1), -1)
     largest = np.argpartition(keys, -cuts, axis=1)[:, -cuts:]
     index = np.stack(np.unravel_index(largest, cells.shape[1:]), axis=-1)
     index[flat.sum(axis=1) < cuts] = -1
     return index
+
+
+def at_columns(
+    values: Int64[np.ndarray, "example pos"], chosen: Int64[np.ndarray, "example cut index"]
+) -> Int64[np.ndarray, "example cut"]:
+    """The values of the columns of the chosen cells (of edges, the keys); -1 for none."""
+    column = chosen[:, :, -1]
+    return np.where(column >= 0, np.take_along_axis(values, column, axis=1), -1)

@@ -21,7 +21,7 @@ from probes.capturing.inputs import (
     take_rows,
 )
 from probes.checking import checked
-from probes.control_flow.cut_cells import Masks, choose_cells
+from probes.control_flow.cut_cells import Masks, at_columns, choose_cells
 from probes.control_flow.graphs import column_numbers
 from probes.interventions.answers import Metric, measure
 from probes.interventions.sites import Firing, firings
@@ -47,6 +47,7 @@ def cut(
     metrics: Mapping[str, Metric] | None = None,
     cuts: int = 1,
     lasting: bool = False,
+    matched: bool = False,
     seed: int = 0,
     batch_size: int = 256,
 ) -> xr.Dataset:
@@ -72,6 +73,10 @@ def cut(
     column, edges off the path after that of the reading column, and columns that are not read are
     not read later on the path either.
 
+    Columns on the path may be read more often than others, whatever they compute. With `matched`
+    the cells of controls are those whose column (of an edge, the one that is read) is read most
+    nearly as often as that of the cells on the path; examples without those are left out.
+
     Args:
         model: an eager HookedRootModule or TransformerBridge that runs as many steps as the
             graphs have.
@@ -90,12 +95,14 @@ def cut(
             the examples (a slice) to floats [example], such as a difference of logits.
         cuts: number of cells per example and condition; examples with fewer are left out.
         lasting: whether a cut holds until the last step.
+        matched: whether controls are matched by how often columns are read.
         seed: seed of the choice of cells, and of the bootstrap of metrics.
         batch_size: examples per forward pass; does not affect the choice of cells.
 
     Returns:
         `cut_step`, `cut_pos`, `cut_key_pos` [condition, cut, example]: the cells that were cut,
-        -1 for none; `cut_key_pos` is -1 for gates.
+        -1 for none; `cut_key_pos` is -1 for gates. `cut_reads` [condition, cut, example]: how many
+        nodes of the graph read that column (of an edge, the one that is read), -1 for none.
 
         With answers, coordinate `outcome`: "changed" (the answer differs from that without the
         cut) and "broken" (it was correct and is now wrong).
@@ -140,6 +147,7 @@ def cut(
         for number, condition in enumerate((*NODE_CONDITIONS, *EDGE_CONDITIONS))
     }
     chosen_cells: dict[str, list[np.ndarray]] = {condition: [] for condition in generators}
+    times_read: dict[str, list[np.ndarray]] = {condition: [] for condition in generators}
     answers: dict[str, list[np.ndarray]] = {condition: [] for condition in ("", *generators)}
     numbers: dict[str, list[np.ndarray]] = {condition: [] for condition in ("", *generators)}
 
@@ -152,9 +160,16 @@ def cut(
         for rows in progress(slices(graphs.sizes["example"], batch_size), "cut"):
             batch = take_rows(inputs, rows)
             keep("", call(model, batch), rows)
+            of_columns, on_path = masks.times_read(rows), np.empty(0)
             for condition, generator in generators.items():
                 cells = masks.cells(condition, rows, lasting=lasting)
-                chosen = choose_cells(cells, cuts, generator)
+                is_control = condition not in (NODE_CONDITIONS[0], EDGE_CONDITIONS[0])
+                distance = abs(of_columns - on_path) if matched and is_control else None
+                chosen = choose_cells(cells, cuts, generator, distance)
+                of_cells = at_columns(of_columns, chosen)
+                times_read[condition].append(of_cells)
+                if not is_control:
+                    on_path = np.where(of_cells >= 0, of_cells, np.nan).mean(1, keepdims=True)
                 closed = _closed(chosen, cells.shape[1:], lasting=lasting)
                 if condition in EDGE_CONDITIONS:
                     edits = _zeros(fired["attention"], closed)
@@ -165,7 +180,11 @@ def cut(
                 keep(condition, call(model, batch, edits), rows)
                 chosen_cells[condition].append(chosen)
     chosen = {condition: np.concatenate(parts) for condition, parts in chosen_cells.items()}
-    result = _cells_dataset(chosen, graphs, lasting=lasting, seed=seed)
+    attrs = {"cut_lasting": int(lasting), "cut_matched": int(matched), "cut_seed": seed}
+    result = _cells_dataset(chosen, graphs).assign_attrs(attrs)
+    of_cells = np.stack([np.concatenate(parts).T for parts in times_read.values()])
+    about = {"long_name": "how many nodes read the column"}
+    result["cut_reads"] = result["cut_pos"].dims, of_cells, about
     if answer is not None and targets is not None:
         by_condition = [np.concatenate(parts) for parts in answers.values()]
         right = by_condition[0] == targets.cpu().numpy()
@@ -292,11 +311,7 @@ def _changes(
 
 
 def _cells_dataset(
-    chosen: Mapping[str, Int64[np.ndarray, "example cut index"]],
-    graphs: xr.Dataset,
-    *,
-    lasting: bool,
-    seed: int,
+    chosen: Mapping[str, Int64[np.ndarray, "example cut index"]], graphs: xr.Dataset
 ) -> xr.Dataset:
     index = np.stack(
         [
@@ -313,7 +328,7 @@ def _cells_dataset(
             "cut_key_pos": (dims, index[2], {"long_name": "column that is read, -1 for gates"}),
         },
         coords={"condition": list(chosen)},
-        attrs={**graphs.attrs, "cut_lasting": int(lasting), "cut_seed": seed},
+        attrs=graphs.attrs,
     )
     result["condition"].attrs["long_name"] = "what is cut"
     return result

@@ -18,7 +18,11 @@ from probes.control_flow.matching import match_control_flow
 from probes.control_flow.scores import score_control_flow
 from probes.control_flow.updates import GateThreshold
 
-_CUTS = {"one step": False, "lasting": True}
+_CUTS: dict[str, dict[str, Any]] = {
+    "one step": {},
+    "lasting": {"lasting": True},
+    "lasting, matched": {"lasting": True, "matched": True},
+}
 
 
 @checked
@@ -42,7 +46,8 @@ def examine_control_flow(
     """Extract control-flow graphs from gates and state changes, score them, and cut them.
 
     Applies `capture_control_flow`, `extract_control_flow`, `score_control_flow` with
-    `match_control_flow` of an untrained model, and `cut` (one step and lasting).
+    `match_control_flow` of an untrained model, and `cut` (one step; lasting; lasting with matched
+    controls).
 
     Args:
         model: an eager HookedRootModule or TransformerBridge, such as any looped transformer.
@@ -67,7 +72,8 @@ def examine_control_flow(
         - of `score_control_flow` by depth and `correct` (the answer is correct), without variables
           of single examples: `score` [nodes, control, depth, correct, metric], ...
         - of `cut`: `rate, rate_low, rate_high, trials` [nodes, cut, condition, outcome], where
-          `cut` is "one step" or "lasting".
+          `cut` is "one step", "lasting" or "lasting, matched"; and `reads` [nodes, cut, condition],
+          how many nodes read the columns that were cut, on average.
 
     Raises:
         KeyError: an unknown hook, or `truth` lacks a variable.
@@ -127,8 +133,9 @@ def examine_control_flow(
             routes=routes,
             seed=seed,
         )
-        rates = [
-            cut(
+        rates = []
+        for options in _CUTS.values():
+            found = cut(
                 model,
                 inputs,
                 graphs,
@@ -137,12 +144,13 @@ def examine_control_flow(
                 attention=attention,
                 answer=answer,
                 targets=torch.from_numpy(target),
-                lasting=lasting,
                 seed=seed,
                 batch_size=batch_size,
-            )[["rate", "rate_low", "rate_high", "trials"]]
-            for lasting in _CUTS.values()
-        ]
+                **options,
+            )
+            times_read = found["cut_reads"].where(found["cut_reads"] >= 0)
+            found["reads"] = times_read.mean(["cut", "example"], keep_attrs=True)
+            rates.append(found[["rate", "rate_low", "rate_high", "trials", "reads"]])
         cuts = xr.concat(rates, xr.Variable("cut", list(_CUTS), {"long_name": "how long"}))
         parts = [scores.drop_dims("example"), cuts]
         results.append(xr.merge(parts, combine_attrs="override"))

@@ -302,13 +302,13 @@ def of_ours() -> Iterator[Claim]:
         reading=flow("order", "change") - flow("order", "gate"),
     )
     for kind in ("node", "edge"):
-        for other, name in (
-            (f"{kind} off the path", "one off the path"),
-            (f"no {kind}", "elsewhere"),
+        for (other, name), (cut, read_as_often) in product(
+            ((f"{kind} off the path", "one off the path"), (f"no {kind}", "elsewhere")),
+            (("lasting", ""), ("lasting, matched", ", in columns that are read as often")),
         ):
             yield positive(
-                f"A cut {kind} on the path breaks more answers than {name}",
-                reading=broken(f"{kind} on the path") - broken(other),
+                f"A cut {kind} on the path breaks more answers than {name}{read_as_often}",
+                reading=broken(f"{kind} on the path", cut) - broken(other, cut),
             )
     yield positive(
         "A gate on the path that stays closed breaks more answers than one closed for one step",

@@ -90,7 +90,7 @@ def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
 
 def cuts(result: xr.DataTree) -> xr.Dataset:
     """The share of right answers that a cut gate or read makes wrong, and the number of cuts."""
-    data = values("control_flow", "rate", outcome="broken", cut=["lasting", "one step"])(result)
+    data = values("control_flow", "rate", outcome="broken")(result)
     trials = values("control_flow", "trials", outcome="broken", cut="lasting")(result)
     return data.assign(count=trials["value"]) if data else data
 

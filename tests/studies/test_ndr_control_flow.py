@@ -122,11 +122,11 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     score.loc[{"control": "trained", "nodes": "change"}] = 0.9
     rate[:] = 0.1
     for kind in ("node", "edge"):
-        rate.loc[{"condition": f"{kind} on the path", "cut": "lasting"}] = 0.8
+        rate.loc[{"condition": f"{kind} on the path", "cut": ["lasting", "lasting, matched"]}] = 0.8
     score.loc[{"cell": without}] = rate.loc[{"cell": without}] = np.nan
     claims = [one for one in STUDY.claims if one.source == "ours" and one.exceeds == 0.0]
     found = judge(tree, claims, assess(tree, None))
-    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 4 + 1
+    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 8 + 1
     assert (found["effect"] > 0).all()
 
 

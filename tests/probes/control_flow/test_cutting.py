@@ -8,7 +8,7 @@ from transformer_lens.hook_points import HookPoint
 
 from probes import capture, cut, extract_control_flow, to_networkx
 from probes.capturing.quantity import Quantity
-from probes.control_flow.cut_cells import _ancestors
+from probes.control_flow.cut_cells import Masks, _ancestors, choose_cells
 from tests.probes.conftest import SimpleBatch
 from tests.probes.control_flow.programs import HEADS, STEPS, ProgramModel, answer_of, make_programs
 
@@ -115,18 +115,80 @@ def test_what_is_cut_is_what_the_condition_says(programs):
     assert (result["rate"].sel(condition=list(OFF)) == 0).all()
 
 
-def test_ancestors_are_those_of_networkx():
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_matched_controls_are_of_columns_that_are_read_as_often(programs, cuts):
+    model = ProgramModel()
+    graphs = graphs_of(model, programs)
+    free, matched = (
+        run(programs, model=model, graphs=graphs, cuts=cuts, matched=each) for each in (False, True)
+    )
+    for condition in ON:
+        assert matched.sel(condition=condition).equals(free.sel(condition=condition))
+    masks = Masks.of(graphs, programs.truth["readout"].to_numpy())
+    n_nearer = 0
+    for example in range(N):
+        graph = to_networkx(graphs, example)
+        times_read = np.zeros(graphs.sizes["pos"])
+        for (pos, _), (target, _) in graph.edges():
+            times_read[pos] += pos != target
+        for condition in ON + OFF:
+            column = "cut_pos" if "node" in condition else "cut_key_pos"
+            at = {"condition": condition, "example": example}
+            cells, reads = (matched.sel(at)[name].to_numpy() for name in (column, "cut_reads"))
+            on_path = matched["cut_reads"].sel(at | {"condition": ON["edge" in condition]})
+            is_cut = cells >= 0
+            assert (reads == np.where(is_cut, times_read[cells], -1)).all()
+            rows = slice(example, example + 1)
+            candidates = masks.cells(condition, rows, lasting=False)[0].any(0)
+            candidates = candidates.any(0) if "edge" in condition else candidates
+            if condition in OFF and is_cut.all():
+                wanted = on_path.to_numpy().mean()
+                distances = abs(times_read - wanted)
+                assert distances[cells].min() == distances[candidates].min()
+                n_nearer += (
+                    distances[cells].mean()
+                    < abs(free.sel(at)["cut_reads"].to_numpy() - wanted).mean()
+                )
+    assert n_nearer > N / 2
+    without = matched["cut_reads"].sel(condition=ON[0]) < 0
+    assert (matched["cut_reads"].sel(condition=OFF[0]).where(without, -1) == -1).all()
+    assert (matched.attrs["cut_matched"], free.attrs["cut_matched"]) == (1, 0)
+
+
+def random_graphs():
     rng = np.random.default_rng(0)
     gates = rng.random((20, 5, 6))
     attention = rng.random((20, 5, 2, 6, 6)) ** 6
     valid = np.arange(6) < rng.integers(2, 7, 20)[:, None]
-    graphs = extract_control_flow(
+    return extract_control_flow(
         xr.DataArray(gates, dims=("example", "step", "pos")),
         xr.DataArray(attention, dims=("example", "step", "head", "query_pos", "key_pos")),
         xr.DataArray(valid, dims=("example", "pos")),
         gate_threshold=0.7,
         attention_threshold=0.3,
     )
+
+
+def test_columns_are_read_as_often_as_in_networkx():
+    graphs = random_graphs()
+    found = Masks.of(graphs, np.ones(20, dtype=np.int64)).times_read(slice(5, 20))
+    for example in range(5, 20):
+        edges = to_networkx(graphs, example).edges()
+        expected = [sum(p == pos != q for (p, _), (q, _) in set(edges)) for pos in range(6)]
+        assert found[example - 5].tolist() == expected
+    assert found.max() > graphs.sizes["step"] - 1
+
+
+def test_nothing_is_chosen_where_there_is_nothing_to_match():
+    cells = np.ones((2, 4, 3), dtype=bool)
+    distance = np.array([[1.0, 0.0, 2.0], [np.nan] * 3])
+    chosen = choose_cells(cells, 2, np.random.default_rng(0), distance)
+    assert chosen[0, :, 1].tolist() == [1, 1]
+    assert (chosen[1] == -1).all()
+
+
+def test_ancestors_are_those_of_networkx():
+    graphs = random_graphs()
     found = _ancestors(graphs, np.ones(20, dtype=np.int64))
     several = 0
     for example in range(20):

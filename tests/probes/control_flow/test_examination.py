@@ -72,10 +72,16 @@ def test_a_program_is_drawn_and_computed_by_its_gates(result):
     for control in ("shuffled", "untrained"):
         assert score.sel(control=control, metric="f1") < 0.5
     rate = result["rate"].sel(nodes="gate", outcome="broken")
-    for cut in ("one step", "lasting"):
+    assert result["cut"].to_numpy().tolist() == ["one step", "lasting", "lasting, matched"]
+    for cut in result["cut"].to_numpy():
         here = rate.sel(cut=cut)
         assert (here.sel(condition=["node on the path", "edge on the path"]) == 1).all()
         assert (here.sel(condition=["node off the path", "no node", "no edge"]) == 0).all()
+    reads = result["reads"].sel(nodes="gate")
+    distance = abs(
+        reads.sel(condition="node off the path") - reads.sel(condition="node on the path")
+    )
+    assert distance.sel(cut="lasting, matched") < distance.sel(cut="lasting") / 2
     # What becomes wrong was right, so that ten examples are left out.
     assert result["trials"].sel(outcome="broken").max() == N - 10
 
