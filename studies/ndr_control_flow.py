@@ -137,7 +137,7 @@ def smoke(task: str) -> engine.Preset:
         "n_test_steps=6 d_embed=16 d_hidden=16 n_cells=4 d_cell=4 n_read_heads=1 "
         "training.stop_at=none training.n_steps=20 training.batch_size=16 "
         "training.warmup_steps=5 training.evaluate_every=10 control_flow.n=40 heads.n=40 "
-        "timing.n=40 reads.n=40 drawn.n=1",
+        "sensitivity.n=40 timing.n=40 reads.n=40 drawn.n=1",
         where=by_model(recurrent="dropout=0.0"),
     )
 
@@ -228,6 +228,15 @@ VIEWS = {
         )
         for nodes in KINDS
     },
+    "sensitivity": functools.partial(
+        plots.lines,
+        data=views.sensitivity,
+        along="gate_threshold",
+        rows="metric",
+        lines="attention_threshold",
+        references={"best habit": views.habit},
+        ylim=(-0.2, 1.02),
+    ),
     "cuts": functools.partial(
         plots.lines,
         data=views.cuts,
@@ -311,6 +320,7 @@ def control_flow_study(
         tuned=("training.learning_rate",),
         measures={
             "control_flow": measures.control_flow,
+            "sensitivity": measures.sensitivity,
             "heads": measures.heads,
             "timing": measures.timing,
             "reads": measures.reads,

@@ -26,6 +26,9 @@ LEAST_READ = 0.5
 """The smallest attention weight of a read; a head of geometric attention rarely has two such keys.
 """
 
+CHANGES, READS = (0.05, 0.1, 0.2, 0.4), (0.1, 0.25, 0.5, 0.75)
+"""Thresholds of nodes and of reads, around those of the graphs."""
+
 
 def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
     """Whether graphs of columns and attention match the dataflow, and whether answers need them.
@@ -50,9 +53,34 @@ def control_flow(trained: engine.Trained, n: int = 1000) -> xr.Dataset | None:
         thresholds=NODES if is_gated else {"change": NODES["change"]},
         gates="blocks.*.hook_gate" if is_gated else None,
         attention_threshold=LEAST_READ,
-        routes=None if isinstance(setup.task, TableLookupConfig) else 1,
+        routes=_routes(setup),
         seed=trained.seed,
         batch_size=setup.evaluation_batch_size,
+    )
+
+
+def sensitivity(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
+    """How well graphs of changes match the dataflow at other thresholds of nodes and of reads.
+
+    Args:
+        trained: the trained model.
+        n: number of examples, spread over all depths.
+    """
+    setup = trained.setup
+    if setup.model not in ROUTERS:
+        return None
+    batch, truth = examples_with_truth(trained, n)
+    columns = columns_of(setup, trained.model, batch)
+    return probes.sweep_thresholds(
+        columns["change"],
+        columns["attention"],
+        truth["valid"],
+        truth,
+        gate_thresholds=CHANGES,
+        attention_thresholds=READS,
+        routes=_routes(setup),
+        resamples=100,
+        seed=trained.seed,
     )
 
 
@@ -153,6 +181,11 @@ def drawn(trained: engine.Trained, n: int = 2) -> xr.Dataset | None:
     for dim in ("example", "head", "channel"):
         kept = kept.assign_coords({dim: (dim, range(kept.sizes[dim]), {"long_name": dim})})
     return kept.assign({k: ("example", v, {"long_name": a}) for k, (a, v) in texts.items()})
+
+
+def _routes(setup: ExpressionSetup) -> int | None:
+    """How many columns an edge of a graph may pass through, see `probes.score_control_flow`."""
+    return None if isinstance(setup.task, TableLookupConfig) else 1
 
 
 def _by_control(results: Mapping[str, xr.Dataset]) -> xr.Dataset:

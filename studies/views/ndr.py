@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
+from studies.claims.ndr import HABITS
 from studies.engine.results import config_of
 from studies.measures.control_flow import LEAST_READ, NODES
 from studies.report.names import name_of
@@ -86,6 +87,22 @@ def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
     n = group("control_flow", **at)(result)["examples"]
     data = data.where(n >= FEWEST).drop_sel(depth="all")
     return data.assign_coords(depth=data["depth"].astype(int)).sortby("depth")
+
+
+def sensitivity(result: xr.DataTree, *, controls: Sequence[str] = ("trained",)) -> xr.Dataset:
+    """Scores of graphs of changes by thresholds: the greatest of these controls."""
+    at = {"control": list(controls), "metric": ["f1", "tau"]}
+    data = values("sensitivity", "score", **at)(result)
+    if not data:
+        return data
+    names = [f"reads from {threshold:g}" for threshold in data["attention_threshold"].to_numpy()]
+    return data.max("control", keep_attrs=True).assign_coords(attention_threshold=names)
+
+
+def habit(result: xr.DataTree) -> xr.Dataset:
+    """The better score of reading the left or the right neighbour in turn, whatever is a read."""
+    data = sensitivity(result, controls=HABITS)
+    return data[["value"]].max("attention_threshold") if data else data
 
 
 def cuts(result: xr.DataTree) -> xr.Dataset:

@@ -530,12 +530,38 @@ def test_models_with_columns_have_control_flow_with_gates_also_by_gates(name, se
     if flow is not None:
         nodes = ["gate", "change"] if name in GATED else ["change"]
         assert flow["nodes"].to_numpy().tolist() == nodes
-    for measure in (measures.heads, measures.timing):
+    for measure in (measures.heads, measures.timing, measures.sensitivity):
         assert (measure(trained_of(trained.setup), n=8) is not None) == (name in ROUTERS)
     drawn = measures.drawn(trained_of(trained.setup), n=1)
     assert (drawn is not None) == (name in ROUTERS)
     if drawn is not None:
         assert ("gate" in drawn) == bool(drawn["gates"].notnull().any()) == (name in GATED)
+
+
+def test_graphs_at_the_thresholds_of_the_study_are_among_those_swept(setup):
+    everywhere = measures.sensitivity(trained_of(setup), n=30)
+    here = measures.control_flow(trained_of(setup), n=30)
+    at = {"metric": "f1", "control": ["trained", "shuffled", *HABITS]}
+    swept = everywhere["score"].sel(at)
+    assert swept.sizes == {"gate_threshold": 4, "attention_threshold": 4, "control": 4}
+    swept = swept.sel(gate_threshold=measures.NODES["change"])
+    swept = swept.sel(attention_threshold=measures.LEAST_READ)
+    graphs = here["score"].sel(at).sel(nodes="change", depth="all", correct="all")
+    known = graphs.control != "shuffled"
+    np.testing.assert_allclose(swept[known], graphs[known])
+    of_trained = everywhere["score"].sel(metric="f1", control="trained")
+    assert of_trained.std() > 0
+
+
+def test_the_best_habit_is_the_reference_of_thresholds(result):
+    curves, habit = views.sensitivity(result), views.habit(result)
+    assert curves["value"].dims == ("cell", "gate_threshold", "attention_threshold", "metric")
+    swept = result["sensitivity"]["score"].sel(metric=["f1", "tau"])
+    expected = swept.sel(control=list(HABITS)).max(["control", "attention_threshold"])
+    xr.testing.assert_allclose(
+        habit["value"].drop_attrs(), expected.drop_attrs().transpose(*habit["value"].dims)
+    )
+    assert (habit["value"].sel(metric="f1").isel(cell=0) > 0.3).all()
 
 
 def test_examples_of_the_deepest_of_training_and_of_all_are_drawn(trained, setup):
