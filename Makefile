@@ -37,7 +37,7 @@ claims: .venv/installed
 # Many tests start processes, which start faster with bytecode on disk.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder --durations 40 --durations-min 2
 
 lint: .venv/installed
 	$(BIN)/ruff check
