@@ -13,7 +13,6 @@ import tasks
 from studies import engine
 from studies.engine.settings import changed
 from studies.engine.setup import References
-from studies.setups.albert import Albert
 from tasks import ArithmeticConfig, Batch, ListOpsConfig, TableLookupConfig
 
 TASKS: dict[type, Any] = {
@@ -201,7 +200,10 @@ class ExpressionSetup(engine.Setup):
                 model.core.attn.register_buffer("scale_pos", torch.zeros(1))
         return model
 
-    def _albert(self, generator: torch.Generator) -> Albert:
+    def _albert(self, generator: torch.Generator) -> nn.Module:
+        # transformers is slow to import, and few models need it.
+        from studies.setups.albert import Albert
+
         ends = (len(self.sampler().vocabulary), len(self.sampler().answers))
         return Albert(
             *ends,
