@@ -15,7 +15,7 @@ from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
 from studies.engine.readings import conditions_of, pairs_of
 from studies.engine.study import Grid, Where
-from studies.engine.training_config import Optimizer
+from studies.engine.training_config import Checkpoint, Optimizer
 from studies.report import plots
 from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.pairing import MODELS, PairingSetup
@@ -60,6 +60,7 @@ def small(
     batch_size: int,
     learning_rate: float,
     optimizer: Optimizer = "adamw",
+    checkpoint: Checkpoint = "best",
     **sizes: Any,
 ) -> dict[str, Any]:
     """Settings at laptop size: training, and model sizes, which `sizes` extends or overrides."""
@@ -72,6 +73,7 @@ def small(
         warmup_steps=200,
         evaluate_every=n_steps // 10,
         clip=1.0,
+        checkpoint=checkpoint,
     )
     defaults = {"model": "multi_head", "d_model": 64, "d_mlp": 128, "n_layers": 2, "n_heads": 4}
     return {**defaults, "training": training, **sizes}

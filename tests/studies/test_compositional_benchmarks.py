@@ -319,7 +319,7 @@ N_CELLS = {
     ("triangles", "retrievals"): 2 * 3 * (1 + 3 + 1),
     ("triangles", "paper"): 3 * (1 + 3 + 3),
     ("esbn", "withheld"): 5 * (5 + 4) * 3,
-    ("esbn", "distribution"): 2 * 3 * 2 * 2,
+    ("esbn", "distribution"): 2 * 3 * 2 * 3,
     ("esbn", "paper"): 10 * 5 * 6,
     ("esbn", "paper-rmts"): 10 * 4 * 6,
     ("esbn", "paper-distribution-of-three"): 10 * 4 * 6,
@@ -387,6 +387,7 @@ def test_the_laptop_preset(name):
     training = plan.setup.training
     assert (training.n_steps, training.batch_size, training.learning_rate) == (steps, batch, rate)
     assert (training.warmup_steps, training.evaluate_every) == (200, steps // 10)
+    assert training.checkpoint == ("last" if name == "esbn" else "best")
     assert len(plan.cells) == n_cells
     # Data that is at hand.
     assert not any(one in json.dumps(plan.config["setup"]) for one in ("cifar", "svhn"))
