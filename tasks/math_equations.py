@@ -73,6 +73,8 @@ class MathEquationsConfig:
         n_id: n of `id`, at most 10^6.
         n_ood: n of `ood`, at most 10^6.
         operators: the operations: the "first" of `MATH_OPERATIONS`, or a random choice ("drawn").
+        ood_tasks: the tasks of `ood`: all combinations "held_out", or only "new" functions, those
+            that no combination in `train` computes, too.
         variable_id: whether the features of a variable include its one-hot number.
         constant: the scalar of the last variable, -100 to 100; no answer depends on it.
         seed: seeds operations, held-out combinations, points and their order, 0 to 2^32 - 1.
@@ -87,6 +89,7 @@ class MathEquationsConfig:
     n_id: int = 200
     n_ood: int = 2_000
     operators: Literal["first", "drawn"] = "first"
+    ood_tasks: Literal["held_out", "new"] = "held_out"
     variable_id: bool = True
     constant: float = 1.0
     seed: int = 0
@@ -104,6 +107,7 @@ class MathEquationsConfig:
             high = min(_MAX_N, _MAX_POINTS * self.length // per_length)
             require_int(name, getattr(self, name), low, high)
         require_choice("operators", self.operators, ("first", "drawn"))
+        require_choice("ood_tasks", self.ood_tasks, ("held_out", "new"))
         require_bool("variable_id", self.variable_id)
         require_number("constant", self.constant, -_MAX_CONSTANT, _MAX_CONSTANT)
         require_int("seed", self.seed, 0, 2**32 - 1)
@@ -144,7 +148,7 @@ class MathEquations(FiniteTask, CausalTask):
     chosen at random such that every operator is held out once at each position. With L = 2 it
     occurs there with all other operators in `train`.
 
-    Splits: `train` and `id` have the same tasks, `ood` (unless L = 1) the held-out ones. Points
+    Splits: `train` and `id` have the same tasks, `ood` (unless L = 1) held-out ones. Points
     (x1, x2) are distributed evenly over the tasks of a split, where the paper draws a task for each
     point, and no point occurs twice. The prefixes of `id` and `ood` are balanced over tasks.
 
@@ -160,29 +164,38 @@ class MathEquations(FiniteTask, CausalTask):
 
     A held-out combination is not always a new function: after `square_second`, `add_subtract`,
     `sin_second` or `cos_second` the answer does not depend on earlier results. With the first 5
-    operations and L = 2, one of the 5 held-out tasks therefore has the answers of tasks in `train`.
+    operations and L = 2, one of the 5 held-out tasks therefore has the answers of tasks in `train`;
+    `ood_tasks="new"` leaves such tasks out.
 
     Causal model: `operator`, `point` and, leaving the inputs, `result` can be set. A result that is
     set is the operand of the next operation.
 
     Example:
         `MathEquations(MathEquationsConfig(n_operators=3)).batch("ood", 0, 100)`
+
+    Raises:
+        ValueError: `ood` would have no task.
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")
 
     def __init__(self, config: MathEquationsConfig) -> None:
-        # Equations do not depend on the features' layout, and the held-out combinations do not
-        # depend on the number of points.
+        # Equations do not depend on the features' layout and on which tasks are tested, and the
+        # held-out combinations do not depend on the number of points.
         splits = self.SPLITS if config.n_held_out else ("train", "id")
         super().__init__(
-            key=Key(replace(config, variable_id=False, constant=0)),
+            key=Key(replace(config, variable_id=False, constant=0, ood_tasks="held_out")),
             splits=splits,
         )
         self.config = config
         self._tasks_key = Key(
             _TasksConfig(config.n_operators, config.length, config.operators, config.seed)
         )
+        if config.n_held_out and not len(self.tasks("ood")):
+            raise ValueError(
+                f"no held-out combination of {', '.join(self.operations)} is a new function; "
+                "ood_tasks must be held_out, got 'new'"
+            )
 
     @property
     def n_variables(self) -> int:
@@ -218,7 +231,7 @@ class MathEquations(FiniteTask, CausalTask):
 
     @cached_property
     def held_out(self) -> Int[np.ndarray, " held_out"]:
-        """The numbers of the tasks of `ood`, ascending: |S|, or none if L = 1."""
+        """The numbers of the held-out tasks, ascending: |S|, or none if L = 1."""
         n_operators, length = self.config.n_operators, self.config.length
         if not self.config.n_held_out:
             return np.array([], int)
@@ -229,6 +242,29 @@ class MathEquations(FiniteTask, CausalTask):
         for other in others:
             is_held_out &= other == second
         return np.flatnonzero(is_held_out)
+
+    def tasks(self, split: str) -> Int[np.ndarray, " of_split"]:
+        """The numbers of the tasks of a split, ascending.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.splits)
+        known = np.setdiff1d(np.arange(len(self.combinations)), self.held_out)
+        if split != "ood":
+            return known
+        if self.config.ood_tasks == "held_out":
+            return self.held_out
+        # Functions are the same if they agree at points that have nothing in common.
+        points = np.random.default_rng(0).uniform(-1, 1, (32, 2))
+        answers = np.stack(
+            [
+                results(self._operations[np.tile(row, (len(points), 1))], points)[:, -1]
+                for row in self.combinations
+            ]
+        )
+        distances = np.abs(answers[self.held_out, None] - answers[known]).max(-1)
+        return self.held_out[distances.min(1) > 1e-6]
 
     def score(
         self, output: Float[Tensor, "batch 1"], batch: Batch
@@ -263,9 +299,8 @@ class MathEquations(FiniteTask, CausalTask):
     def _make(self, split: str) -> ExampleSet:
         points = self._points[split]
         # The tasks take turns; the first ones get a remainder.
-        all_tasks = np.arange(len(self.combinations))
-        tasks = self.held_out if split == "ood" else np.setdiff1d(all_tasks, self.held_out)
-        task = np.resize(self._key.generator(f"/order/{split}").permutation(tasks), len(points))
+        order = self._key.generator(f"/order/{split}").permutation(self.tasks(split))
+        task = np.resize(order, len(points))
         drawn = {
             "operator": torch.from_numpy(self.combinations[task]),
             "point": torch.from_numpy(points.astype(np.float32)),  # exact

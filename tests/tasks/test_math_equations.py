@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -178,6 +179,33 @@ def test_two_operators_hold_out_a_permutation_matrix(n_operators):
     for position in range(2):
         known = Counter(task.combinations[sorted(actual["train"]), position].tolist())
         assert known == dict.fromkeys(range(n_operators), n_operators - 1)
+
+
+@pytest.mark.parametrize("n_operators", PAPER)
+def test_new_tasks_are_functions_that_no_known_combination_computes(n_operators):
+    config = MathEquationsConfig(n_operators=n_operators)
+    task = MathEquations(replace(config, ood_tasks="new"))
+    symbols = [list(SYMBOLS)[MATH_OPERATIONS.index(name)] for name in task.operations]
+    points = np.random.default_rng(1).uniform(-1, 1, (6, 2)).tolist()
+
+    def function(number):
+        first, second = (symbols[operator] for operator in task.combinations[number])
+        return [solve([x, y, first, x, second])[-1] for x, y in points]
+
+    known = [function(number) for number in task.tasks("train")]
+    new = [
+        number
+        for number in task.held_out
+        if not any(function(number) == pytest.approx(one, abs=1e-9) for one in known)
+    ]
+    assert task.tasks("ood").tolist() == new
+    assert set(full_batch(task, "ood").latents["task"].tolist()) == set(new)
+    others = MathEquations(config)
+    assert others.tasks("ood").tolist() == others.held_out.tolist() == task.held_out.tolist()
+    for split in ("train", "id"):
+        assert np.array_equal(task.tasks(split), others.tasks(split))
+        served = (one.batch(split, 0, 50).inputs for one in (task, others))
+        assert torch.equal(*served)
 
 
 def test_tasks_are_called_by_their_operators():
@@ -402,6 +430,7 @@ def test_a_pool_of_true_operations_gives_the_answers():
         ({"length": 5, "n_id": 24}, "n_id must be an integer from 25 to 80000, got 24"),
         ({"length": 5, "n_operators": 15}, "n_points must be .* from 75 to 987, got 5000"),
         ({"operators": "last"}, "operators must be one of first, drawn, got 'last'"),
+        ({"ood_tasks": "all"}, "ood_tasks must be one of held_out, new, got 'all'"),
         ({"variable_id": 1}, "variable_id must be True or False, got 1"),
         ({"constant": float("nan")}, "constant must be a number from -100 to 100, got nan"),
         ({"constant": True}, "constant must be .*, got True"),
@@ -412,6 +441,14 @@ def test_a_pool_of_true_operations_gives_the_answers():
 def test_a_bad_config_says_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         MathEquationsConfig(**arguments)
+
+
+def test_operations_without_new_combinations_are_refused():
+    few = {"n_operators": 2, "operators": "drawn", "seed": 7, **FEW}
+    assert MathEquations(MathEquationsConfig(**few)).operations == ("add_subtract", "cos_second")
+    message = "no held-out combination of add_subtract, cos_second is a new function; ood_tasks"
+    with pytest.raises(ValueError, match=message):
+        MathEquations(MathEquationsConfig(**few, ood_tasks="new"))
 
 
 def test_bad_arguments_of_batch():
