@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 import probes
@@ -119,8 +120,60 @@ def measure_combinations(trained: Trained, n: int = 5000, kept: int = 10) -> xr.
     return joined
 
 
+def measure_gaps(trained: Trained, n: int = 5000) -> xr.Dataset | None:
+    """Where the loss of held-out combinations comes from: the path, the read-out or the modules.
+
+    One half of the examples of a combination chooses what is replaced, the other half is scored.
+
+    Args:
+        trained: the trained model.
+        n: largest number of examples of `ood`.
+
+    Returns:
+        `loss` [task, stage]: the mean squared error `routed`, as the router decides; on the best
+        `path` for the whole combination; and there after a `read-out` of its answer, the affine map
+        with the least squared error. What is left is due to the modules.
+    """
+    if trained.setup.model not in MODULAR or "ood" not in trained.setup.splits:
+        return None
+    batch = trained.batch("ood", n)
+    inputs, targets = batch.inputs.split(256), batch.targets[:, 0].double()
+    with torch.inference_mode():
+        parts = [(trained.model(x)[:, 0], trained.model.all_paths(x)[0]) for x in inputs]
+    routed, answers = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    rows = []
+    for task in batch.latents["task"].unique():
+        # Examples of a task are in random order.
+        choosing, scored = (batch.latents["task"] == task).nonzero()[:, 0].tensor_split(2)
+        error = (answers[choosing] - targets[choosing, None]).square().mean(0)
+        on_path = answers[:, error.argmin()]
+        features = torch.stack([on_path, torch.ones_like(on_path)], dim=1)
+        fit = torch.linalg.lstsq(features[choosing], targets[choosing, None], driver="gelsd")
+        stages = torch.stack([routed, on_path, (features @ fit.solution)[:, 0]], dim=1)
+        rows.append((stages[scored] - targets[scored, None]).square().mean(0))
+    names = [trained.task.task_names[number] for number in batch.latents["task"].unique()]
+    return xr.Dataset(
+        {
+            "loss": (
+                ("task", "stage"),
+                torch.stack(rows).numpy(),
+                {"long_name": "mean squared error with this part replaced by the best one"},
+            )
+        },
+        {"task": names, "stage": list(STAGES)},
+    )
+
+
 # Readings
 
+STAGES = ("routed", "path", "read-out")
+STAGE = {stage: read("gaps", "loss", mean=("task",), stage=stage) for stage in STAGES}
+SHARES = {
+    "path": (STAGE["routed"] - STAGE["path"]) / STAGE["routed"],
+    "read-out": (STAGE["path"] - STAGE["read-out"]) / STAGE["routed"],
+    "modules": STAGE["read-out"] / STAGE["routed"],
+}
+"""The shares of the loss on `ood` that the path, the read-out and the modules explain."""
 routing = partial(read, "specialization", split="id", control="observed", layer="pooled")
 ROUTING = ("specialization", "collapse", "collapse_attainable")
 SCORES = {name: routing(name) for name in ROUTING}
@@ -140,7 +193,7 @@ METHOD = ("model", "objective", "selection_bottleneck")
 def over_methods(function: Callable[..., Any], *readings: Reading) -> Reading:
     """A function of the values of all methods that share seed and other coordinates.
 
-    Each cell has the value of its group.
+    Each cell has the value of its group. Of tuned settings, the chosen ones count.
 
     Args:
         function: takes an array [method] for each reading; NaN is left out.
@@ -152,10 +205,11 @@ def over_methods(function: Callable[..., Any], *readings: Reading) -> Reading:
 
     def values(result: xr.DataTree) -> np.ndarray:
         cells, coordinates = result["scores"].coords, json.loads(result.attrs["axes"])
-        names = [name for name in coordinates["coordinates"] if name not in METHOD]
+        apart = (*METHOD, *coordinates["tuned"])
+        names = [name for name in coordinates["coordinates"] if name not in apart]
         keys = list(zip(*(cells[name].to_numpy().tolist() for name in names), strict=True))
         columns = np.stack([reading.values(result) for reading in readings])
-        is_measured = np.isfinite(columns).all(0)
+        is_measured = np.isfinite(columns).all(0) & (result["scores"]["chosen"].to_numpy() == 1)
         found = np.full(len(keys), np.nan)
         for key in dict.fromkeys(keys):
             group = np.array([other == key for other in keys])

@@ -24,6 +24,7 @@ from studies.measures.modular_routing import (
     NULL,
     OOD,
     SCORES,
+    SHARES,
     SPECIAL,
     TRAINED,
     without_outliers,
@@ -226,6 +227,15 @@ VIEWS = {
         paths_view, data=paths("adapted"), along="examples", references=KNOWN_PATHS, log="xy"
     ),
     "by_task": partial(paths_view, data=paths("task_loss"), along="task", lines="path", log="y"),
+    "gaps": partial(plots.points, readings=SHARES, xlabel=f"share of the {ON_OOD}"),
+    "gaps_by_task": partial(
+        plots.lines,
+        data=values("gaps", "loss"),
+        along="task",
+        lines="stage",
+        ylabel=ON_OOD,
+        log="y",
+    ),
     "loss_against_specialization": partial(
         plots.scatter, x=SPECIAL, y=OOD, xlabel="specialization", ylabel=ON_OOD, log="y"
     ),

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import mechanisms
 from studies.engine import Resources, read_result, run, settings
@@ -12,6 +13,7 @@ from studies.engine.examples import Examples
 from studies.engine.trained import Trained
 from studies.measures.modular_routing import (
     measure_combinations,
+    measure_gaps,
     measure_paths,
     measure_specialization,
 )
@@ -188,11 +190,76 @@ def test_choices_that_depend_on_the_digits_have_an_entropy():
     assert scores["digits"].to_numpy() == pytest.approx(expected, rel=1e-6)
 
 
+class Shifted(nn.Module):
+    """A network whose answers are off by a tenth."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs):
+        return self.network(inputs) + 0.1
+
+    def all_paths(self, inputs):
+        answers, probabilities = self.network.all_paths(inputs)
+        return answers + 0.1, probabilities
+
+
+class FirstNumber(nn.Module):
+    """A network without the modules that any combination needs."""
+
+    def forward(self, inputs):
+        return inputs[:, 0, :1]
+
+    def all_paths(self, inputs):
+        return inputs[:, 0, :1].expand(-1, 9), None
+
+
+def test_a_gap_is_that_of_the_path_the_read_out_or_the_modules():
+    def losses(trained):
+        return measure_gaps(trained, n=300)["loss"].mean("task").to_numpy()
+
+    right = planted(right=True)
+    assert (losses(right) < 1e-12).all()
+    shifted = replace(planted(right=True), model=Shifted(right.model))
+    routed, path, read_out = losses(shifted)
+    assert routed == pytest.approx(0.01, rel=1e-3) == path
+    assert read_out < 1e-12
+    routed, path, read_out = losses(planted(right=False))
+    assert path < 1e-12 < 0.05 < routed
+    routed, path, read_out = losses(replace(planted(right=True), model=FirstNumber()))
+    assert routed == path > read_out > 0.01
+
+
+def test_gaps_are_chosen_on_other_examples_than_they_are_scored_on():
+    """Random answers: the best path and read-out of one half do not help the other."""
+    trained = planted(right=True)
+
+    class Noise(nn.Module):
+        def forward(self, inputs):
+            return torch.zeros(len(inputs), 1)
+
+        def all_paths(self, inputs):
+            generator = torch.Generator().manual_seed(int(inputs[0, 0, 0] * 1e6))
+            return torch.randn(len(inputs), 500, generator=generator), None
+
+    loss = measure_gaps(replace(trained, model=Noise()), n=300)["loss"]
+    assert sorted(loss["task"].to_numpy()) == sorted(
+        trained.task.task_names[number] for number in trained.task.tasks("ood")
+    )
+    assert loss["stage"].to_numpy().tolist() == ["routed", "path", "read-out"]
+    routed, path, read_out = loss.mean("task").to_numpy()
+    # Noise of variance 1, and the best constant.
+    assert path == pytest.approx(1 + routed, rel=0.2)
+    assert read_out == pytest.approx(routed, rel=0.2)
+
+
 def test_measures_do_not_apply_to_a_network_without_modules():
     (setup,) = cells_of("smoke", "model=monolithic", "seed=0")
     trained = Trained(setup, None, 0, "cpu", Examples(setup, "cpu").fresh("test"))
     assert measure_specialization(trained) is None
     assert measure_paths(trained) is None
+    assert measure_gaps(trained) is None
     assert measure_combinations(trained) is None
 
 
@@ -247,7 +314,7 @@ PRESETS = {
     "keys": (27, 3000, 10),
     "one_layer": (12, 3000, 25),
     "true_modules": (21, 3000, 10),
-    "learning_rate": (15, 6000, 10),
+    "tuning": (3 * 3 * (4 * 2 + 4 + 1), 6000, 10),
     "paper": (1200, 50_000, 30),
     "paper-sizes": (1050, 50_000, 30),
     "paper-true-modules": (140, 50_000, 30),

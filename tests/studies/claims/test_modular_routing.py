@@ -1,5 +1,7 @@
 """Claims about modular networks: which results they hold for, and which contradict them."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -267,6 +269,21 @@ def test_values_over_methods_are_those_of_the_same_seed_and_sizes():
     np.testing.assert_allclose(found[is_modular], expected[is_modular])
     counted = over_methods(lambda x, y: len(x), OOD, SPECIAL).values(result)
     assert (counted[is_modular] == len(MODULAR)).all()
+
+
+def test_methods_are_compared_at_their_chosen_settings():
+    """As if the number of points were tuned, with 100 chosen for the encoder alone."""
+    other = [cell(model, n_points=100, ood=0.05) for model in MODULAR if model != "encoder"]
+    rows = [*all_models(), *other, cell("encoder", n_points=100, ood=0.1)]
+    result = made_up(rows, n_seeds=2)
+    axes = json.loads(result.attrs["axes"]) | {"tuned": ["n_points"]}
+    result.attrs["axes"] = json.dumps(axes)
+    scores = result["scores"]
+    model, n_points, seed = (scores[name].to_numpy() for name in ("model", "n_points", "seed"))
+    scores["chosen"].values[:] = is_chosen = (n_points == 100) == (model == "encoder")
+    found = over_methods(min, OOD.among(ROUTERS)).values(result)
+    shown = is_chosen & (model != "monolithic")
+    np.testing.assert_allclose(found[shown], 0.1 * (1 + 0.01 * seed[shown]))
 
 
 def test_outliers_are_those_of_grubbs_test():
