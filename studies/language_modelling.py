@@ -135,23 +135,22 @@ TABLE = engine.Table(
 
 LAPTOP = LanguageSetup(
     model="softmax",
-    task=tasks.TextConfig(path=tasks.PYTHON_HELP, vocabulary_size=1024, length=64),
+    task=tasks.TextConfig(path=tasks.PACKAGE_DOCS, vocabulary_size=1024, length=64),
     n_layers=2,
     d_model=128,
     n_heads=4,
     d_mlp=512,
     dropout=0.1,
     training=engine.TrainingConfig(
-        n_steps=1200,
+        n_steps=2000,
         batch_size=16,
         learning_rate=3e-3,
         weight_decay=0.1,
         warmup_steps=100,
-        evaluate_every=100,
+        evaluate_every=200,
         clip=1.0,
     ),
-    # Half of the windows of `valid`; the other half is scored.
-    n_validation=64,
+    n_validation=256,
 )
 
 WHOLE = "scores.n_test=1000000 "
@@ -192,16 +191,21 @@ def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[G
 
 BOTH = ("softmax", "linear", "hyla", "coda")
 THREE = ("softmax", "linear", "hyla")
+ALL = (*BOTH, "compositional")
 FEW = grids(("softmax", "compositional"), ("softmax", "hyla"))
 
 STUDY = engine.Study(
     name="language_modelling",
     question="Which attention models a text best at the same number of parameters?",
     setup=LAPTOP,
-    grids=grids((*BOTH, "compositional"), ("softmax", "hyla")),
+    grids=grids(ALL, ("softmax", "hyla")),
     presets={
         "laptop": engine.Preset(changes=WHOLE),
         "smoke": engine.Preset(changes=WHOLE + SMOKE, grids=FEW),
+        "rates": engine.Preset(
+            changes=WHOLE + "training.learning_rate=1e-3,3e-3,1e-2",
+            grids=grids(ALL, ("softmax", "hyla"), seed=(0, 1, 2)),
+        ),
         "positions": engine.Preset(changes=WHOLE, grids=grids((*BOTH, "transformer_xl"), BOTH)),
         "paper": engine.Preset(
             changes=WHOLE + PAPER,

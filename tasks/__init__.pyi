@@ -56,6 +56,7 @@ from .sort_of_clevr_scenes import SORT_OF_CLEVR_ANSWERS as SORT_OF_CLEVR_ANSWERS
 from .sort_of_clevr_scenes import SORT_OF_CLEVR_COLOURS as SORT_OF_CLEVR_COLOURS
 from .sort_of_clevr_scenes import SORT_OF_CLEVR_QUESTIONS as SORT_OF_CLEVR_QUESTIONS
 from .stored.bundled import BUNDLED_IMAGES as BUNDLED_IMAGES
+from .stored.bundled import PACKAGE_DOCS as PACKAGE_DOCS
 from .stored.bundled import PYTHON_HELP as PYTHON_HELP
 from .stored.classification import Classification as Classification
 from .stored.classification import ClassificationConfig as ClassificationConfig

@@ -1,5 +1,9 @@
 """Data sets that come with installed packages, written to folders that tasks can read."""
 
+import ast
+import hashlib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +13,11 @@ from tasks.cache import write_atomically
 
 # With ~, so that configs are the same on every machine.
 PYTHON_HELP = "~/.cache/modscope/python_help.txt"
+PACKAGE_DOCS = "~/.cache/modscope/package_docs.txt"
 BUNDLED_IMAGES = "~/.cache/modscope/images"
+
+_DOCUMENTED = ("networkx", "numpy", "scipy", "sklearn")
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def write_python_help(path: Path) -> None:
@@ -22,12 +30,40 @@ def write_python_help(path: Path) -> None:
     """
     from pydoc_data.topics import topics
 
+    if not path.exists():
+        _write(path, "\n".join(topics[name] for name in sorted(topics)))
+
+
+def write_package_docs(path: Path) -> None:
+    """Write the docstrings of NetworkX, NumPy, SciPy and scikit-learn to a text file: 12 megabytes.
+
+    Each one is there once. They are in an arbitrary but fixed order, so that the end of the text is
+    like its beginning. An existing file is kept; the texts depend on the versions of the packages.
+
+    Raises:
+        FileNotFoundError: the file does not exist and cannot be written.
+    """
     if path.exists():
         return
-    text = "\n".join(topics[name] for name in sorted(topics))
+    found = set()
+    for package in _DOCUMENTED:
+        for folder in cast(Any, find_spec(package)).submodule_search_locations:
+            found |= {text for file in Path(folder).rglob("*.py") for text in _docstrings(file)}
+    _write(
+        path, "\n\n".join(sorted(found, key=lambda text: hashlib.sha256(text.encode()).digest()))
+    )
+
+
+def _docstrings(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, _WITH_DOCSTRING) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def _write(path: Path, text: str) -> None:
     try:
         with write_atomically(path) as temporary:
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FileNotFoundError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -22,7 +22,12 @@ from tasks.batch import Batch
 from tasks.cache import DEFAULT_CACHE, load_arrays, save_arrays
 from tasks.common import Key, require_choice, require_int, require_path, require_shape
 from tasks.finite import Stream
-from tasks.stored.bundled import PYTHON_HELP, write_python_help
+from tasks.stored.bundled import (
+    PACKAGE_DOCS,
+    PYTHON_HELP,
+    write_package_docs,
+    write_python_help,
+)
 from tasks.stored.opening import how_to_fetch, open_stored, require_splits
 from tasks.stored.tokens import (
     LINE_END,
@@ -55,7 +60,8 @@ class TextConfig:
         path: a file, whose end is held out; a folder with three files (.txt, .raw, .tokens) that
             have train, valid and test in their names; or a folder with a data set (`save_to_disk`,
             parquet) with the column `text`. `PYTHON_HELP`: the topics of Python's `help()`, half a
-            megabyte, written there on first use. None: WikiText from Hugging Face's cache or hub.
+            megabyte; `PACKAGE_DOCS`: the documentation of four scientific packages, 12 megabytes;
+            they are written there on first use. None: WikiText from Hugging Face's cache or hub.
         held_out: share of a single file for each of `valid` and `test`, above 0 and below 0.5.
         tokens: `byte_pairs`, or `words`: what white space separates, and line ends.
         vocabulary_size: number of tokens with the start token, at most 2^24 and at least 258, with
@@ -413,8 +419,9 @@ class Text:
     def _read(self) -> dict[str, bytes]:
         """Return the text of each split."""
         path = None if self.config.path is None else Path(self.config.path).expanduser()
-        if path is not None and self.config.path == PYTHON_HELP:
-            write_python_help(path)
+        writers = {PYTHON_HELP: write_python_help, PACKAGE_DOCS: write_package_docs}
+        if path is not None and self.config.path in writers:
+            writers[str(self.config.path)](path)
         if path is not None and path.is_file():
             text = path.read_bytes()
             ends = [
