@@ -21,6 +21,7 @@ import tasks
 from studies import engine
 from studies.claims.modular_routing import CLAIMS
 from studies.engine import Row, short
+from studies.engine.study import Grid
 from studies.measures import modular_routing as measures
 from studies.measures.modular_routing import COLLAPSE, ID, NULL, OOD, SPECIAL, TRAINED
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
@@ -62,6 +63,12 @@ LAPTOP = EquationsSetup(
     n_validation=1000,
 )
 
+
+def drawn_anew(n: int, **axes: tuple[Any, ...]) -> tuple[Grid, ...]:
+    """Grids of `n` seeds, each with a draw of the data of its own."""
+    return tuple({"seed": (number,), "task.seed": (number,), **axes} for number in range(n))
+
+
 TESTED = "scores.n_test=5000 "
 SHORTER = TESTED + "training.n_steps=3000 "
 MODULAR_ONLY = f"model={','.join(MODULAR)} "
@@ -75,7 +82,7 @@ PAPERS_OWN = (
     # The paper gives no optimiser, rate, batch size, steps, clipping or temperature, and no widths
     # of encoders and keys: these and the other settings of `LAPTOP` are ours.
     "paths.memory=1073741824 training.n_steps=50000 training.evaluate_every=2000 "
-    "training.learning_rate=3e-4 "
+    "training.learning_rate=3e-4 temperature=3.0 "
 )
 POINTS = "task.n_points=1000,5000,10000,20000 "
 OPERATORS = "task.n_operators=5,7,10,15 "
@@ -90,15 +97,17 @@ def of_paper(changes: str, departures: Mapping[str, str], **options: Any) -> eng
     return engine.Preset(changes=PAPERS_OWN + changes, departures=departures, **options)
 
 
-PRESETS = {
-    "smoke": "n_validation=30 scores.n_test=300 seed=0,1 task.n_operators=3 task.n_points=150 "
+SMOKE = (
+    "n_validation=30 scores.n_test=300 seed=0,1 task.n_operators=3 task.n_points=150 "
     "task.n_id=40 task.n_ood=200 n_modules=4 d_mlp=8 d_model=16 d_key=8 d_encoder=16 "
     "training.n_steps=20 training.batch_size=32 training.warmup_steps=5 training.evaluate_every=10 "
-    "specialization.n=300 combinations.n=300 paths.n=300 paths.examples=1,4",
-    "laptop": TESTED,
+    "specialization.n=300 combinations.n=300 paths.n=300 paths.examples=1,4"
+)
+PRESETS = {
     # Further claims, one preset each.
-    "selection": SHORTER + BOTH + MODULAR_ONLY,
+    "selection": TESTED + BOTH + MODULAR_ONLY,
     "operators": SHORTER + "task.n_operators=3,5,10,15 task.n_points=1000,20000",
+    "points": SHORTER + "task.n_points=1000,20000 model=encoder objective=all_paths",
     "functional": SHORTER + MODULAR_ONLY + FUNCTIONAL,
     "keys": SHORTER + f"module_keys=direct,projected,shared model={','.join(ROUTERS)}",
     "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
@@ -150,8 +159,16 @@ STUDY = engine.Study(
     question="Which router lets a modular network find the sub-tasks of its data?",
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
-    presets={name: engine.Preset(changes=changes) for name, changes in PRESETS.items()}
-    | {"tuning": TUNING}
+    presets={
+        name: engine.Preset(changes=changes, grids=drawn_anew(6, model=MODELS))
+        for name, changes in PRESETS.items()
+    }
+    | {
+        "smoke": engine.Preset(changes=SMOKE),
+        "laptop": engine.Preset(changes=TESTED),
+        "pairs": engine.Preset(changes=f"{TESTED}task.seed=0,1,2 seed=0,1,2,3,4,5,6,7,8,9"),
+        "tuning": TUNING,
+    }
     | PAPERS_PRESETS,
     tuned=("training.learning_rate", "temperature"),
     draws=("task.seed",),

@@ -264,7 +264,7 @@ def test_measures_do_not_apply_to_a_network_without_modules():
 
 
 def test_a_network_of_one_layer_has_to_perform_combinations():
-    (setup,) = cells_of("one_layer", "model=encoder", "seed=0")
+    (setup,) = cells_of("one_layer", "model=encoder", "seed=0", "task.seed=0")
     assert len(setup.operations) == 25
     assert setup.operations[:2] == ("add, add", "add, subtract")
     assert replace(setup, n_layers=2).operations == setup.sampler().operations
@@ -308,12 +308,14 @@ def test_sizes_are_swept_for_the_methods_of_the_papers_figure_4():
 PRESETS = {
     "smoke": (10, 20, 4),
     "laptop": (15, 6000, 10),
-    "selection": (42, 3000, 10),
-    "operators": (120, 3000, 10),
-    "functional": (36, 3000, 10),
-    "keys": (27, 3000, 10),
-    "one_layer": (12, 3000, 25),
-    "true_modules": (21, 3000, 10),
+    "pairs": (150, 6000, 10),
+    "selection": (14 * 6, 6000, 10),
+    "operators": (40 * 6, 3000, 10),
+    "points": (2 * 6, 3000, 10),
+    "functional": (12 * 6, 3000, 10),
+    "keys": (9 * 6, 3000, 10),
+    "one_layer": (4 * 6, 3000, 25),
+    "true_modules": (7 * 6, 3000, 10),
     "tuning": (3 * 3 * (4 * 2 + 4 + 1), 6000, 10),
     "paper": (1200, 50_000, 30),
     "paper-sizes": (1050, 50_000, 30),
