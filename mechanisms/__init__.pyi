@@ -27,6 +27,7 @@ from .layers.halting import HaltingConfig as HaltingConfig
 from .layers.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .layers.mixture_of_experts import MixtureOfExpertsConfig as MixtureOfExpertsConfig
 from .model_zoo import zoo as zoo
+from .models.beam_search import beam_search as beam_search
 from .models.decomposable_attention import DecomposableAttention as DecomposableAttention
 from .models.decomposable_attention import (
     DecomposableAttentionConfig as DecomposableAttentionConfig,

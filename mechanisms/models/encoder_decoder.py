@@ -19,6 +19,7 @@ from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.halting import Halting, HaltingConfig, run_steps
 from mechanisms.layers.step_signals import StepSignal, StepSignals
+from mechanisms.models.beam_search import beam_search
 from mechanisms.models.decoder_block import DecoderBlock
 from mechanisms.models.initial_weights import redraw_as_scan, redraw_as_tensor2tensor
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block
@@ -281,7 +282,6 @@ class EncoderDecoder(SteppedModel):
         logits, decoder_cost = self._decode(encoded, source, target_in, n_steps)
         return logits, (encoder_cost, decoder_cost)
 
-    @torch.no_grad()
     def greedy(
         self,
         source: Int[Tensor, "batch source_pos"],
@@ -291,28 +291,51 @@ class EncoderDecoder(SteppedModel):
     ) -> Int[Tensor, "batch max_length"]:
         """Greedy decoding: the most probable token after each prefix up to `end`, then padding.
 
-        The source is encoded once; the decoder runs over the whole prefix for each token, and its
-        hooks are called each time. To test whether the decoded sequence equals the target, one
-        forward pass with `target_in` is enough: the target must have the highest logit everywhere.
+        To test whether the decoded sequence equals the target, one forward pass with `target_in` is
+        enough: the target must have the highest logit everywhere.
 
         Raises:
             ValueError: max_length is less than 1, or as for `forward`.
         """
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        return self.search(source, max_length, width=1, n_steps=n_steps)[0][:, 0]
+
+    @torch.no_grad()
+    def search(
+        self,
+        source: Int[Tensor, "batch source_pos"],
+        max_length: int,
+        *,
+        width: int = 4,
+        length_penalty: float = 0.6,
+        n_steps: int | None = None,
+    ) -> tuple[Int[Tensor, "batch width max_length"], Float[Tensor, "batch width"]]:
+        """The best target sequences and their scores, by `beam_search`.
+
+        The source is encoded once; the decoder runs over all whole prefixes for each token, and its
+        hooks are called each time.
+
+        Raises:
+            ValueError: as for `beam_search` and `forward`.
+        """
         n_steps, source = self._prepared(n_steps), self._marked(source)
         encoded, _ = self._encode(source, n_steps)
-        decoded = source.new_full((len(source), max_length + 1), self.config.padding)
-        decoded[:, 0] = self.config.begin
-        unfinished = torch.ones(len(source), dtype=torch.bool, device=source.device)
-        for length in range(1, max_length + 1):
-            logits, _ = self._decode(encoded, source, decoded[:, :length], n_steps)
-            best = logits[:, -1].argmax(-1)
-            decoded[:, length] = torch.where(unfinished, best, self.config.padding)
-            unfinished &= best != self.config.end
-            if not unfinished.any():
-                break
-        return decoded[:, 1:]
+
+        def next_token(rows: Tensor, prefixes: Tensor) -> Tensor:
+            logits, _ = self._decode(encoded[rows], source[rows], prefixes, n_steps)
+            return logits[:, -1]
+
+        config = self.config
+        return beam_search(
+            next_token,
+            len(source),
+            begin=config.begin,
+            end=config.end,
+            padding=config.padding,
+            max_length=max_length,
+            width=width,
+            length_penalty=length_penalty,
+            device=source.device,
+        )
 
     def _prepared(self, n_steps: int | None) -> int:
         limit = self.config.n_layers

@@ -290,6 +290,20 @@ def test_greedy_decodes_the_target_with_the_highest_logits_everywhere():
     assert torch.equal(model(SOURCE, forced).argmax(-1)[decoded >= 0], decoded[decoded >= 0])
 
 
+def test_scores_of_a_search_are_those_of_the_forward_pass():
+    model = build(SMALL)
+    found, scores = model.search(SOURCE, 5, width=3, length_penalty=0.0)
+    assert torch.equal(model.search(SOURCE, 5, width=1)[0][:, 0], model.greedy(SOURCE, 5))
+    for rank in range(3):
+        target = found[:, rank]
+        given = torch.cat([torch.full((3, 1), BEGIN), target[:, :-1]], 1)
+        log_probs = model(SOURCE, given).log_softmax(-1)
+        is_token = target != PADDING
+        of_target = log_probs.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+        assert torch.allclose((of_target * is_token).sum(1), scores[:, rank], atol=1e-5)
+    assert (scores.diff(dim=1) <= 0).all()
+
+
 def test_shared_weights_equal_a_stack_of_copies():
     shared, stack = build(SMALL), build(CONFIGS["separate"])
     weights = shared.state_dict()
