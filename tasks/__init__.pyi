@@ -69,5 +69,7 @@ from .stored.sequences import Sequences as Sequences
 from .stored.sequences import SequencesConfig as SequencesConfig
 from .stored.text import Text as Text
 from .stored.text import TextConfig as TextConfig
+from .translation import Translation as Translation
+from .translation import TranslationConfig as TranslationConfig
 from .triangles import Triangles as Triangles
 from .triangles import TrianglesConfig as TrianglesConfig
