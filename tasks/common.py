@@ -18,11 +18,14 @@ class Key:
     """Random numbers that depend on a config and a path alone.
 
     Args:
-        config: all of its fields enter the hash.
+        config: its fields enter the hash.
+        without: fields that do not, such as a setting that a task got later: the numbers of earlier
+            configs stay what they were.
     """
 
-    def __init__(self, config: "DataclassInstance") -> None:
-        self._config = json.dumps(asdict(config), sort_keys=True).encode()
+    def __init__(self, config: "DataclassInstance", without: tuple[str, ...] = ()) -> None:
+        fields = {name: value for name, value in asdict(config).items() if name not in without}
+        self._config = json.dumps(fields, sort_keys=True).encode()
 
     def hexdigest(self) -> str:
         """Return the config's hash, 64 hexadecimal digits."""

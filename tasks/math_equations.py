@@ -184,7 +184,7 @@ class MathEquations(FiniteTask, CausalTask):
         # held-out combinations do not depend on the number of points.
         splits = self.SPLITS if config.n_held_out else ("train", "id")
         super().__init__(
-            key=Key(replace(config, variable_id=False, constant=0, ood_tasks="held_out")),
+            key=Key(replace(config, variable_id=False, constant=0), without=("ood_tasks",)),
             splits=splits,
         )
         self.config = config

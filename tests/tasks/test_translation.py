@@ -1,6 +1,7 @@
 """Translation between grammars: compared with a translator that reads the source's words."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_targets_are_translations_of_sources(changes, split):
     batch = task.batch(split, 3, 200)
     for i in range(200):
         target, source = task.words(batch, i)
-        part = read([word for word in source if word])
+        part: Any = read([word for word in source if word])
         expected = []
         if "that" in part:
             expected += phrase(part["clause object"], None, of_object)
@@ -102,7 +103,7 @@ def test_targets_are_translations_of_sources(changes, split):
         assert task.decode(batch.targets[i]) == " ".join(word for word, _ in expected)
         # Latents and agreement.
         known = {
-            name: values[i].item() for name, values in batch.latents.items() if values.ndim == 1
+            name: int(values[i]) for name, values in batch.latents.items() if values.ndim == 1
         }
         assert (known["subject"], known["subject_plural"]) == number_of(part["subject"][1], task)
         assert (known["object"], known["object_plural"]) == number_of(part["object"][1], task)
@@ -189,6 +190,12 @@ def test_parts_are_there_as_often_as_they_should():
 def test_wrong_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         TranslationConfig(**changes)
+
+
+def test_every_noun_is_an_object_in_training():
+    # Two verbs need six of the pairs; each of the twenty nouns needs one.
+    task = Translation(TranslationConfig(n_verbs=2, held_out=0.5))
+    assert set(task.pairs("train")[:, 1].tolist()) == set(range(20))
 
 
 def test_too_many_pairs_cannot_be_held_out():
