@@ -102,9 +102,7 @@ def test_targets_are_translations_of_sources(changes, split):
         assert batch.latents["length"][i] == length
         assert task.decode(batch.targets[i]) == " ".join(word for word, _ in expected)
         # Latents and agreement.
-        known = {
-            name: int(values[i]) for name, values in batch.latents.items() if values.ndim == 1
-        }
+        known = {name: int(values[i]) for name, values in batch.latents.items() if values.ndim == 1}
         assert (known["subject"], known["subject_plural"]) == number_of(part["subject"][1], task)
         assert (known["object"], known["object_plural"]) == number_of(part["object"][1], task)
         verb, shape = verb_of(part["verb"][1], task)
