@@ -166,7 +166,9 @@ class Translation(StreamTask[tuple[Tensor, Tensor]]):
             "noun": self.config.n_nouns,
             "stem": self.config.n_verbs,
         }
-        lexicon = {kind: list(islice(words, size)) for kind, size in sizes.items()}
+        lexicon: dict[str, Sequence[str]] = {
+            kind: list(islice(words, size)) for kind, size in sizes.items()
+        }
         endings = ("k", "s", "n")[:_N_CLASSES]
         lexicon["verb"] = [stem + ending for stem in lexicon.pop("stem") for ending in endings]
         return lexicon
