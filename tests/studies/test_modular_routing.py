@@ -343,6 +343,17 @@ def test_every_preset_trains_its_networks(preset):
         loss.backward()
 
 
+@pytest.mark.parametrize("preset", STUDY.presets)
+def test_every_held_out_combination_has_enough_examples_to_choose_its_path(preset):
+    plan = STUDY.plan(preset, [])
+    paths = plan.measures["paths"]
+    for setup in {cell.task: cell for cell in plan.cells}.values():
+        batch = setup.sampler().batch("ood", 0, paths.n)
+        fewest = batch.latents["task"].unique(return_counts=True)[1].min()
+        # One half chooses, the other is scored.
+        assert fewest // 2 >= max(paths.examples)
+
+
 def test_the_objective_is_that_of_the_cell():
     cells = {
         (one.model, one.objective): one
