@@ -47,6 +47,8 @@ from .models.relation_classifier import RelationClassifier as RelationClassifier
 from .models.relation_classifier import RelationClassifierConfig as RelationClassifierConfig
 from .models.retrieval_network import RetrievalNetwork as RetrievalNetwork
 from .models.retrieval_network import RetrievalNetworkConfig as RetrievalNetworkConfig
+from .models.sequence_classifier import SequenceClassifier as SequenceClassifier
+from .models.sequence_classifier import SequenceClassifierConfig as SequenceClassifierConfig
 from .models.transformer import Block as Block
 from .models.transformer import BlockConfig as BlockConfig
 from .models.transformer import Transformer as Transformer

@@ -102,6 +102,26 @@ MODELS = {
         ),
         [vectors(3, 5, 6)],
     ),
+    "SequenceClassifier": (
+        mechanisms.SequenceClassifierConfig(**PAIRS, **BLOCKS),
+        [tokens(3, 5)],
+    ),
+    "SequenceClassifier of pairs, with CoDA": (
+        mechanisms.SequenceClassifierConfig(
+            **PAIRS,
+            **BLOCKS
+            | {
+                "attention": mechanisms.CodaAttentionConfig(
+                    n_heads=2,
+                    d_head=4,
+                    composition=mechanisms.QuasiAttentionConfig(gate_centring="matrix"),
+                )
+            },
+            n_sequences=2,
+            shared=True,
+        ),
+        [tokens(3, 5), tokens(3, 4)],
+    ),
     "DecomposableAttention": (
         mechanisms.DecomposableAttentionConfig(**PAIRS),
         [tokens(3, 5), tokens(3, 4)],
