@@ -113,12 +113,12 @@ PRESETS = {
     "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
     "true_modules": SHORTER + TRUE + "selection_bottleneck=false,true",
 }
-RATES = {"training.learning_rate": (1e-3, 3e-3, 1e-2), "seed": (100, 101, 102)}
+RATES = {"training.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2), "seed": (100, 101, 102)}
 # Rates and temperatures of the other presets were chosen here, by the loss on `id`.
 TUNING = engine.Preset(
     changes="scores.n_test=500 specialization.n=500 combinations.n=500 paths.n=1000",
     grids=(
-        {"model": MODULAR, "temperature": (1.0, 3.0, 10.0), **RATES},
+        {"model": MODULAR, "temperature": (1.0, 3.0, 10.0, 30.0), **RATES},
         {"model": MODULAR, "objective": ("all_paths",), **RATES},
         {"model": ("monolithic",), **RATES},
     ),

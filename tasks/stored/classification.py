@@ -1,4 +1,4 @@
-"""Sentiment of film reviews: IMDb (Maas et al. 2011) and SST (Socher et al. 2013).
+"""Labelled texts, such as film reviews: IMDb (Maas et al. 2011) and SST (Socher et al. 2013).
 
 IMDb has whole reviews, positive or negative; SST has single sentences in two or five classes.
 """
@@ -12,16 +12,27 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tasks.common import require_int
-from tasks.stored.labelled_files import Example, Format, read_labelled
+from tasks.stored.labelled_files import (
+    OWN,
+    THREE_FILES,
+    THREE_STORED,
+    Example,
+    Format,
+    own_format,
+    read_labelled,
+)
 from tasks.stored.labelled_task import LabelledConfig, LabelledTask
+from tasks.stored.published import read_json_lines, tab_reader, tree_reader
 from tasks.stored.words import PAD
+
+_TREEBANK = "https://nlp.stanford.edu/sentiment (its trees, trainDevTestTrees_PTB)"
 
 _FORMATS = {
     "imdb": Format(
         texts=(("text",),),
         label=("label",),
         classes=("neg", "pos"),
-        suffix=".jsonl",
+        readers={".jsonl": read_json_lines},
         files={"train": ("train",), "test": ("test",)},
         stored={"train": "train", "test": "test"},
         hub="stanfordnlp/imdb",
@@ -32,7 +43,7 @@ _FORMATS = {
         texts=(("sentence", "text"),),
         label=("label",),
         classes=("0", "1"),
-        suffix=".tsv",
+        readers={".tsv": tab_reader((), ("label",))},
         files={"train": ("train",), "test": ("dev", "valid", "validation")},
         stored={"train": "train", "test": "validation"},
         hub="stanfordnlp/sst2",
@@ -42,12 +53,26 @@ _FORMATS = {
         texts=(("text", "sentence"),),
         label=("label",),
         classes=("0", "1", "2", "3", "4"),
-        suffix=".jsonl",
-        files={"train": ("train",), "valid": ("dev", "valid", "validation"), "test": ("test",)},
-        stored={"train": "train", "valid": "validation", "test": "test"},
+        readers={
+            ".txt": tree_reader(tuple((name,) for name in "01234")),
+            ".jsonl": read_json_lines,
+        },
+        files=THREE_FILES,
+        stored=THREE_STORED,
         hub="SetFit/sst5",
-        origin="https://huggingface.co/datasets/SetFit/sst5",
+        origin=_TREEBANK,
     ),
+    "sst2_trees": Format(
+        texts=(("text",),),
+        label=("label",),
+        classes=("0", "1"),
+        readers={".txt": tree_reader((("0", "1"), ("3", "4")))},
+        files=THREE_FILES,
+        stored=THREE_STORED,
+        hub=None,
+        origin=_TREEBANK,
+    ),
+    OWN: own_format(1),
 }
 
 
@@ -56,12 +81,16 @@ class ClassificationConfig(LabelledConfig):
     """Settings of a data set of single texts.
 
     Attributes:
-        name: the data set.
+        name: the data set: "sst2" is GLUE's, with phrases; "sst5" and "sst2_trees" have the whole
+            sentences of the treebank, the latter without those that are neutral; or "own".
         path: a folder with IMDb's SPLIT/CLASS/FILE, with files named after the splits (train, dev,
-            test; .tsv for "sst2", else .jsonl), with the output of Hugging Face's `save_to_disk`,
-            or with parquet files. None: Hugging Face's cache, or its hub.
-        n_valid: number of texts of `train` that are held out for `valid`, 1 to 10^6; not used with
-            "sst5", which has a `valid` split.
+            test; .tsv for "sst2", the trees in .txt for "sst5", or .jsonl; for "own" .jsonl, .tsv
+            or .csv), with the output of Hugging Face's `save_to_disk`, or with parquet files.
+            None: Hugging Face's cache, or its hub, which does not have "sst2_trees".
+        columns: names of the columns of the text and of the label, in place of those of the data
+            set; required with "own". A .tsv file without a header has these columns in this order.
+        n_valid: number of texts of `train` that are held out for `valid`, 1 to 10^6; used with
+            "imdb" and "sst2", which have no `valid` split.
         max_length: words of a text that are read, 1 to 10^5.
 
     Raises:
@@ -70,8 +99,9 @@ class ClassificationConfig(LabelledConfig):
 
     FORMATS: ClassVar = _FORMATS
     MAX_LENGTH: ClassVar = 10**5
+    N_COLUMNS: ClassVar = (2, 2)
 
-    name: Literal["imdb", "sst2", "sst5"]
+    name: Literal["imdb", "sst2", "sst5", "sst2_trees", "own"]
     n_valid: int = 1_000
     max_length: int = 256
 
@@ -108,7 +138,7 @@ class Classification(LabelledTask[Tensor]):
         self.config = config
 
     def _read(self) -> dict[str, list[Example]]:
-        config, format_ = self.config, _FORMATS[self.config.name]
+        config, format_ = self.config, self.config.format
         path = None if config.path is None else Path(config.path).expanduser()
         if path is not None and all((path / "train" / name).is_dir() for name in self.classes):
             rows = {split: _read_folders(path / split, self.classes) for split in format_.files}

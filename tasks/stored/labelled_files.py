@@ -1,13 +1,20 @@
-"""Reading of labelled texts: jsonl, tab-separated files, or Hugging Face's formats."""
+"""Reading of labelled texts, from their authors' files or from Hugging Face's formats."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.stored.opening import Table, how_to_fetch, open_stored, require_splits
+from tasks.stored.published import Reader, read_comma_separated, read_json_lines, tab_reader
+
+OWN = "own"
+"""The name of data sets of the user's own, whose columns and labels are settings."""
+
+THREE_FILES = {"train": ("train",), "valid": ("dev", "valid", "validation"), "test": ("test",)}
+THREE_STORED = {"train": "train", "valid": "validation", "test": "test"}
+"""The usual names of the files of splits, and Hugging Face's names of splits."""
 
 _NO_LABEL = ("-", "", "-1", "None")
 
@@ -21,8 +28,7 @@ class Format:
         label: the possible names of the column of the label.
         classes: the names of the labels; integer labels are indices.
         group: the possible names of the column that groups examples, empty if there is none.
-        columns: the columns of tab-separated files without a header.
-        suffix: the suffix of the files.
+        readers: the reader of files with each suffix; the first suffix that occurs counts.
         files: for each split, alternative words of which one must be in the file's name.
         stored: Hugging Face's name of each split.
         hub: the data set's name on Hugging Face's hub, None if it is not there.
@@ -35,14 +41,40 @@ class Format:
     label: tuple[str, ...]
     classes: tuple[str, ...]
     group: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    suffix: str
+    readers: Mapping[str, Reader]
     files: Mapping[str, tuple[str, ...]]
     stored: Mapping[str, str]
     hub: str | None
     subset: str | None = None
     origin: str
     layout: str | None = None
+
+    def with_columns(self, columns: tuple[str, ...]) -> "Format":
+        """Return the format with other columns: those of the texts, of the label and the group."""
+        n = len(self.texts)
+        label, readers = (columns[n],), dict(self.readers)
+        if ".tsv" in readers:
+            readers[".tsv"] = tab_reader(columns, label)
+        texts = tuple((name,) for name in columns[:n])
+        return replace(self, texts=texts, label=label, group=columns[n + 1 :], readers=readers)
+
+
+def own_format(n_texts: int) -> Format:
+    """Return the format of a user's own data set, whose columns and labels are set later."""
+    return Format(
+        texts=((),) * n_texts,
+        label=(),
+        classes=(),
+        readers={
+            ".jsonl": read_json_lines,
+            ".tsv": tab_reader((), ()),
+            ".csv": read_comma_separated,
+        },
+        files=THREE_FILES,
+        stored=THREE_STORED,
+        hub=None,
+        origin="where you have it",
+    )
 
 
 class Example(NamedTuple):
@@ -69,8 +101,12 @@ def read_labelled(name: str, path: Path | None, format_: Format) -> dict[str, li
     """
     if path is not None and not path.is_dir():
         raise FileNotFoundError(_how_to_get(name, path, format_))
-    if path is not None and (files := split_files(path, format_.suffix, format_.files)):
-        rows = {split: _read_file(file, format_) for split, file in files.items()}
+    files = None
+    if path is not None:
+        found = (split_files(path, suffix, format_.files) for suffix in format_.readers)
+        files = next(filter(None, found), None)
+    if files is not None:
+        rows = {split: format_.readers[file.suffix](file) for split, file in files.items()}
     elif path is not None and not any(path.iterdir()):
         raise FileNotFoundError(_how_to_get(name, path, format_))
     else:
@@ -102,7 +138,7 @@ def _read_table(table: Table, name: str) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _how_to_get(name: str, path: Path, format_: Format) -> str:
-    layout = format_.layout or describe_files(format_.suffix, format_.files)
+    layout = format_.layout or describe_files(" or ".join(format_.readers), format_.files)
     fetch = "" if format_.hub is None else how_to_fetch(format_.hub, format_.subset, str(path))
     return (
         f"path must be a folder with {name}, got {str(path)!r}. Fetch it from {format_.origin}, "
@@ -146,48 +182,6 @@ def split_files(
             )
         file_of_split[split] = matches[0]
     return file_of_split
-
-
-def read_json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and the object of each line.
-
-    Raises:
-        ValueError: a line is not a JSON object.
-    """
-    for location, line in read_lines(file):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{location} must be JSON, got {line!r}: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{location} must be a JSON object, got {type(row).__name__}")
-        yield location, row
-
-
-def _read_file(file: Path, format_: Format) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and the cells of each row of a file."""
-    if file.suffix == ".jsonl":
-        yield from read_json_lines(file)
-        return
-    columns = format_.columns
-    for number, (location, line) in enumerate(read_lines(file)):
-        cells = line.split("\t")
-        if number == 0 and set(cells) & set(format_.label):
-            columns = tuple(cells)
-            continue
-        if len(cells) != len(columns):
-            raise ValueError(
-                f"{location} must have {len(columns)} columns, separated by tabs "
-                f"({', '.join(columns) or 'named in the first line'}), got {len(cells)}"
-            )
-        yield location, dict(zip(columns, cells, strict=True))
-
-
-def read_lines(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the location and the text of each line; Unicode line separators do not end lines."""
-    with file.open(encoding="utf-8", newline="\n") as lines:
-        for number, line in enumerate(lines):
-            yield f"line {number + 1} of {file}", line.rstrip("\r\n")
 
 
 def _examples(rows: Iterator[tuple[str, dict[str, Any]]], format_: Format) -> Iterator[Example]:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -16,7 +16,7 @@ from tasks.batch import Batch, Inputs
 from tasks.common import Key, SeedConfig, require_choice, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order
 from tasks.finite_task import FiniteTask
-from tasks.stored.labelled_files import Example, Format
+from tasks.stored.labelled_files import OWN, Example, Format
 from tasks.stored.words import encode_words, learn_words
 
 
@@ -25,6 +25,10 @@ class LabelledConfig:
     """Settings of a data set of labelled texts.
 
     Attributes:
+        columns: names of the columns of the texts, then of the label and, where there is one, of
+            the group of examples, in place of those of the data set; required with "own".
+        labels: names of the labels, in place of those of the data set; rows with others are an
+            error; required with "own".
         min_count: the least frequency in `train` of the words of the vocabulary, 1 to 10^6.
         vocabulary_size: the greatest size of the vocabulary, which has the most frequent words and
             one id each for padding and unknown words, 3 to 10^6.
@@ -33,9 +37,12 @@ class LabelledConfig:
 
     FORMATS: ClassVar[Mapping[str, Format]]
     MAX_LENGTH: ClassVar[int]
+    N_COLUMNS: ClassVar[tuple[int, int]]
 
     name: str
     path: str | None = None
+    columns: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
     min_count: int = 2
     vocabulary_size: int = 30_000
     max_length: int
@@ -48,6 +55,30 @@ class LabelledConfig:
         require_int("vocabulary_size", self.vocabulary_size, 3, 10**6)
         require_int("max_length", self.max_length, 1, self.MAX_LENGTH)
         require_int("seed", self.seed, 0, 2**32 - 1)
+        _require_names("columns", self.columns, self.N_COLUMNS)
+        _require_names("labels", self.labels, (2, 1000))
+        for setting in ("columns", "labels", "path"):
+            if self.name == OWN and getattr(self, setting) is None:
+                raise ValueError(f"{setting} must be given with name={OWN!r}, got None")
+        if self.path is None and self.FORMATS[self.name].hub is None:
+            raise ValueError(f"path must be a folder for name={self.name!r}, got None")
+
+    @property
+    def format(self) -> Format:
+        """The format of the data set, with these columns and labels."""
+        format_ = self.FORMATS[self.name]
+        format_ = format_ if self.columns is None else format_.with_columns(self.columns)
+        return format_ if self.labels is None else replace(format_, classes=self.labels)
+
+
+def _require_names(name: str, values: tuple[str, ...] | None, count: tuple[int, int]) -> None:
+    """Raise a ValueError unless `values` is None or has as many different names."""
+    if values is None:
+        return
+    are_names = isinstance(values, tuple) and all(isinstance(one, str) and one for one in values)
+    if not are_names or len(set(values)) < len(values) or not count[0] <= len(values) <= count[1]:
+        numbers = " to ".join(map(str, dict.fromkeys(count)))
+        raise ValueError(f"{name} must be {numbers} different names, got {values!r}")
 
 
 class LabelledTask(FiniteTask[Inputs]):
@@ -57,7 +88,7 @@ class LabelledTask(FiniteTask[Inputs]):
 
     def __init__(self, config: LabelledConfig) -> None:
         super().__init__(key=Key(SeedConfig(config.seed)))
-        self._classes = config.FORMATS[config.name].classes
+        self._classes = config.format.classes
         self._min_count = config.min_count
         self._vocabulary_size = config.vocabulary_size
         self._max_length = config.max_length

@@ -1,8 +1,9 @@
 """Labelled pairs of sentences: natural language inference and answer ranking.
 
-SNLI (Bowman et al. 2015), MNLI (Williams et al. 2018) and SciTail (Khot et al. 2018): does the
-second sentence follow from the first? TrecQA (Wang et al. 2007) and WikiQA (Yang et al. 2015): does
-a sentence answer a question? The answers to each question are ranked.
+SNLI (Bowman et al. 2015), MNLI (Williams et al. 2018), SciTail (Khot et al. 2018) and Dialogue NLI
+(Welleck et al. 2019): does the second sentence follow from the first? TrecQA (Wang et al. 2007),
+WikiQA (Yang et al. 2015) and the Ubuntu dialogue corpus (Lowe et al. 2015): does a sentence answer
+a question, or continue a dialogue? The answers to each question are ranked.
 """
 
 from dataclasses import dataclass
@@ -14,22 +15,38 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tasks.stored.labelled_files import Example, Format, read_labelled
+from tasks.stored.labelled_files import (
+    OWN,
+    THREE_FILES,
+    THREE_STORED,
+    Example,
+    Format,
+    own_format,
+    read_labelled,
+)
 from tasks.stored.labelled_task import LabelledConfig, LabelledTask
+from tasks.stored.published import (
+    read_json_lines,
+    read_trec_qa,
+    read_ubuntu,
+    read_ubuntu_turns,
+    tab_reader,
+)
 from tasks.stored.words import PAD
 
-_THREE = {"train": ("train",), "valid": ("dev", "valid", "validation"), "test": ("test",)}
-_STORED = {"train": "train", "valid": "validation", "test": "test"}
+_RECALL_AT = (1, 2, 5)
 _ENTAILMENT = ("entailment", "neutral", "contradiction")
+_TREC_QA = ("question", "answer", "label")
+_SCITAIL = ("premise", "hypothesis", "label")
 
 _FORMATS = {
     "snli": Format(
         texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
         label=("gold_label", "label"),
         classes=_ENTAILMENT,
-        suffix=".jsonl",
-        files=_THREE,
-        stored=_STORED,
+        readers={".jsonl": read_json_lines},
+        files=THREE_FILES,
+        stored=THREE_STORED,
         hub="stanfordnlp/snli",
         origin="https://nlp.stanford.edu/projects/snli",
     ),
@@ -37,7 +54,7 @@ _FORMATS = {
         texts=(("sentence1", "premise"), ("sentence2", "hypothesis")),
         label=("gold_label", "label"),
         classes=_ENTAILMENT,
-        suffix=".jsonl",
+        readers={".jsonl": read_json_lines},
         files={"train": ("train",), "valid": ("dev_matched",), "test": ("dev_mismatched",)},
         stored={
             "train": "train",
@@ -51,37 +68,60 @@ _FORMATS = {
         texts=(("premise",), ("hypothesis",)),
         label=("label",),
         classes=("entails", "neutral"),
-        columns=("premise", "hypothesis", "label"),
-        suffix=".tsv",
-        files=_THREE,
-        stored=_STORED,
+        readers={".tsv": tab_reader(_SCITAIL, ("label",))},
+        files=THREE_FILES,
+        stored=THREE_STORED,
         hub="allenai/scitail",
         subset="tsv_format",
         origin="https://allenai.org/data/scitail (its folder tsv_format)",
+    ),
+    "dnli": Format(
+        texts=(("sentence1",), ("sentence2",)),
+        label=("label",),
+        classes=("positive", "neutral", "negative"),
+        readers={".jsonl": read_json_lines},
+        # Beside these there is dialogue_nli_verified_test.
+        files={"train": ("nli_train",), "valid": ("nli_dev",), "test": ("nli_test",)},
+        stored=THREE_STORED,
+        hub=None,
+        origin="https://wellecks.com/dialogue_nli",
     ),
     "trecqa": Format(
         texts=(("question",), ("answer",)),
         label=("label",),
         classes=("0", "1"),
-        group=("question",),
-        columns=("question", "answer", "label"),
-        suffix=".tsv",
-        files=_THREE,
-        stored=_STORED,
+        group=("id", "question"),
+        readers={".xml": read_trec_qa, ".tsv": tab_reader(_TREC_QA, ("label",))},
+        files=THREE_FILES,
+        stored=THREE_STORED,
         hub=None,
-        origin="any of its copies, as lines of question, answer and label (0 or 1) between tabs",
+        origin="any of its copies, with Wang et al.'s <QApairs> (.xml) or as lines of question, "
+        "answer and label, 0 or 1, between tabs (.tsv)",
     ),
     "wikiqa": Format(
         texts=(("Question", "question"), ("Sentence", "answer")),
         label=("Label", "label"),
         classes=("0", "1"),
         group=("QuestionID", "question_id"),
-        suffix=".tsv",
-        files=_THREE,
-        stored=_STORED,
+        readers={".tsv": tab_reader((), ("Label", "label"))},
+        files=THREE_FILES,
+        stored=THREE_STORED,
         hub="microsoft/wiki_qa",
         origin="https://www.microsoft.com/en-us/download/details.aspx?id=52419",
     ),
+    "ubuntu": Format(
+        texts=(("context",), ("response",)),
+        label=("label",),
+        classes=("0", "1"),
+        group=("group",),
+        readers={".csv": read_ubuntu, ".txt": read_ubuntu_turns},
+        files=THREE_FILES,
+        stored=THREE_STORED,
+        hub=None,
+        origin="https://github.com/rkadlec/ubuntu-ranking-dataset-creator (version 2.0, .csv), or "
+        "the first version as lines of label, turns and response between tabs (.txt)",
+    ),
+    OWN: own_format(2),
 }
 
 
@@ -90,11 +130,15 @@ class PairsConfig(LabelledConfig):
     """Settings of a data set of sentence pairs.
 
     Attributes:
-        name: the data set.
-        path: a folder with its authors' files (SNLI and MNLI .jsonl, the others .tsv), one for each
-            split with train, dev or test in its name; or with the output of Hugging Face's
+        name: the data set, or "own".
+        path: a folder with its authors' files, one for each split with train, dev or test in its
+            name: SNLI, MNLI and Dialogue NLI .jsonl, SciTail and WikiQA .tsv, TrecQA .xml or .tsv,
+            Ubuntu .csv or .txt, "own" .jsonl, .tsv or .csv; or with the output of Hugging Face's
             `save_to_disk`, or with parquet files. None: Hugging Face's cache, or its hub, which
-            does not have "trecqa".
+            does not have "dnli", "trecqa" and "ubuntu".
+        columns: names of the columns of sentence A, sentence B, the label and, where answers are
+            ranked, the question, in place of those of the data set; required with "own". A .tsv
+            file without a header has these columns in this order.
         max_length: words of a sentence that are read, 1 to 10^4.
 
     Raises:
@@ -103,14 +147,10 @@ class PairsConfig(LabelledConfig):
 
     FORMATS: ClassVar = _FORMATS
     MAX_LENGTH: ClassVar = 10**4
+    N_COLUMNS: ClassVar = (3, 4)
 
-    name: Literal["snli", "mnli", "scitail", "trecqa", "wikiqa"]
+    name: Literal["snli", "mnli", "scitail", "dnli", "trecqa", "wikiqa", "ubuntu", "own"]
     max_length: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.path is None and _FORMATS[self.name].hub is None:
-            raise ValueError(f"path must be a folder for name={self.name!r}, got None")
 
 
 class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
@@ -126,7 +166,7 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
     [batch, 1], all True; and the latents, each [batch] int64,
     `label`; `length_a` and `length_b`, numbers of words;
     `row`: the number of the row in the stored data;
-    and for "trecqa" and "wikiqa" `question`: the same number for all answers to one question.
+    and where answers are ranked `question`: the same number for all answers to one question.
 
     Words are in lower case, and punctuation marks are words. The data is read on first use.
 
@@ -144,14 +184,14 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
 
     def _read(self) -> dict[str, list[Example]]:
         path = None if self.config.path is None else Path(self.config.path).expanduser()
-        return read_labelled(self.config.name, path, _FORMATS[self.config.name])
+        return read_labelled(self.config.name, path, self.config.format)
 
     def _arrange(
         self, texts: list[Int[Tensor, "example pos"]], examples: list[Example]
     ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         a, b = texts
         latents = {"length_a": (a != PAD).sum(1), "length_b": (b != PAD).sum(1)}
-        if _FORMATS[self.config.name].group:
+        if self.config.format.group:
             questions = np.array([example.group for example in examples])
             latents["question"] = torch.from_numpy(np.unique(questions, return_inverse=True)[1])
         return (a, b), latents
@@ -162,7 +202,9 @@ def score_ranking(
     relevant: Bool[Tensor, " answer"] | Int[Tensor, " answer"],
     question: Int[Tensor, " answer"],
 ) -> dict[str, Float[Tensor, " question"]]:
-    """Return average precision and reciprocal rank of each question; their means are MAP and MRR.
+    """Return average precision, reciprocal rank and recall of each question.
+
+    Their means over questions are MAP, MRR and R@k.
 
     Args:
         scores: scores of all answers to all questions; higher scores rank first. Among ties, wrong
@@ -173,7 +215,9 @@ def score_ranking(
     Returns:
         For each question that has a right answer, in ascending order of the question numbers,
         `average_precision`: the mean, over its right answers, of the precision at their ranks;
-        `reciprocal_rank`: 1 over the rank of the first right answer.
+        `reciprocal_rank`: 1 over the rank of the first right answer;
+        `recall_at_1`, `recall_at_2`, `recall_at_5`: the share of its right answers that are among
+        the first so many.
 
     Raises:
         ValueError: the arguments are not three vectors of one length, or no answer is right.
@@ -201,7 +245,8 @@ def score_ranking(
     reciprocal = np.zeros(len(start))
     np.maximum.at(reciprocal, group_index, np.where(right, 1 / rank, 0))
     has_right = n_right > 0
-    return {
-        "average_precision": torch.from_numpy(precision[has_right] / n_right[has_right]),
-        "reciprocal_rank": torch.from_numpy(reciprocal[has_right]),
-    }
+    values = {"average_precision": precision / n_right.clip(1), "reciprocal_rank": reciprocal}
+    for k in _RECALL_AT:
+        found = np.bincount(group_index, weights=right & (rank <= k))
+        values[f"recall_at_{k}"] = found / n_right.clip(1)
+    return {name: torch.from_numpy(value[has_right]) for name, value in values.items()}

@@ -20,7 +20,8 @@ from tasks.answers import score_sequence
 from tasks.common import Key, SeedConfig, require_choice, require_int
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
-from tasks.stored.labelled_files import describe_files, read_json_lines, read_lines, split_files
+from tasks.stored.labelled_files import describe_files, split_files
+from tasks.stored.published import read_json_lines, read_lines
 from tasks.stored.tokens import learn_byte_pairs
 
 if TYPE_CHECKING:

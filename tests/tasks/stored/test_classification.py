@@ -85,7 +85,29 @@ def fine(path):
         (path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-FORMS = {folders: "imdb", hub: "imdb", parquet: "imdb", glue: "sst2", fine: "sst5"}
+def leaves(text):
+    """A tree over the words of a text, each of them neutral."""
+    *first, last = text.replace("(", "-LRB-").replace(")", "-RRB-").split()
+    tree = f"(2 {last})"
+    for word in reversed(first):
+        tree = f"(3 (2 {word}) {tree})"
+    return tree
+
+
+def trees(path):
+    for split, rows in SST.items():
+        # The class of the sentence is that of the whole tree.
+        lines = [f"({label}" + leaves(text)[2:] for text, label in rows]
+        (path / f"{'dev' if split == 'valid' else split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def own(path):
+    for split, rows in SST.items():
+        lines = [json.dumps({"review": text, "stars": f"*{label}"}) for text, label in rows]
+        (path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+FORMS = {folders: "imdb", hub: "imdb", parquet: "imdb", glue: "sst2", fine: "sst5", trees: "sst5"}
 
 
 def task_of(path, name, **changes):
@@ -119,19 +141,19 @@ def contents(task, split):
 def test_every_text_is_read_with_its_label(folder, form):
     form(folder)
     task = task_of(folder, FORMS[form])
-    known = SST if form is fine else IMDB
+    known = SST if form in (fine, trees) else IMDB
     stored = {
         split: {(words_of(text), label) for text, label in rows} for split, rows in known.items()
     }
     actual = {split: contents(task, split) for split in task.splits}
     assert sorted(actual["test"]) == sorted(stored["test"])
-    if form is fine:
+    if known is SST:
         assert sorted(actual["train"]) == sorted(stored["train"])
         assert sorted(actual["valid"]) == sorted(stored["valid"])
     else:
         assert sorted(actual["train"] + actual["valid"]) == sorted(stored["train"])
         assert len(actual["valid"]) == 5
-    assert len(task.classes) == (5 if form is fine else 2)
+    assert len(task.classes) == (5 if known is SST else 2)
     for split in task.splits:
         batch = task.batch(split, 1, 4)
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
@@ -141,6 +163,37 @@ def test_every_text_is_read_with_its_label(folder, form):
         assert torch.equal(batch.inputs, task_of(folder, FORMS[form]).batch(split, 1, 4).inputs)
     counts = Counter(label for _, label in actual["test"])
     assert task.chance("test") == pytest.approx(max(counts.values()) / counts.total())
+
+
+def test_two_classes_of_the_treebank_leave_out_neutral_sentences(folder):
+    trees(folder)
+    task = task_of(folder, "sst2_trees")
+    expected = [(words_of(text), label > 2) for text, label in SST["valid"] if label != 2]
+    assert sorted(contents(task, "valid")) == sorted(expected)
+
+
+def test_own_columns_and_labels(folder):
+    own(folder)
+    stars = tuple(f"*{number}" for number in range(5))
+    task = task_of(folder, "own", columns=("review", "stars"), labels=stars)
+    assert task.classes == stars
+    assert sorted(contents(task, "test")) == sorted(
+        (words_of(t), label) for t, label in SST["test"]
+    )
+    with pytest.raises(
+        ValueError, match=r"the label of line \d+ of .* must be one of .*, got '\*4'"
+    ):
+        task_of(folder, "own", columns=("review", "stars"), labels=stars[:4]).batch("test", 0, 1)
+    with pytest.raises(ValueError, match="must have a column text, got the columns review, stars"):
+        task_of(folder, "own", columns=("text", "stars"), labels=stars).batch("test", 0, 1)
+
+
+@pytest.mark.parametrize("line", ["good film 3", "(5 (2 good))", "(3 (2 good)", "(3 )"])
+def test_what_is_no_tree_is_an_error(folder, line):
+    trees(folder)
+    (folder / "dev.txt").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"line 1 of .*dev.txt must be a tree such as"):
+        task_of(folder, "sst5").batch("valid", 0, 1)
 
 
 def test_valid_is_held_out_of_train_by_the_seed(folder):
@@ -201,7 +254,15 @@ def test_holding_out_everything(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "sst"}, r"name must be one of imdb, sst2, sst5, got 'sst'"),
+        ({"name": "sst"}, r"name must be one of imdb, sst2, sst5, sst2_trees, own, got 'sst'"),
+        ({"name": "own", "path": "x"}, "columns must be given with name='own', got None"),
+        (
+            {"name": "own", "columns": ("a", "b"), "labels": ("x", "y")},
+            "path must be given with name='own', got None",
+        ),
+        ({"name": "sst2_trees"}, "path must be a folder for name='sst2_trees', got None"),
+        ({"name": "imdb", "columns": ("text",)}, r"columns must be 2 different names, got"),
+        ({"name": "imdb", "labels": ("a", "a")}, r"labels must be 2 to 1000 different names, got"),
         ({"name": "imdb", "path": 3}, r"path must be None or a path, got 3"),
         ({"name": "imdb", "n_valid": 0}, r"n_valid must be .*, got 0"),
         ({"name": "imdb", "min_count": 0}, r"min_count must be .*, got 0"),

@@ -1,7 +1,9 @@
 """Sentence pairs, on tiny files in each of the formats; rankings compared with a loop."""
 
+import csv
 import json
 import random
+import re
 
 import datasets
 import numpy as np
@@ -35,6 +37,42 @@ def write_json(path, rows):
 def write_tabs(path, rows, header=None):
     lines = ["\t".join(map(str, row)) for row in ([header] if header else []) + rows]
     path.write_text("\n".join(lines) + "\n")
+
+
+def write_array(path, rows):
+    names = ("sentence1", "sentence2", "label")
+    path.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
+
+
+def write_ubuntu(path, seed, is_train):
+    """Write contexts with one right response, or with a label; return the pairs."""
+    generator = random.Random(seed)
+    pairs = []
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        if is_train:
+            rows.writerow(["Context", "Utterance", "Label"])
+        else:
+            distractors = [f"Distractor_{i}" for i in range(9)]
+            rows.writerow(["Context", "Ground Truth Utterance", *distractors])
+        for i in range(4):
+            context = f'{sentence(generator)} "{sentence(generator)}", he said'
+            responses = [sentence(generator) for _ in range(1 if is_train else 10)]
+            rows.writerow([context, *responses, *([str(float(i % 2))] if is_train else [])])
+            right = i % 2 if is_train else 1
+            pairs += [(context, text, right * (n == 0)) for n, text in enumerate(responses)]
+    return pairs
+
+
+def write_trec_qa(path, rows):
+    lines = []
+    for i, (question, answer, label) in enumerate(rows):
+        if i == 0 or rows[i - 1][0] != question:
+            lines += ["</QApairs>"] * (i > 0) + [f"<QApairs id='{i}.1'>", "<question>"]
+            lines += ["\t".join(question.split()), "WP\tNN", "</question>"]
+        kind = ("negative", "positive")[label]
+        lines += [f"<{kind}>", "\t".join(answer.split()), "NN\t<num>", f"</{kind}>"]
+    path.write_text("\n".join([*lines, "</QApairs>"]) + "\n")
 
 
 WIKI = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID", "Sentence", "Label"]
@@ -81,6 +119,12 @@ def write(tmp_path):
             elif name == "scitail":
                 rows = actual[split] = rows_of(("neutral", "entails"), n, seed)
                 write_tabs(folder / f"scitail_1.0_{other}.tsv", rows)
+            elif name == "dnli":
+                rows = actual[split] = rows_of(("positive", "negative", "neutral"), n, seed)
+                write_array(folder / f"dialogue_nli_{other}.jsonl", rows)
+                (folder / "dialogue_nli_verified_test.jsonl").write_text("[]")
+            elif name == "ubuntu":
+                actual[split] = write_ubuntu(folder / f"{other}.csv", seed, split == "train")
             elif name == "trecqa":
                 rows = actual[split] = [(r[1], r[5], r[6]) for r in questions(n, seed)]
                 write_tabs(folder / f"{other}.tsv", rows)
@@ -108,10 +152,12 @@ CONTRACT_EXAMPLES = {"snli": small_snli}
 
 def words_of(text):
     """Return a sentence as lower-case words and punctuation."""
-    return text.lower().replace(".", " .")
+    for mark in '.",':
+        text = text.replace(mark, f" {mark} ")
+    return " ".join(text.lower().split())
 
 
-NAMES = ("snli", "mnli", "scitail", "trecqa", "wikiqa")
+NAMES = ("snli", "mnli", "scitail", "dnli", "trecqa", "wikiqa", "ubuntu")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,6 +201,71 @@ def test_answers_to_one_question_belong_together(write, name):
         # TrecQA has nothing but the question itself to go by.
         asked.setdefault(question if name == "trecqa" else row // 3, set()).add(row)
     assert sorted(map(sorted, groups.values())) == sorted(map(sorted, asked.values()))
+
+
+def test_trec_qa_as_published(tmp_path):
+    rows = {
+        split: [(r[1], r[5], r[6]) for r in questions(6, seed)]
+        for seed, split in enumerate(("train", "dev", "test"))
+    }
+    for split, of_split in rows.items():
+        write_trec_qa(tmp_path / f"{split}-less-than-40.manual-edit.xml", of_split)
+    task = task_of(tmp_path, "trecqa")
+    batch, asked_of = full_batch(task, "test"), {}
+    for a, b, label, row, question in zip(
+        *batch.inputs,
+        batch.targets[:, 0].tolist(),
+        *(batch.latents[name].tolist() for name in ("row", "question")),
+        strict=True,
+    ):
+        asked, answer, right = rows["test"][row]
+        assert (task.decode(a), task.decode(b)) == (words_of(asked), words_of(answer))
+        assert label == right
+        asked_of.setdefault(question, set()).add(row // 3)
+    assert sorted(map(sorted, asked_of.values())) == [[number] for number in range(6)]
+
+
+def test_ubuntu_as_a_label_with_turns(tmp_path):
+    for split in ("train", "dev", "test"):
+        lines = ["1\thi\twhat is it ?\ta kernel", "0\thi\twhat is it ?\tno", "0\thi\tbye now\tno"]
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    task = task_of(tmp_path, "ubuntu")
+    batch = full_batch(task, "valid")[full_batch(task, "valid").latents["row"].argsort()]
+    assert [task.decode(a) for a in batch.inputs[0]] == ["hi what is it ?"] * 2 + ["hi bye now"]
+    assert [task.decode(b) for b in batch.inputs[1]] == ["a kernel", "no", "no"]
+    assert batch.targets[:, 0].tolist() == [1, 0, 0]
+    assert batch.latents["question"].tolist() == [0, 0, 1]
+
+
+OWN = {"columns": ("text", "claim", "truth", "topic"), "labels": ("no", "yes")}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".tsv", ".csv", "without a header"])
+def test_own_columns_and_labels(tmp_path, suffix):
+    rows = [("a b", 'c, "d"', "yes", "t1"), ("a", "b", "no", "t2"), ("c", "b", "no", "t1")]
+    for split in ("train", "dev", "test"):
+        if suffix == ".jsonl":
+            lines = [json.dumps(dict(zip(OWN["columns"], row, strict=True))) for row in rows]
+            (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+        elif suffix == ".csv":
+            with (tmp_path / f"{split}.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([OWN["columns"], *rows])
+        else:
+            header = OWN["columns"] if suffix == ".tsv" else None
+            write_tabs(tmp_path / f"{split}.tsv", rows, header)
+    task = task_of(tmp_path, "own", **OWN)
+    batch = full_batch(task, "test")[full_batch(task, "test").latents["row"].argsort()]
+    assert [task.decode(b) for b in batch.inputs[1]] == ['c , " d "', "b", "b"]
+    assert task.classes == ("no", "yes")
+    assert batch.targets[:, 0].tolist() == [1, 0, 0]
+    assert batch.latents["question"].tolist() == [0, 1, 0]
+
+
+def test_other_labels_of_a_known_data_set(tmp_path):
+    for split in ("train", "dev", "test"):
+        write_tabs(tmp_path / f"{split}.tsv", [("a", "b", "yes"), ("a", "c", "no")])
+    task = task_of(tmp_path, "scitail", labels=("yes", "no"))
+    assert task.classes == ("yes", "no")
 
 
 def test_pairs_without_a_label_are_left_out(write):
@@ -264,6 +375,18 @@ def ranked(scores, relevant, question):
     return tuple(np.array(actual).T)
 
 
+def recall(scores, relevant, question, k):
+    """Return the share of right answers among the first k of each question, by loops."""
+    actual = []
+    for q_id in sorted(set(question)):
+        answers = [(s, r) for s, r, q in zip(scores, relevant, question, strict=True) if q == q_id]
+        answers.sort(key=lambda pair: (-pair[0], pair[1]))
+        right = [bool(r) for _, r in answers]
+        if any(right):
+            actual.append(sum(right[:k]) / sum(right))
+    return actual
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rankings_agree_with_a_loop(seed):
     generator = np.random.default_rng(seed)
@@ -274,6 +397,9 @@ def test_rankings_agree_with_a_loop(seed):
     precision, reciprocal = ranked(scores.tolist(), relevant.tolist(), question.tolist())
     np.testing.assert_allclose(actual["average_precision"], precision)
     np.testing.assert_allclose(actual["reciprocal_rank"], reciprocal)
+    for k in (1, 2, 5):
+        expected = recall(scores.tolist(), relevant.tolist(), question.tolist(), k)
+        np.testing.assert_allclose(actual[f"recall_at_{k}"], expected)
 
 
 def test_rankings_by_hand():
@@ -314,7 +440,8 @@ def test_a_missing_data_set_says_what_to_fetch(tmp_path):
     assert f"datasets.load_dataset('nyu-mll/multi_nli').save_to_disk({missing!r})" in message
     (tmp_path / "empty").mkdir()
     message = error_of(FileNotFoundError, name="trecqa", path=str(tmp_path / "empty"))
-    assert "as lines of question, answer and label (0 or 1) between tabs" in message
+    assert "as lines of question, answer and label, 0 or 1, between tabs (.tsv)" in message
+    assert "put there its .xml or .tsv files: one of train with 'train' in its name" in message
     assert "load_dataset" not in message
     message = error_of(FileNotFoundError, name="wikiqa")
     assert "datasets.load_dataset('microsoft/wiki_qa').save_to_disk('FOLDER')" in message
@@ -338,7 +465,7 @@ def test_files_of_another_format_are_errors(write, tmp_path):
     train = folder / "snli_1.0_train.jsonl"
     for text, message in {
         '{"sentence1": "a"': "must be JSON, got",
-        "[1]": "must be a JSON object, got list",
+        "1": "must be a JSON object, got int",
         '{"sentence1": "a", "gold_label": "neutral"}': "a column sentence2 or hypothesis, got",
         '{"sentence1": "a", "sentence2": "b", "gold_label": 3}': ", contradiction, got 3",
     }.items():
@@ -346,6 +473,49 @@ def test_files_of_another_format_are_errors(write, tmp_path):
         actual = error_of(ValueError, name="snli", path=str(folder))
         assert f"line 1 of {train} must" in actual
         assert message in actual
+    train.write_text("[1]")
+    message = error_of(ValueError, name="snli", path=str(folder))
+    assert f"item 0 of {train} must be a JSON object, got int" in message
+    train.write_text("[{")
+    assert f"{train} must be a JSON array" in error_of(ValueError, name="snli", path=str(folder))
+    train.write_bytes(b"\xff")
+    assert f"{train} must be UTF-8" in error_of(ValueError, name="snli", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "message"),
+    [
+        (
+            "trecqa",
+            "train.xml",
+            "<QApairs id='1'>\n<positive>\nyes\n",
+            "line 3 of .* must come after",
+        ),
+        ("trecqa", "train.xml", "<question>\nwho\n", "train.xml must have questions"),
+        ("ubuntu", "train.csv", "Context,Utterance,Label\nhi,yes\n", "must have 3 cells"),
+        ("ubuntu", "train.csv", "Context,Label\nhi,1\n", "must have a column Utterance, got"),
+        (
+            "ubuntu",
+            "train.csv",
+            "Context,Utterance,Label\nhi,yes,2\n",
+            "must be one of 0, 1, got '2'",
+        ),
+        ("ubuntu", "train.txt", "1\thi\n", "must have a label, turns and a response"),
+        ("dnli", "dialogue_nli_train.jsonl", "[]", "must have labelled examples in train"),
+    ],
+)
+def test_published_files_with_errors(write, name, file, text, message):
+    folder, _ = write(name)
+    for other in folder.glob("*.tsv"):
+        other.unlink()
+    for split in ("train", "dev", "test"):
+        path = folder / file.replace("train", split)
+        if not path.exists() or split == "train":
+            path.write_text(text)
+    for other in folder.iterdir():
+        if other.suffix != path.suffix:
+            other.unlink()
+    assert re.search(message, error_of(ValueError, name=name, path=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +523,11 @@ def test_files_of_another_format_are_errors(write, tmp_path):
     [
         ({"name": "snil"}, r"name must be one of snli, .*, got 'snil'; nearest: 'snli'"),
         ({"name": "snli", "path": ""}, r"path must be None or a path, got ''"),
+        (
+            {"name": "own", "path": "x", "labels": ("a", "b")},
+            "columns must be given with name='own'",
+        ),
+        ({"name": "snli", "columns": ("a", "b")}, "columns must be 3 to 4 different names, got"),
         ({"name": "trecqa"}, r"path must be a folder for name='trecqa', got None"),
         ({"name": "snli", "min_count": 0}, r"min_count must be .*, got 0"),
         ({"name": "snli", "vocabulary_size": 2}, r"vocabulary_size must be .*, got 2"),
