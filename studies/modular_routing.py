@@ -113,14 +113,19 @@ PRESETS = {
     "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
     "true_modules": SHORTER + TRUE + "selection_bottleneck=false,true",
 }
-RATES = {"training.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2), "seed": (100, 101, 102)}
-# Rates and temperatures of the other presets were chosen here, by the loss on `id`.
+RATE, RATES = "training.learning_rate", (3e-4, 1e-3, 3e-3, 1e-2)
+RATES_ALONE = (1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
+APART: Grid = {"seed": (100, 101, 102)}
+# Settings of the other presets were chosen here, by the loss on `id`: twelve for each condition.
 TUNING = engine.Preset(
     changes="scores.n_test=500 specialization.n=500 combinations.n=500 paths.n=1000",
     grids=(
-        {"model": MODULAR, "temperature": (1.0, 3.0, 10.0, 30.0), **RATES},
-        {"model": MODULAR, "objective": ("all_paths",), **RATES},
-        {"model": ("monolithic",), **RATES},
+        {"model": MODULAR, "temperature": (3.0, 10.0, 30.0), RATE: RATES, **APART},
+        {
+            **{"model": MODULAR, "objective": ("all_paths",), "entropy": (0.01, 0.03, 0.1)},
+            **{RATE: RATES, **APART},
+        },
+        {"model": ("monolithic",), RATE: RATES_ALONE, **APART},
     ),
 )
 PAPERS_PRESETS = {
@@ -170,7 +175,7 @@ STUDY = engine.Study(
         "tuning": TUNING,
     }
     | PAPERS_PRESETS,
-    tuned=("training.learning_rate", "temperature"),
+    tuned=("training.learning_rate", "temperature", "entropy"),
     draws=("task.seed",),
     trained=engine.TrainedIf(split="id", metric="loss", reaches=0.1, share_of="constant"),
     measures={
