@@ -4,7 +4,6 @@ One network learns to classify CIFAR-10, Fashion-MNIST, SVHN and equilateral tri
 of an image is part of the input. Other data sets of images can be added.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -21,20 +20,13 @@ from tasks.batch import Batch
 from tasks.common import Key, SeedConfig, require_bool, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
-from tasks.stored.bundled import BUNDLED_IMAGES, write_digits
-from tasks.stored.opening import Table, open_stored, require_splits
-from tasks.triangles import Triangles, TrianglesConfig
+from tasks.stored.image_sources import HUB, Generated, Source, open_images
+from tasks.triangles import TrianglesConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_HUB = {
-    "cifar10": ("uoft-cs/cifar10", "plain_text"),
-    "fashion_mnist": ("zalando-datasets/fashion_mnist", "fashion_mnist"),
-    "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
-}
 _TRIANGLES = "triangles"
-_ROWS = 1000  # rows that are read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +36,10 @@ class ImagesConfig:
     Attributes:
         sources: the data sets, each once: "cifar10", "fashion_mnist", "svhn"; "triangles", which
             are generated; or any other data set in `folder`.
-        folder: has a folder for each data set, by its name, with the output of `save_to_disk`,
-            parquet files or images as SPLIT/CLASS/FILE; the splits are `train` and `test`.
+        folder: has a folder for each data set, by its name, with its authors' files (idx of
+            Fashion-MNIST, .mat of SVHN, the binary version of CIFAR-10; see `read_image_files`),
+            the output of `save_to_disk`, parquet files or images as SPLIT/CLASS/FILE; the splits
+            are `train` and `test`.
             `BUNDLED_IMAGES` has scikit-learn's "digits", written there on first use. None: Hugging
             Face's cache, or its hub.
         image_size: height and width in pixels, 8 to 256. Larger images are downsampled by
@@ -61,7 +55,7 @@ class ImagesConfig:
         ValueError: an argument is out of its range.
     """
 
-    sources: tuple[str, ...] = (*_HUB, _TRIANGLES)
+    sources: tuple[str, ...] = (*HUB, _TRIANGLES)
     folder: str | None = None
     image_size: int = 32
     n_valid: int = 2_000
@@ -78,7 +72,7 @@ class ImagesConfig:
             raise ValueError(
                 f"sources must be a tuple of different names without slashes, got {self.sources!r}"
             )
-        known = (*_HUB, _TRIANGLES)
+        known = (*HUB, _TRIANGLES)
         if self.folder is None and (others := [name for name in self.sources if name not in known]):
             raise ValueError(
                 f"sources must be of {', '.join(known)} if folder is None, got {self.sources!r}; "
@@ -167,12 +161,12 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
         return {"correct": is_correct(logits, batch, max(self.n_classes))}
 
     @cached_property
-    def _sources(self) -> "list[_Stored | _Generated]":
+    def _sources(self) -> "list[Source]":
         config = self.config
         return [
-            _Generated(config.triangles)
+            Generated(config.triangles)
             if name == _TRIANGLES
-            else _Stored(name, config.folder, config.n_valid, self._key)
+            else open_images(name, config.folder, config.n_valid, self._key)
             for name in config.sources
         ]
 
@@ -224,130 +218,6 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
     def _groups(self, train: ExampleSet[tuple[Tensor, Tensor]]) -> list[Int[np.ndarray, " member"]]:
         dataset = train.inputs[1].numpy()
         return [np.flatnonzero(dataset == index) for index in range(len(self.config.sources))]
-
-
-class _Stored:
-    """A stored data set of images."""
-
-    def __init__(self, name: str, folder: str | None, n_valid: int, key: Key) -> None:
-        self._name = name
-        self._n_valid = n_valid
-        self._key = key
-        path = None if folder is None else Path(folder).expanduser() / name
-        if path is not None and folder == BUNDLED_IMAGES and name == "digits":
-            write_digits(path)
-        hub, subset = _HUB.get(name, (None, None))
-        self._tables: Mapping[str, Table] = open_stored(
-            name,
-            folder=path,
-            setting="folder",
-            place=f"FOLDER/{name}",
-            hub=hub,
-            subset=subset,
-        )
-        require_splits(name, self._tables, ("train", "test"))
-        self._image, self._label = self._columns()
-        self.classes: tuple[str, ...] = tuple(self._tables["train"].features[self._label].names)
-        self._labels: dict[str, np.ndarray] = {}
-
-    def rows(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the rows of the stored split that belong to a split, ascending."""
-        n = len(self._stored_labels(split))
-        if split == "test":
-            return np.arange(n)
-        require_int("n_valid", self._n_valid, 1, n - 1)
-        order = self._key.generator(f"/valid/{self._name}").permutation(n)
-        return np.sort(order[: self._n_valid] if split == "valid" else order[self._n_valid :])
-
-    def labels(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the class of each row."""
-        return self._stored_labels(split)[self.rows(split)]
-
-    def images(self, split: str) -> "Iterator[Image]":
-        """Yield the image of each row."""
-        import datasets
-
-        decoder = datasets.Image(mode="RGB")
-        table = self._tables[_stored_split(split)].select_columns(self._image)
-        # Only the images of the split are decoded.
-        table = table.cast_column(self._image, datasets.Image(decode=False))
-        encoded = (image for rows in table.iter(_ROWS) for image in rows[self._image])
-        in_split = np.zeros(len(self._stored_labels(split)), bool)
-        in_split[self.rows(split)] = True
-        for image, is_member in zip(encoded, in_split, strict=True):
-            if is_member:
-                yield decoder.decode_example(image)
-
-    def _stored_labels(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the class of each row of the stored split."""
-        stored = _stored_split(split)
-        if stored not in self._labels:
-            table = self._tables[stored].select_columns(self._label)
-            labels = np.concatenate([rows[self._label] for rows in table.iter(_ROWS)])
-            if labels.min() < 0:
-                raise ValueError(
-                    f"{self._name} must have a class in each row of {stored}, got {labels.min()}"
-                )
-            self._labels[stored] = labels
-        return self._labels[stored]
-
-    def _columns(self) -> tuple[str, str]:
-        """Return the names of the image column and of the class column."""
-        import datasets
-
-        features = [self._tables[split].features or {} for split in ("train", "test")]
-        images, labels = (
-            [name for name, feature in features[0].items() if isinstance(feature, type_)]
-            for type_ in (datasets.Image, datasets.ClassLabel)
-        )
-        if "label" in labels:
-            labels = ["label"]
-        if len(images) != 1 or len(labels) != 1:
-            raise ValueError(
-                f"{self._name} must have one column of type Image, and one of type ClassLabel or "
-                f"one of them named label, got {features[0]}"
-            )
-        train, test = (columns.get(labels[0]) for columns in features)
-        if train != test:
-            raise ValueError(
-                f"{self._name} must have the same classes in train and test, got {train} and {test}"
-            )
-        return images[0], labels[0]
-
-
-class _Generated:
-    """The triangles, with the methods of `_Stored`."""
-
-    classes = ("other", "equilateral")
-
-    def __init__(self, config: TrianglesConfig) -> None:
-        self._task = Triangles(config)
-
-    def rows(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the numbers of the triangles of a split."""
-        return np.arange(self._task.size(split))
-
-    def labels(self, split: str) -> Int[np.ndarray, " row"]:
-        """Return the class of each triangle."""
-        return np.concatenate([batch.targets[:, 0].numpy() for batch in self._batches(split)])
-
-    def images(self, split: str) -> "Iterator[Image]":
-        """Yield the image of each triangle."""
-        from PIL import Image
-
-        for batch in self._batches(split):
-            for pixels in (batch.inputs[:, 0] * 255).byte().numpy():
-                yield Image.fromarray(pixels)
-
-    def _batches(self, split: str) -> Iterator[Batch]:
-        """Yield each triangle of a split once."""
-        size = self._task.size(split)
-        for index in range(-(-size // _ROWS)):
-            yield self._task.batch(split, index, _ROWS)[: size - index * _ROWS]
-
-
-def _stored_split(split: str) -> str:
-    return "test" if split == "test" else "train"
 
 
 def _paint(image: "Image", pixels: UInt8[np.ndarray, "3 height width"]) -> None:
