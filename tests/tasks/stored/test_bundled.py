@@ -72,7 +72,7 @@ def test_digits_are_those_of_scikit_learn_and_are_written_once(tmp_path):
 
 def test_tasks_write_what_they_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.stored.text.PYTHON_HELP", str(tmp_path / "help.txt"))
-    monkeypatch.setattr("tasks.stored.images.BUNDLED_IMAGES", str(tmp_path / "images"))
+    monkeypatch.setattr("tasks.stored.image_sources.BUNDLED_IMAGES", str(tmp_path / "images"))
     text = tasks.TextConfig(path=str(tmp_path / "help.txt"), vocabulary_size=258, length=64)
     assert tasks.Text(text, cache=None).n_bytes("train") > 100_000
     monkeypatch.setattr("tasks.stored.text.PACKAGE_DOCS", str(tmp_path / "docs.txt"))
