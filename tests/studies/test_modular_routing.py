@@ -376,9 +376,28 @@ def test_the_temperature_falls_geometrically():
     changes = {"temperature": 4.0, "final_temperature": 1.0, "training.n_steps": 101}
     setup = settings.put(STUDY.setup, changes)
     assert [setup.temperature_at(step) for step in (0, 50, 100)] == pytest.approx([4, 2, 1])
-    (usual,) = cells_of("laptop", "model=encoder", "seed=0")
+    (usual,) = cells_of("laptop", "model=concatenation", "seed=0")
     assert usual.temperature_at(0) == 3
     assert usual.temperature_at(5999) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("preset", [name for name in STUDY.presets if name != "smoke"])
+def test_settings_that_were_tuned_are_those_of_every_preset_but_the_papers(preset):
+    found = {}
+    for one in cells_of(preset):
+        found.setdefault((one.model, one.objective), set()).add(
+            (one.training.learning_rate, one.temperature, one.entropy)
+        )
+    for (model, objective), settings_ in found.items():
+        if preset.startswith("paper"):
+            assert settings_ == {(3e-4, 3.0, 0.0)}
+        elif preset == "tuning":
+            assert len(settings_) == 12
+        else:
+            rate = 1e-3 if model == "encoder" else 3e-3
+            temperature = {"structural_oracle": 10, "encoder": 10, "cross_attention": 30}
+            entropy = 0.03 if objective == "all_paths" else 0
+            assert settings_ == {(rate, temperature.get(model, 3), entropy)}
 
 
 def test_the_entropy_of_all_paths_counts_by_its_weight():
