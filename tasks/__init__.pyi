@@ -32,6 +32,8 @@ from .mlu import MLU_OPERATORS as MLU_OPERATORS
 from .mlu import MLUConfig as MLUConfig
 from .mlu import MLULines as MLULines
 from .mlu import MLULinesConfig as MLULinesConfig
+from .planted_ranking import PlantedRanking as PlantedRanking
+from .planted_ranking import PlantedRankingConfig as PlantedRankingConfig
 from .raven.interventions import RavenPairs as RavenPairs
 from .raven.interventions import raven_correspondence as raven_correspondence
 from .raven.interventions import raven_last_row as raven_last_row
