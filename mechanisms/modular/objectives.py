@@ -54,6 +54,8 @@ def all_paths_loss(
         paths = (paths[:, :, None] * probabilities[:, layer, None]).flatten(1)
     loss = (paths * (answers - targets).square()).sum(-1).mean()
     if entropy:
+        # Small probabilities are rounded to 0, where the slope of the entropy is infinite.
+        kept = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny)
         # Given the input, the choices of the layers are independent.
-        loss = loss - entropy * torch.special.entr(probabilities).sum((1, 2)).mean()
+        loss = loss - entropy * torch.special.entr(kept).sum((1, 2)).mean()
     return loss

@@ -352,6 +352,16 @@ def test_the_entropy_term_is_that_of_the_paths():
     assert torch.allclose(loss, plain - 0.3 * entropy, atol=1e-5)
 
 
+def test_the_entropy_of_certain_choices_has_finite_gradients():
+    """Probabilities that are rounded to 0, as of a router that has learned."""
+    model, x = network().train(), inputs()
+    with torch.no_grad():
+        model.router.matching.keys.mul_(1e4)
+        assert (model.all_paths(x)[1] == 0).any()
+    all_paths_loss(model, x, torch.zeros(20, 1), entropy=0.3).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
 def test_the_temperature_changes_gradients_only():
     model, x = network().train(), inputs(2000)
     answers = []
