@@ -32,6 +32,8 @@ from .mlu import MLU_OPERATORS as MLU_OPERATORS
 from .mlu import MLUConfig as MLUConfig
 from .mlu import MLULines as MLULines
 from .mlu import MLULinesConfig as MLULinesConfig
+from .negated_sentiment import NegatedSentiment as NegatedSentiment
+from .negated_sentiment import NegatedSentimentConfig as NegatedSentimentConfig
 from .planted_ranking import PlantedRanking as PlantedRanking
 from .planted_ranking import PlantedRankingConfig as PlantedRankingConfig
 from .raven.interventions import RavenPairs as RavenPairs

@@ -123,6 +123,11 @@ class SignedPairs(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Te
         self.config = config
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+        return ("negative", "positive")
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of token ids: padding (0, which does not occur), those of A, those of B."""
         return 1 + 2 * self.config.n_keys * (1 + self.config.n_values)

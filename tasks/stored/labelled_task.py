@@ -122,6 +122,12 @@ class LabelledTask(FiniteTask[Inputs]):
         return learn_words(texts, min_count=self._min_count, size=self._vocabulary_size)
 
     @final
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of word ids."""
+        return len(self.vocabulary)
+
+    @final
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
         """Return the words of a text, with spaces between them."""
         return " ".join(self.vocabulary[word_id] for word_id in ids.tolist() if word_id)
