@@ -1,6 +1,7 @@
 """Scores of answers that several tasks share."""
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -56,3 +57,27 @@ def is_correct(
     """
     require_shape("logits", logits, (len(batch), 1, n_classes))
     return (logits.argmax(-1) == batch.targets)[:, 0].float()
+
+
+class LabelledAnswers(ABC):
+    """A task whose answer is one of a few labels."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+
+    @final
+    def score(
+        self, logits: Float[Tensor, "batch 1 class"], batch: Batch[Any]
+    ) -> dict[str, Float[Tensor, " batch"]]:
+        """Return `correct` [batch]: 1 where the most probable label is the target, else 0.
+
+        Args:
+            logits: [batch, 1, class].
+            batch: the batch that was answered.
+
+        Raises:
+            ValueError: `logits` has another shape.
+        """
+        return {"correct": is_correct(logits, batch, len(self.classes))}

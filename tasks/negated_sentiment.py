@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.answers import is_correct
+from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.common import (
     Key,
@@ -93,7 +93,7 @@ class _Layout(NamedTuple):
     total: Int[np.ndarray, " sentence"]
 
 
-class NegatedSentiment(StreamTask[Tensor]):
+class NegatedSentiment(LabelledAnswers, StreamTask[Tensor]):
     """Sentences whose polar words count, inverted in the scope of a negator.
 
     A sentence has clauses with a mark between them. A clause has words, some of which are polar,
@@ -237,20 +237,6 @@ class NegatedSentiment(StreamTask[Tensor]):
             mask=torch.ones_like(targets, dtype=torch.bool),
             latents={name: torch.from_numpy(array) for name, array in latents.items()},
         )
-
-    def score(
-        self, logits: Float[Tensor, "batch 1 2"], batch: Batch[Any]
-    ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return `correct` [batch]: 1 where the more probable label is right, else 0.
-
-        Args:
-            logits: [batch, 1, 2].
-            batch: the batch that was answered.
-
-        Raises:
-            ValueError: `logits` has another shape.
-        """
-        return {"correct": is_correct(logits, batch, 2)}
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
         """Return the masks of sentences with no, one, or more negated polar words."""

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tasks.answers import is_correct
+from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.common import Key, require_choice, require_held_out, require_int, require_number
 from tasks.stream_task import StreamTask
@@ -70,7 +70,7 @@ class PlantedRankingConfig:
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
-class PlantedRanking(StreamTask[tuple[Tensor, Tensor]]):
+class PlantedRanking(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     """Questions with answers, one of which is right.
 
     Each concept has three words: one asks for it, one affirms it, one denies it. A question asks
@@ -195,20 +195,6 @@ class PlantedRanking(StreamTask[tuple[Tensor, Tensor]]):
         asks, affirms, denies = a[:, :, None], b[:, None] - n, b[:, None] - 2 * n
         is_asking = (asks > 0) & (asks <= n)
         return (is_asking & (asks == affirms)).astype(np.int64) - (is_asking & (asks == denies))
-
-    def score(
-        self, logits: Float[Tensor, "batch 1 2"], batch: Batch[Any]
-    ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return `correct` [batch]: 1 where the more probable label is right, else 0.
-
-        Args:
-            logits: [batch, 1, 2].
-            batch: the batch that was answered.
-
-        Raises:
-            ValueError: `logits` has another shape.
-        """
-        return {"correct": is_correct(logits, batch, 2)}
 
     def groups(self, batch: Batch[Any]) -> dict[str, Bool[Tensor, " batch"]]:
         """Return the mask of the right answers, and of both kinds of wrong ones."""

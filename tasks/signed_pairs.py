@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tasks.answers import is_correct
+from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.causal import Allowed, CausalTask, Variable, integers
 from tasks.common import Key, require_choice, require_held_out, require_int, require_number
@@ -82,7 +82,9 @@ class SignedPairsConfig:
         return 2 * int(self.held_out * self.n_combinations / 2)
 
 
-class SignedPairs(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]):
+class SignedPairs(
+    LabelledAnswers, StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]]
+):
     """Signed pairs.
 
     A token of A has a key and a polarity, +1 or -1; its id is 1 + 2 key, or one more for -1. A
@@ -228,23 +230,6 @@ class SignedPairs(StreamTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Te
         level = value + n_values - (value > 0).long()
         b = 1 + 2 * self.config.n_keys + key_b * 2 * n_values + level
         return _tokens_of_a(key_a, polarity), b
-
-    def score(
-        self, logits: Float[Tensor, "batch 1 2"], batch: Batch[tuple[Tensor, Tensor]]
-    ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return whether the more probable label is correct.
-
-        Args:
-            logits: [batch, 1, 2].
-            batch: the batch that was answered.
-
-        Returns:
-            `correct` [batch]: 1 where it is, else 0.
-
-        Raises:
-            ValueError: `logits` has another shape.
-        """
-        return {"correct": is_correct(logits, batch, 2)}
 
     def words(
         self, batch: Batch[tuple[Tensor, Tensor]], example: int

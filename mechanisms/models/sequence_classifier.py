@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.attention.crossing import require_no_distances
 from mechanisms.attention.positions import sinusoidal_embedding
 from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, normal, zeros
@@ -69,11 +70,8 @@ class SequenceClassifierConfig:
         check_sizes(self, "d_input", "d_output", "d_model", "n_layers")
         if self.n_sequences not in (1, 2):
             raise ValueError(f"n_sequences must be 1 or 2, got {self.n_sequences!r}")
-        if self.n_sequences == 2 and self.attention.measures_distances:
-            raise ValueError(
-                "attention must not measure distances, which are undefined between two sequences, "
-                f"with n_sequences=2, got {self.attention}"
-            )
+        if self.n_sequences == 2:
+            require_no_distances("attention", self.attention)
         check_choice(self, "positions", SequencePositions)
         check_choice(self, "initialization", SequenceInitialization)
         check_positive(self, "norm_epsilon")

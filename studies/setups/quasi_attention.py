@@ -13,7 +13,7 @@ import mechanisms
 import probes
 from mechanisms.attention.quasi import Centring, Composition
 from studies import engine
-from studies.engine.setup import Scores
+from studies.engine.setup import References, Scores
 from tasks import Batch
 
 COMPOSITION = (
@@ -126,6 +126,10 @@ class QuasiSetup(engine.Setup):
     def scores(self, output: Any, batch: Batch[Any], split: str) -> Scores:
         right = self.sampler().score(output, batch)["correct"]
         return {"accuracy": (right, torch.ones_like(right))}
+
+    def references(self, split: str) -> References:
+        """The accuracy of the best answer without the text, as the task has it."""
+        return {"chance": {"accuracy": {engine.ALL: self.sampler().chance(split)}}}
 
     @abstractmethod
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:

@@ -11,7 +11,6 @@ import xarray as xr
 
 import tasks
 from studies import engine
-from studies.engine.setup import References
 from studies.setups.pair_reader import PairReaderSetup
 
 METRICS = {
@@ -35,9 +34,6 @@ class RankingSetup(PairReaderSetup):
     task: tasks.PlantedRankingConfig
 
     task_type: ClassVar = tasks.PlantedRanking
-
-    def references(self, split: str) -> References:
-        return {"chance": {"accuracy": {engine.ALL: self.sampler().chance(split)}}}
 
 
 def ranking(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:

@@ -11,8 +11,6 @@ import torch
 import mechanisms
 import probes
 import tasks
-from studies import engine
-from studies.engine.setup import References
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch
 
@@ -57,9 +55,6 @@ class TextReaderSetup(QuasiSetup):
     @abstractmethod
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """`attention`: that of all layers, between the words of a text."""
-
-    def references(self, split: str) -> References:
-        return {"chance": {"accuracy": {engine.ALL: self.sampler().chance(split)}}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,16 +9,30 @@ from typing import Any, ClassVar
 import probes
 import tasks
 from studies import engine
-from studies.engine.setup import References, Role
+from studies.engine.setup import Role
 from studies.setups.pair_reader import PairReaderSetup
+from studies.setups.quasi_attention import QuasiSetup
 from studies.setups.sentiment import TextReaderSetup
 from tasks import Batch
 
-SPLITS: Mapping[str, Role] = {"valid": "in", "test": "in"}
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSetup(QuasiSetup):
+    """A data set with `valid`, which chooses checkpoints, and `test`."""
+
+    selection: ClassVar = engine.Selection("valid", "accuracy")
+
+    @property
+    def splits(self) -> Mapping[str, Role]:
+        return {"valid": "in", "test": "in"}
+
+    def prepare(self) -> None:
+        """Read the data, or fail now if it is missing."""
+        _ = self.sampler().vocabulary_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredPairsSetup(PairReaderSetup):
+class StoredPairsSetup(StoredSetup, PairReaderSetup):
     """Pairs of sentences, or questions and answers, of a data set (Tay et al. 2019, Tables 2, 3).
 
     Args:
@@ -28,23 +42,11 @@ class StoredPairsSetup(PairReaderSetup):
     task: tasks.PairsConfig
 
     task_type: ClassVar = tasks.Pairs
-    selection: ClassVar = engine.Selection("valid", "accuracy")
     evaluation_batch_size: ClassVar = 256
-
-    @property
-    def splits(self) -> Mapping[str, Role]:
-        return SPLITS
-
-    def prepare(self) -> None:
-        """Read the data, or fail now if it is missing."""
-        _ = self.sampler().vocabulary_size
-
-    def references(self, split: str) -> References:
-        return {"chance": {"accuracy": {engine.ALL: self.sampler().chance(split)}}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTextSetup(TextReaderSetup):
+class StoredTextSetup(StoredSetup, TextReaderSetup):
     """Texts of a data set, such as film reviews (Tay et al. 2019, Table 5).
 
     Args:
@@ -54,16 +56,7 @@ class StoredTextSetup(TextReaderSetup):
     task: tasks.ClassificationConfig
 
     task_type: ClassVar = tasks.Classification
-    selection: ClassVar = engine.Selection("valid", "accuracy")
     evaluation_batch_size: ClassVar = 64
-
-    @property
-    def splits(self) -> Mapping[str, Role]:
-        return SPLITS
-
-    def prepare(self) -> None:
-        """Read the data, or fail now if it is missing."""
-        _ = self.sampler().vocabulary_size
 
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         is_word = batch.inputs != 0

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.stored.opening import Table, how_to_fetch, open_stored, require_splits
-from tasks.stored.published import Reader, read_comma_separated, read_json_lines, tab_reader
+from tasks.stored.published import (
+    Reader,
+    cell_of,
+    read_comma_separated,
+    read_json_lines,
+    tab_reader,
+)
 
 OWN = "own"
 """The name of data sets of the user's own, whose columns and labels are settings."""
@@ -186,7 +192,7 @@ def split_files(
 
 def _examples(rows: Iterator[tuple[str, dict[str, Any]]], format_: Format) -> Iterator[Example]:
     for number, (location, row) in enumerate(rows):
-        label = _cell(row, format_.label, location)
+        label = cell_of(row, format_.label, location)
         if str(label) in _NO_LABEL:
             continue
         if isinstance(label, int) and 0 <= label < len(format_.classes):
@@ -199,17 +205,8 @@ def _examples(rows: Iterator[tuple[str, dict[str, Any]]], format_: Format) -> It
                 f"{label!r}"
             )
         yield Example(
-            texts=tuple(str(_cell(row, names, location)) for names in format_.texts),
+            texts=tuple(str(cell_of(row, names, location)) for names in format_.texts),
             label=class_index,
-            group=str(_cell(row, format_.group, location)) if format_.group else None,
+            group=str(cell_of(row, format_.group, location)) if format_.group else None,
             row=number,
         )
-
-
-def _cell(row: dict[str, Any], names: tuple[str, ...], location: str) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
-    raise ValueError(
-        f"{location} must have a column {' or '.join(names)}, got the columns {', '.join(row)}"
-    )

@@ -4,15 +4,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tasks.answers import is_correct
-from tasks.batch import Batch, Inputs
+from tasks.answers import LabelledAnswers
+from tasks.batch import Inputs
 from tasks.common import Key, SeedConfig, require_choice, require_int, require_path
 from tasks.finite import ExampleSet, balanced_order
 from tasks.finite_task import FiniteTask
@@ -81,7 +81,7 @@ def _require_names(name: str, values: tuple[str, ...] | None, count: tuple[int, 
         raise ValueError(f"{name} must be {numbers} different names, got {values!r}")
 
 
-class LabelledTask(FiniteTask[Inputs]):
+class LabelledTask(LabelledAnswers, FiniteTask[Inputs]):
     """A task of labelled texts, which are read on first use."""
 
     SPLITS: ClassVar = ("train", "valid", "test")
@@ -141,21 +141,6 @@ class LabelledTask(FiniteTask[Inputs]):
         """
         counts = self._examples(split).targets.bincount()
         return (counts.max() / counts.sum()).item()
-
-    @final
-    def score(
-        self, logits: Float[Tensor, "batch 1 class"], batch: Batch[Any]
-    ) -> dict[str, Float[Tensor, " batch"]]:
-        """Return `correct` [batch]: 1 where the most probable label is the target, else 0.
-
-        Args:
-            logits: [batch, 1, class].
-            batch: the batch that was answered.
-
-        Raises:
-            ValueError: `logits` has another shape.
-        """
-        return {"correct": is_correct(logits, batch, len(self.classes))}
 
     @cached_property
     def _rows(self) -> dict[str, list[Example]]:

@@ -100,7 +100,7 @@ def read_comma_separated(file: Path) -> Rows:
     """Yield the cells of each row of a csv file, whose first line names the columns.
 
     Raises:
-        ValueError: the file has no rows, or a row has too few or too many cells.
+        ValueError: a row has too few or too many cells.
     """
     with _opened(file, newline="") as lines:
         rows = csv.DictReader(lines, restkey="")
@@ -124,14 +124,14 @@ def read_ubuntu(file: Path) -> Rows:
         ValueError: as for `read_comma_separated`, or a column is missing.
     """
     for number, (location, row) in enumerate(read_comma_separated(file)):
-        context = {"context": _named(row, "Context", location), "group": str(number)}
+        context = {"context": cell_of(row, ("Context",), location), "group": str(number)}
         if "Label" in row:
-            label = str(int(float(row["Label"]))) if _is_number(row["Label"]) else row["Label"]
-            utterance = _named(row, "Utterance", location)
+            label = row["Label"].removesuffix(".0")
+            utterance = cell_of(row, ("Utterance",), location)
             yield location, context | {"response": utterance, "label": label}
             continue
         for candidate, name in enumerate(_CANDIDATES):
-            response = _named(row, name, location)
+            response = cell_of(row, (name,), location)
             yield location, context | {"response": response, "label": str(int(candidate == 0))}
 
 
@@ -222,14 +222,15 @@ def tree_reader(classes: tuple[tuple[str, ...], ...]) -> Reader:
     return read
 
 
-def _named(row: dict[str, Any], name: str, location: str) -> str:
-    if name not in row:
-        raise ValueError(f"{location} must have a column {name}, got {', '.join(row)}")
-    return row[name]
+def cell_of(row: dict[str, Any], names: tuple[str, ...], location: str) -> Any:
+    """Return the cell of the first of some columns that a row has.
 
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) in (0.0, 1.0)
-    except ValueError:
-        return False
+    Raises:
+        ValueError: it has none of them.
+    """
+    for name in names:
+        if name in row:
+            return row[name]
+    raise ValueError(
+        f"{location} must have a column {' or '.join(names)}, got the columns {', '.join(row)}"
+    )
