@@ -105,6 +105,16 @@ def project_heads(
     return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def join_heads(
+    z: Float[Tensor, "batch pos head d_value"],
+    W_O: Float[Tensor, "head d_value d_model"],
+    b_O: Float[Tensor, " d_model"] | None = None,
+) -> Float[Tensor, "batch pos d_model"]:
+    """The sum over heads of what each has retrieved, mapped by its matrix."""
+    # Under `vmap`, torch would differentiate a strided input one example at a time.
+    return linear(z.flatten(2).contiguous(), W_O.flatten(0, 1).T, b_O)
+
+
 def project_queries_and_keys(
     x_query: Float[Tensor, "batch query_pos d_model"],
     x_key: Float[Tensor, "batch key_pos d_model"],

@@ -12,10 +12,9 @@ from typing import Self
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.base import Attention, project_queries_and_keys
+from mechanisms.attention.base import Attention, join_heads, project_queries_and_keys
 from mechanisms.attention.positions import rotate
 from mechanisms.attention.quasi import (
     Chunk,
@@ -217,7 +216,7 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         else:
             z = quasi_attention(q, k, distance_q, distance_k, v, bias, compose)
         z = points.hook_z(z.transpose(1, 2))
-        return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        return join_heads(z, self.W_O, self.b_O)
 
     def _valid_pairs(
         self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, same_length: bool

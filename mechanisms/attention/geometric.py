@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.base import Attention, DistanceAttentionConfig, project_heads
+from mechanisms.attention.base import Attention, DistanceAttentionConfig, join_heads, project_heads
 from mechanisms.differentiation import with_own_gradient
 from mechanisms.dropout import dropout
 from mechanisms.initialization import lecun_normal, zeros
@@ -125,7 +125,7 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
         pattern = points.hook_pattern(pattern)
 
         z = points.hook_z((pattern @ v.transpose(1, 2)).transpose(1, 2))
-        return linear(z.flatten(2), self.W_O.flatten(0, 1).T)
+        return join_heads(z, self.W_O)
 
 
 def geometric_weights(

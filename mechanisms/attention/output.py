@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
-from mechanisms.attention.base import Attention, Config
+from mechanisms.attention.base import Attention, Config, join_heads
 from mechanisms.initialization import lecun_normal, zeros
 
 
@@ -72,7 +72,7 @@ class MappedAttention(Attention[Config]):
         if self.W_own is not None:
             own = points.hook_own_value(linear(x_query, self.W_own.T, self.b_own))
             z = torch.cat([z, own[:, :, None]], dim=2)
-        out = linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        out = join_heads(z, self.W_O, self.b_O)
         if self.W_O2 is not None:
             out = linear(out.relu(), self.W_O2.T, self.b_O2)
         return out

@@ -15,6 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.attention.base import (
     Attention,
     DistanceAttentionConfig,
+    join_heads,
     project_queries_and_keys,
 )
 from mechanisms.attention.multi_head import normalize_scores
@@ -123,7 +124,7 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
         pattern = points.hook_pattern(normalize_scores(scores, "softmax", mask))
 
         z = points.hook_z((pattern @ v.transpose(1, 2)).transpose(1, 2))
-        return linear(z.flatten(2), self.W_O.flatten(0, 1).T)
+        return join_heads(z, self.W_O)
 
     def _position_scores(
         self,

@@ -26,7 +26,7 @@ keep_freed_memory()  # as `train` does
 STUDIES = {
     "Raven, K=2": (raven_latent_code.STUDY, ("softmax", "linear", "hyla")),
     "table lookup": (ndr_control_flow.STUDY, ("ndr",)),
-    "routing": (modular_routing.STUDY, ("cross_attention", "monolithic")),
+    "routing": (modular_routing.STUDY, ("cross_attention", "encoder", "monolithic")),
     "contextual retrieval": (contextual_retrieval.STUDY, ("multi_head", "compositional")),
     "fuzzy logic": (fuzzy_logic_latent_code.STUDY, ("softmax", "hyla")),
 }
