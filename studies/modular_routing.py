@@ -96,7 +96,6 @@ TUNED: engine.Where = {
 
 
 TESTED = "scores.n_test=5000 "
-SHORTER = TESTED + "training.n_steps=3000 "
 MODULAR_ONLY = f"model={','.join(MODULAR)} "
 BOTH = "objective=sampled,all_paths selection_bottleneck=false,true "
 FUNCTIONAL = "functional_bottleneck=oracle,attention,none "
@@ -132,12 +131,12 @@ SMOKE = (
 PRESETS = {
     # Further claims, one preset each.
     "selection": TESTED + BOTH + MODULAR_ONLY,
-    "operators": SHORTER + "task.n_operators=3,5,10,15 task.n_points=1000,20000",
-    "points": SHORTER + "task.n_points=1000,20000 model=encoder objective=all_paths",
-    "functional": SHORTER + MODULAR_ONLY + FUNCTIONAL,
-    "keys": SHORTER + f"module_keys=direct,projected,shared model={','.join(ROUTERS)}",
-    "one_layer": SHORTER + ONE_LAYER + "n_modules=25",
-    "true_modules": SHORTER + TRUE + "selection_bottleneck=false,true",
+    "operators": TESTED + "task.n_operators=3,5,10,15 task.n_points=1000,20000",
+    "points": TESTED + "task.n_points=1000,20000 model=encoder objective=all_paths",
+    "functional": TESTED + MODULAR_ONLY + FUNCTIONAL,
+    "keys": TESTED + f"module_keys=direct,projected,shared model={','.join(ROUTERS)}",
+    "one_layer": TESTED + ONE_LAYER + "n_modules=25",
+    "true_modules": TESTED + TRUE + "selection_bottleneck=false,true",
 }
 PAPERS_PRESETS = {
     "paper": of_paper(BOTH + OPERATORS + POINTS, WITHOUT_CHOOSING),
