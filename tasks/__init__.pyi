@@ -34,8 +34,10 @@ from .mlu import MLULines as MLULines
 from .mlu import MLULinesConfig as MLULinesConfig
 from .negated_sentiment import NegatedSentiment as NegatedSentiment
 from .negated_sentiment import NegatedSentimentConfig as NegatedSentimentConfig
+from .planted_entailment import PlantedEntailment as PlantedEntailment
 from .planted_ranking import PlantedRanking as PlantedRanking
 from .planted_ranking import PlantedRankingConfig as PlantedRankingConfig
+from .planted_texts import PlantedTextsConfig as PlantedTextsConfig
 from .raven.interventions import RavenPairs as RavenPairs
 from .raven.interventions import raven_correspondence as raven_correspondence
 from .raven.interventions import raven_last_row as raven_last_row

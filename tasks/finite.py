@@ -140,6 +140,20 @@ def balanced_order(
     return order[np.argsort(position[order], kind="stable")]
 
 
+def grouped_order(
+    groups: Sequence[str | None], generator: np.random.Generator
+) -> Int[np.ndarray, " n"]:
+    """Return an order with the groups in random order, and the members of each one after another.
+
+    Args:
+        groups: the group of each example.
+        generator: source of the randomness.
+    """
+    _, group = np.unique(np.array(groups), return_inverse=True)
+    place = generator.permutation(group.max() + 1)
+    return np.argsort(place[group], kind="stable")
+
+
 def allot(total: int, capacity: Sequence[int]) -> list[int]:
     """Divide `total` into shares that are as equal as their capacities allow.
 

@@ -5,12 +5,13 @@ IMDb has whole reviews, positive or negative; SST has single sentences in two or
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from tasks.batch import Batch
 from tasks.common import require_int
 from tasks.stored.labelled_files import (
     OWN,
@@ -157,6 +158,10 @@ class Classification(LabelledTask[Tensor]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         (words,) = texts
         return words, {"length": (words != PAD).sum(1)}
+
+    def words(self, batch: Batch[Any], example: int) -> list[str]:
+        """Return the words of a text, without padding."""
+        return self._words(batch.inputs[example])
 
 
 def _read_folders(folder: Path, classes: tuple[str, ...]) -> list[Example]:

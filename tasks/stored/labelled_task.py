@@ -14,7 +14,7 @@ from torch import Tensor
 from tasks.answers import LabelledAnswers
 from tasks.batch import Inputs
 from tasks.common import Key, SeedConfig, require_choice, require_int, require_path
-from tasks.finite import ExampleSet, balanced_order
+from tasks.finite import ExampleSet, balanced_order, grouped_order
 from tasks.finite_task import FiniteTask
 from tasks.stored.labelled_files import OWN, Example, Format
 from tasks.stored.words import encode_words, learn_words
@@ -130,7 +130,12 @@ class LabelledTask(LabelledAnswers, FiniteTask[Inputs]):
     @final
     def decode(self, ids: Int[Tensor, " pos"]) -> str:
         """Return the words of a text, with spaces between them."""
-        return " ".join(self.vocabulary[word_id] for word_id in ids.tolist() if word_id)
+        return " ".join(self._words(ids))
+
+    @final
+    def _words(self, ids: Int[Tensor, " pos"]) -> list[str]:
+        """The words of a text, without padding."""
+        return [self.vocabulary[word_id] for word_id in ids.tolist() if word_id]
 
     @final
     def chance(self, split: str) -> float:
@@ -151,7 +156,12 @@ class LabelledTask(LabelledAnswers, FiniteTask[Inputs]):
         examples = self._rows[split]
         label = np.array([example.label for example in examples])
         if split != "train":
-            order = balanced_order(label, self._key.generator(f"/order/{split}"))
+            generator = self._key.generator(f"/order/{split}")
+            groups = [example.group for example in examples]
+            grouped = None not in groups
+            order = (
+                grouped_order(groups, generator) if grouped else balanced_order(label, generator)
+            )
             examples, label = [examples[row] for row in order], label[order]
         ids = {word: word_id for word_id, word in enumerate(self.vocabulary)}
         texts = [

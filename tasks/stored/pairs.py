@@ -8,13 +8,14 @@ a question, or continue a dialogue? The answers to each question are ranked.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tasks.batch import Batch
 from tasks.stored.labelled_files import (
     OWN,
     THREE_FILES,
@@ -158,7 +159,8 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
 
     Splits: `train`, `valid` and `test`, as in the data set; for MNLI, whose test labels are not
     public, `valid` and `test` are the matched and the mismatched development set. The prefixes of
-    `valid` and `test` are balanced over labels.
+    `valid` and `test` are balanced over labels; where answers are ranked, the questions are in
+    random order instead, each with all its answers one after another.
 
     A batch has inputs, a tuple of the sentences A [batch, pos_a] and B [batch, pos_b], int64: ids
     of words in `vocabulary`, 1 for an unknown word, padded with 0 (as wide as the split's longest
@@ -195,6 +197,11 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
             questions = np.array([example.group for example in examples])
             latents["question"] = torch.from_numpy(np.unique(questions, return_inverse=True)[1])
         return (a, b), latents
+
+    def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
+        """Return the words of both sentences of an example, without padding."""
+        a, b = (self._words(text[example]) for text in batch.inputs)
+        return a, b
 
 
 def score_ranking(

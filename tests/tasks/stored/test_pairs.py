@@ -173,6 +173,7 @@ def test_every_pair_is_read_with_its_label(write, name):
             first, second, label = rows[split][row]
             assert task.decode(a[i]) == words_of(first)
             assert task.decode(b[i]) == words_of(second)
+            assert task.words(batch, i) == (words_of(first).split(), words_of(second).split())
             assert task.classes[batch.targets[i, 0]] == str(label)
             lengths = [len(words_of(text).split()) for text in (first, second)]
             assert [batch.latents[f"length_{side}"][i] for side in "ab"] == lengths
@@ -342,6 +343,22 @@ def test_prefixes_of_valid_and_test_are_balanced(write):
     label = task_of(folder, "snli").batch("test", 0, 12).latents["label"]
     for n in range(1, 13):
         assert ((label[:n].bincount(minlength=3) - n / 3).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("name", ["trecqa", "wikiqa", "ubuntu"])
+def test_answers_to_one_question_follow_one_another(write, name):
+    folder, _ = write(name)
+    task = task_of(folder, name)
+    for split in ("valid", "test"):
+        question = task.batch(split, 0, task.size(split)).latents["question"]
+        turns = question.unique_consecutive().tolist()
+        assert len(turns) == len(set(turns)) > 1
+    # In random order.
+    orders = [
+        task_of(folder, name, seed=seed).batch("test", 0, 12).latents["row"].tolist()
+        for seed in range(4)
+    ]
+    assert any(order != orders[0] for order in orders)
 
 
 def test_score(write):
