@@ -34,6 +34,8 @@ class PlantedTextsConfig:
     Attributes:
         n_concepts: number of concepts, 4 to 1000.
         n_asked: concepts that a question asks for, 2 to n_concepts / 2; at most 10^6 sets.
+        n_synonyms: words of each concept that ask, and that affirm, and that deny, 1 or 3 to 20 (of
+            two, each would have a single partner in training).
         n_others: words of an answer about other concepts, 1 to n_concepts - n_asked - 1.
         n_fillers: number of words without meaning, 1 to 1000.
         most_fillers: most of them in a question or an answer, 0 to 100.
@@ -47,6 +49,7 @@ class PlantedTextsConfig:
 
     n_concepts: int = 20
     n_asked: int = 3
+    n_synonyms: int = 1
     n_others: int = 2
     n_fillers: int = 10
     most_fillers: int = 4
@@ -61,6 +64,9 @@ class PlantedTextsConfig:
                 f"n_asked must make at most {_MAX_COMBINATIONS} sets of concepts, got "
                 f"{self.n_asked} with n_concepts={self.n_concepts}, which makes {n_sets}"
             )
+        require_int("n_synonyms", self.n_synonyms, 1, 20)
+        if self.n_synonyms == 2:
+            raise ValueError("n_synonyms must be 1 or an integer from 3 to 20, got 2")
         require_int("n_others", self.n_others, 1, self.n_concepts - self.n_asked - 1)
         require_int("n_fillers", self.n_fillers, 1, 1000)
         require_int("most_fillers", self.most_fillers, 0, 100)
@@ -74,17 +80,21 @@ class PlantedTextsConfig:
 class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     """Questions with answers that affirm, deny or miss what is asked for.
 
-    Each concept has three words: one asks for it, one affirms it, one denies it. A question asks
-    for `n_asked` concepts. An answer affirms them all; or it denies one of them; or it has another
-    concept in the place of one. It also has `n_others` words about concepts that are not asked for.
+    Each concept has `n_synonyms` words that ask for it, as many that affirm it, and as many that
+    deny it. A question asks for `n_asked` concepts. An answer affirms them all; or it denies one of
+    them; or it has another concept in the place of one. It also has `n_others` words about concepts
+    that are not asked for.
 
         sign_ij = 1 if word j of the answer affirms what word i of the question asks for, -1 if it
         denies it, else 0.
 
     In all answers, whatever their kind, as many words affirm and as many deny, in distribution:
     neither the question nor the answer alone tells the kind. Words are in random order, between
-    fillers. Sets of asked concepts are shared out: `train` and `id` have the same ones, `ood` those
-    held out.
+    fillers.
+
+    Sets of asked concepts are shared out: `train` and `id` have the same ones, `ood` those held
+    out. With synonyms, so are pairs of words: those of equal number never answer one another in
+    `train` and `id`, and always do in `ood`. That they do follows from the other pairs.
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")
@@ -100,7 +110,12 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     @property
     def vocabulary_size(self) -> int:
         """Number of word ids: padding, words that ask, that affirm, that deny, and fillers."""
-        return 1 + 3 * self._texts.n_concepts + self._texts.n_fillers
+        return self._n_words + self._texts.n_fillers
+
+    @property
+    def _n_words(self) -> int:
+        """Number of word ids before the fillers."""
+        return 1 + 3 * self._texts.n_concepts * self._texts.n_synonyms
 
     def combinations(self, split: str) -> Int[np.ndarray, "combination concept"]:
         """Return the sets of asked concepts of a split, ascending.
@@ -128,7 +143,9 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
         sets = self.combinations(split)
         combination = generator.integers(len(sets), size=row[-1] + 1)
         asked = sets[combination]
-        question_words, length_a = self._with_fillers(1 + asked, generator)
+        synonym = generator.integers(config.n_synonyms, size=asked.shape)
+        questions = self._word(0, asked, synonym)
+        question_words, length_a = self._with_fillers(questions, generator)
 
         other = _others(asked, config.n_concepts, config.n_others + 1, generator, row)
         about = asked[row]
@@ -142,7 +159,13 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
         other_denied = np.arange(config.n_others) < n_denied[:, None]
         concept = np.concatenate([about, other[:, :-1]], axis=1)
         denies = np.concatenate([denied, other_denied], axis=1)
-        answer = 1 + config.n_concepts * (1 + denies) + concept
+        # A word does not answer the one of its number in training; others have any number.
+        step = 0
+        if split != "ood" and config.n_synonyms > 1:
+            step = generator.integers(1, config.n_synonyms, size=about.shape)
+        answering = (synonym[row] + step) % config.n_synonyms
+        of_others = generator.integers(config.n_synonyms, size=(size, config.n_others))
+        answer = self._word(1 + denies, concept, np.concatenate([answering, of_others], axis=1))
         answer_words, length_b = self._with_fillers(answer, generator)
 
         a, b = question_words[row], answer_words
@@ -156,6 +179,16 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in latents.items()}
         return (torch.from_numpy(a), torch.from_numpy(b)), tensors
 
+    def _word(
+        self,
+        role: int | Int[np.ndarray, "text word"],
+        concept: Int[np.ndarray, "text word"],
+        synonym: Int[np.ndarray, "text word"],
+    ) -> Int[np.ndarray, "text word"]:
+        """The ids of words that ask (role 0), affirm (1) or deny (2)."""
+        config = self._texts
+        return 1 + (role * config.n_concepts + concept) * config.n_synonyms + synonym
+
     def _with_fillers(
         self, words: Int[np.ndarray, "text word"], generator: np.random.Generator
     ) -> tuple[Int[np.ndarray, "text pos"], Int[np.ndarray, " text"]]:
@@ -163,8 +196,9 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
         config = self._texts
         size, n_words = words.shape
         n = generator.integers(config.most_fillers, size=size, endpoint=True)
-        first = 1 + 3 * config.n_concepts
-        fillers = generator.integers(first, self.vocabulary_size, (size, config.most_fillers))
+        fillers = generator.integers(
+            self._n_words, self.vocabulary_size, (size, config.most_fillers)
+        )
         is_kept = np.arange(config.most_fillers) < n[:, None]
         every = np.concatenate([words, np.where(is_kept, fillers, 0)], axis=1)
         # Padding comes last.
@@ -174,19 +208,23 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     def _signs(
         self, a: Int[np.ndarray, "batch pos_a"], b: Int[np.ndarray, "batch pos_b"]
     ) -> Int[np.ndarray, "batch pos_a pos_b"]:
-        n = self._texts.n_concepts
-        asks, affirms, denies = a[:, :, None], b[:, None] - n, b[:, None] - 2 * n
-        is_asking = (asks > 0) & (asks <= n)
-        return (is_asking & (asks == affirms)).astype(np.int64) - (is_asking & (asks == denies))
+        n, n_synonyms = self._texts.n_concepts, self._texts.n_synonyms
+        # -1 for padding.
+        asks, answers = ((words - 1) // n_synonyms for words in (a[:, :, None], b[:, None]))
+        is_asking = (asks >= 0) & (asks < n)
+        affirmed, denied = (is_asking & (asks == answers - role * n) for role in (1, 2))
+        return affirmed.astype(np.int64) - denied
 
     def words(self, batch: Batch[Any], example: int) -> tuple[list[str], list[str]]:
         """Return the words of a question and of its answer, without padding.
 
         `c7?` asks for concept 7, `+c7` affirms it, `-c7` denies it; fillers are `f0`, `f1`, ...
+        Synonyms have a number of their own: `c7.2?`.
         """
-        n = self._texts.n_concepts
-        forms = ["c{}?", "+c{}", "-c{}"]
-        names = [form.format(number) for form in forms for number in range(n)]
+        n, n_synonyms = self._texts.n_concepts, self._texts.n_synonyms
+        numbers = [f".{number}" for number in range(n_synonyms)] if n_synonyms > 1 else [""]
+        forms = ["c{}{}?", "+c{}{}", "-c{}{}"]
+        names = [form.format(c, number) for form in forms for c in range(n) for number in numbers]
         names = ["", *names, *(f"f{number}" for number in range(self._texts.n_fillers))]
         a, b = ([names[word] for word in text[example] if word] for text in batch.inputs)
         return a, b

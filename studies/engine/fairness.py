@@ -22,7 +22,7 @@ class TrainedIf:
     """The criterion for a trained condition: a bound on a metric, averaged over seeds.
 
     Args:
-        split: a split in distribution.
+        split: a split in distribution; without it, nothing is judged.
         metric: one of the setup's metrics.
         reaches: the bound; the metric must be at least as good.
         share_of: a reference of the metric, such as "chance"; the bound is then `reaches` times
@@ -155,7 +155,8 @@ def _tuning(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> 
 
 
 def _is_trained(result: xr.DataTree, cells: np.ndarray, trained: TrainedIf | None) -> float:
-    if trained is None:
+    # A preset with other data need not have the split.
+    if trained is None or trained.split not in result["scores"]["split"]:
         return -1.0
     value = metric(trained.metric, trained.split).values(result)[cells].mean()
     bound = trained.reaches

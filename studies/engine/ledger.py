@@ -136,7 +136,9 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
     }
     counts = Counter(rows.verdict)
     missing = [part for part, verdicts in parts.items() if set(verdicts) == {NOT_RUN}]
-    lacks = claim.lacks or ("not run: " + "; ".join(missing) if missing else "")
+    lacks = [claim.lacks, "not run: " + "; ".join(missing) if missing else ""]
+    if missing or not parts:
+        lacks.insert(0, claim.needs)
     return {
         "id": claim.id,
         "claimed": claim.statement,
@@ -144,7 +146,7 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
         "n_comparisons": len(rows) - counts[NOT_RUN],
         **{name: counts[verdict] for verdict, name in COUNTS.items()},
         "n_parts": len(parts),
-        "lacks": lacks,
+        "lacks": "; ".join(filter(None, lacks)),
     }
 
 

@@ -2,7 +2,8 @@
 
 `studies/papers/AUTHOR_YEAR.toml` has a list `claims`, in our words: for each its `id`, a
 `statement`, and `decided_by`, patterns of the statements of claims of our studies, by study; or
-`lacks`, what is missing to decide it. `holds_if` says how many of the comparisons must hold: `all`,
+`lacks`, what is missing to decide it. Beside `decided_by`, `needs` is the data that a run needs and
+the package does not have. `holds_if` says how many of the comparisons must hold: `all`,
 if it is not given, or `most`.
 """
 
@@ -31,9 +32,11 @@ class PaperClaim:
         decided_by: by the name of a study, patterns of the statements of its claims.
         holds_if: whether `all` comparisons must hold, or `most` of them.
         lacks: what is missing to decide it, if no study does.
+        needs: the data that the studies need and the package does not have.
 
     Raises:
-        ValueError: both or none of `decided_by` and `lacks` are given, or `holds_if` is unknown.
+        ValueError: both or none of `decided_by` and `lacks` are given, or `needs` without
+            `decided_by`, or `holds_if` is unknown.
     """
 
     id: str
@@ -41,10 +44,13 @@ class PaperClaim:
     decided_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
     holds_if: HoldsIf = "all"
     lacks: str = ""
+    needs: str = ""
 
     def __post_init__(self):
         if bool(self.decided_by) == bool(self.lacks):
             raise ValueError(f"claim {self.id!r} must have either decided_by or lacks")
+        if self.needs and not self.decided_by:
+            raise ValueError(f"claim {self.id!r} must have needs only with decided_by")
         if self.holds_if not in get_args(HoldsIf):
             raise ValueError(f"holds_if must be all or most, got {self.holds_if!r} in {self.id!r}")
 

@@ -36,6 +36,8 @@ import xarray as xr
 
 from studies.engine import settings
 
+_SCORED = ("cell", "split", "group")
+
 PAPERS = Path(__file__).parents[1] / "papers"
 """The folder that holds the tables."""
 
@@ -168,7 +170,7 @@ def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr
     """Add reported numbers to scores, in place, as variables `{metric}_paper`.
 
     Args:
-        scores: Dataset [cell, split, group].
+        scores: Dataset [cell, split, group]. A metric that is not in it is one of a measure.
         cells: the reported numbers of each cell.
     """
     for cell, numbers in zip(scores["cell"].to_numpy(), cells, strict=True):
@@ -176,11 +178,14 @@ def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr
             # Small presets may lack some of the paper's splits.
             if number.split not in scores["split"]:
                 continue
-            name, attrs = f"{number.metric}_paper", scores[number.metric].attrs
+            name = f"{number.metric}_paper"
             if name not in scores:
-                scores[name] = xr.full_like(scores[number.metric], np.nan, dtype=float)
-                long_name = f"{attrs['long_name']}, paper"
-                scores[name].attrs = {"long_name": long_name, "units": attrs["units"]}
+                about = {"long_name": number.metric.replace("_", " "), "units": "1"}
+                if number.metric in scores:
+                    about |= {key: scores[number.metric].attrs[key] for key in about}
+                about["long_name"] += ", paper"
+                empty = np.full([scores.sizes[dim] for dim in _SCORED], np.nan)
+                scores[name] = _SCORED, empty, about
             labels = {"cell": cell, "split": number.split, "group": number.group}
             scores[name].loc[labels] = number.value
     return scores

@@ -10,6 +10,7 @@ from jaxtyping import Float
 import mechanisms
 import probes
 from studies import engine
+from studies.setups.quasi_attention import first_pairs, words_of
 
 QUANTITIES = {"affinity": "tanh(E)", "gate": "gate of N", "weight": "M"}
 """The factors of CoDA's attention weights and their product, with their names in figures."""
@@ -23,7 +24,8 @@ NEAR_ZERO = 0.1
 def composition(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
     """The distributions of tanh(E), the gate and M, and their matrices for one example.
 
-    Over all valid pairs of `n` examples of `id`, all modules, layers and heads:
+    Over all valid pairs of `n` examples of the setup's first split, `id` if it has one, all
+    modules, layers and heads:
 
     - `distribution` [quantity, bin]: the share of values in each bin of [-1, 1];
     - `negative`, `positive`, `near_zero` [quantity]: the shares of values below 0, above 0, and
@@ -43,7 +45,7 @@ def composition(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
     setup = trained.setup
     if setup.composition is None:
         return None
-    batch = trained.batch("id", n)
+    batch = trained.batch(next(iter(setup.splits)), n)
     captured = probes.capture_places(
         trained.model,
         list(batch.parts(setup.evaluation_batch_size)),
@@ -67,12 +69,13 @@ def composition(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
         correlation = np.corrcoef(values[0], values[2])[0, 1]
     found["correlation"] = (), correlation, {"long_name": "correlation of tanh(E) and M"}
     shown = parts[list(captured).index(setup.shown)].isel(example=0, layer=-1, head=0, drop=True)
+    shown = first_pairs(shown)
     shown = shown.where(shown["valid"]).drop_vars("valid")
     found["matrix"] = shown.to_dataarray("quantity").transpose("quantity", "query_pos", "key_pos")
     found["matrix"].attrs["long_name"] = "matrix of one example"
-    for name, tokens in zip(("query", "key"), trained.task.words(batch, 0), strict=True):
+    for name, tokens in words_of(trained.task, batch, 0, found.sizes).items():
         about = {"long_name": f"word of each {name}"}
-        found[name] = f"{name}_pos", list(tokens), about
+        found[name] = f"{name}_pos", tokens, about
     return found.assign_coords({dim: range(found.sizes[dim]) for dim in ("query_pos", "key_pos")})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ import probes
 import tasks
 from studies import engine
 from studies.engine.setup import References
-from studies.setups.quasi_attention import QuasiSetup
+from studies.setups.quasi_transformer import QuasiTransformerSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig, MLULinesConfig
 
 _PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", "<eos>"))
@@ -23,7 +23,7 @@ UNIVERSAL, ADAPTIVE = "universal", "adaptive_universal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MluSetup(QuasiSetup):
+class MluSetup(QuasiTransformerSetup):
     """An encoder-decoder with the same attention mechanism throughout, or a universal transformer.
 
     An answer is right if every character is right; for this, teacher forcing and greedy decoding
@@ -31,48 +31,28 @@ class MluSetup(QuasiSetup):
 
     Args:
         task: the lines.
-        d_mlp: hidden units of the feed-forward layers.
-        n_layers: layers of the encoder, and of the decoder.
         n_steps: steps of a universal transformer, in the encoder and in the decoder.
         max_steps: the most steps of a column of an adaptive universal transformer.
         ponder_weight: weight in the loss of its ponder cost, the mean over the characters of the
             encoder plus that of the decoder. (tensor2tensor counts padding too, of which its
             batches of lines of similar length have little.)
-        activation: activation of the feed-forward layers.
         one_embedding: see `mechanisms.EncoderDecoderConfig`.
-        initialization: see `mechanisms.EncoderDecoderConfig`.
-        attention_biases: whether the projections of all attentions have biases.
-        dropout: dropout rate of the embeddings and of what each part of a block adds.
-        attention_dropout: that of pairs of characters.
-        mlp_dropout: that of hidden units of the feed-forward layers.
-        label_smoothing: probability that the loss expects of all wrong characters together.
 
     Raises:
-        ValueError: label_smoothing is outside [0, 1), or ponder_weight is negative.
+        ValueError: ponder_weight is negative.
     """
 
     task: MLUConfig | MLULinesConfig
-    d_mlp: int
-    n_layers: int
     n_steps: int = 8
     max_steps: int = 4
     ponder_weight: float = 0.01
-    activation: Literal["gelu", "relu"] = "gelu"
     one_embedding: bool = False
-    initialization: Literal["lecun_normal", "xavier_uniform"] = "lecun_normal"
-    attention_biases: bool = True
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    mlp_dropout: float = 0.0
-    label_smoothing: float = 0.0
 
     shown: ClassVar = "cross"
     reported: ClassVar = engine.reported("tay_2019", "coda_arithmetic")
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         if self.ponder_weight < 0:
             raise ValueError(f"ponder_weight must be at least 0, got {self.ponder_weight}")
 
@@ -88,35 +68,24 @@ class MluSetup(QuasiSetup):
         held_out = {"ood": "out"} if isinstance(self.task, MLUConfig) else {}
         return {"id": "in"} | held_out
 
-    @property
-    def may_centre_matrix(self) -> bool:
-        return True
-
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         is_universal = self.model in (UNIVERSAL, ADAPTIVE)
         mechanism = replace(self, model="softmax") if is_universal else self
-        attention = decoder_attention = replace(
-            mechanism.attention(self.attention_dropout), bias=self.attention_biases
-        )
+        blocks = mechanism.blocks
+        attention = decoder_attention = blocks["attention"]
         if isinstance(attention, mechanisms.CodaAttentionConfig):
             decoder_attention = replace(attention, composition=_by_row(attention.composition))
         config = mechanisms.EncoderDecoderConfig(
             d_input=len(MLU_CHARACTERS),
             d_output=len(MLU_CHARACTERS),
-            d_model=self.d_model,
             n_layers=self.n_layers,
-            attention=attention,
             decoder_attention=decoder_attention,
-            feed_forward=mechanisms.FeedForwardConfig(
-                d_mlp=self.d_mlp, activation=self.activation, dropout=self.mlp_dropout
-            ),
             one_embedding=self.one_embedding,
-            initialization=self.initialization,
-            dropout=self.dropout,
             begin=_BEGIN,
             end=_END,
             padding=_PAD,
             shared=False,
+            **blocks,
         )
         if is_universal:
             config = replace(
@@ -135,8 +104,7 @@ class MluSetup(QuasiSetup):
 
     def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
         if self.model != ADAPTIVE:
-            logits = engine.answer(model, batch).float()
-            return engine.cross_entropy(logits, batch, smoothing=self.label_smoothing)
+            return super().loss(model, batch, step)
         network = cast(mechanisms.EncoderDecoder, model)
         logits, (of_encoder, of_decoder) = network.forward_with_cost(*batch.inputs)
         loss = engine.cross_entropy(logits.float(), batch, smoothing=self.label_smoothing)

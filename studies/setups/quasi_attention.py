@@ -1,8 +1,9 @@
-"""What both tasks of the quasi-attention study share: attention, and measures of it."""
+"""What all tasks of the quasi-attention studies share: attention, and measures of it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ COMPOSITION = (
 
 PAIRS = ("example", "query_pos", "key_pos")
 PLACES = ("place", "layer", "head")
+MOST_SHOWN = 40
+"""The most queries and keys of a matrix that is kept for a figure."""
 LIMITS = {"affinity": 2.0, "dissimilarity": 3.0}
 """Beyond these values tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
 ABOUT = {
@@ -182,16 +185,40 @@ def matrices(trained: engine.Trained, n: int = 3) -> xr.Dataset | None:
     batch = trained.batch(list(setup.splits)[-1], n)
     places = {"shown": setup.places(batch)[setup.shown]}
     hooks = ["affinity", "gate", "pattern"]
-    data = probes.capture_places(trained.model, [batch], places, hooks)["shown"]
+    data = first_pairs(probes.capture_places(trained.model, [batch], places, hooks)["shown"])
     data = data.where(data["valid"]).drop_vars("valid")
     data = data.rename(affinity="affinity_matrix", gate="gate_matrix")
-    words = [trained.task.words(batch, example) for example in range(n)]
-    for name, tokens in zip(("query", "key"), zip(*words, strict=True), strict=True):
-        data[name] = ("example", f"{name}_pos"), list(tokens)
+    words = [words_of(trained.task, batch, example, data.sizes) for example in range(len(batch))]
+    for name in ("query", "key"):
+        data[name] = ("example", f"{name}_pos"), [of_example[name] for of_example in words]
     for name, variable in data.items():
         variable.attrs["long_name"] = ABOUT[str(name)]
     # Cells with other tasks have other lengths.
     return data.assign_coords({dim: range(data.sizes[dim]) for dim in PAIRS})
+
+
+def first_pairs(data: xr.Dataset) -> xr.Dataset:
+    """Matrices of the first `MOST_SHOWN` queries and keys, which can still be drawn."""
+    return data.isel(query_pos=slice(MOST_SHOWN), key_pos=slice(MOST_SHOWN))
+
+
+def words_of(
+    task: Any, batch: Batch[Any], example: int, sizes: Mapping[Any, int]
+) -> dict[str, list[str]]:
+    """The words of the queries and of the keys of an example, "" at padding.
+
+    Args:
+        task: its `words` are a pair of lists; or a single one, of a text that attends to itself.
+        batch, example: the example.
+        sizes: the number of words of each, as `query_pos` and `key_pos`.
+    """
+    words = task.words(batch, example)
+    pair = words if isinstance(words, tuple) else (words, words)
+    found = {}
+    for name, tokens in zip(("query", "key"), pair, strict=True):
+        width = sizes[f"{name}_pos"]
+        found[name] = [*tokens, *[""] * width][:width]
+    return found
 
 
 def examples(trained: engine.Trained, n: int) -> dict[str, Any]:

@@ -11,32 +11,15 @@ import torch
 import mechanisms
 import probes
 import tasks
-from studies.setups.quasi_attention import QuasiSetup
+from studies.setups.quasi_transformer import QuasiTransformerSetup
 from tasks import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextReaderSetup(QuasiSetup):
-    """A transformer over padded texts, see `mechanisms.SequenceClassifier`.
-
-    Args:
-        d_mlp: width of the feed-forward layers.
-        n_layers: number of blocks.
-        dropout: dropout probability of the embedding and of what attention and feed-forward layer
-            add to the stream.
-        attention_dropout: dropout probability of attention weights.
-    """
-
-    d_mlp: int
-    n_layers: int
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+class TextReaderSetup(QuasiTransformerSetup):
+    """A transformer over padded texts, see `mechanisms.SequenceClassifier`."""
 
     shown: ClassVar = "attention"
-
-    @property
-    def may_centre_matrix(self) -> bool:
-        return True
 
     def build(self, generator: torch.Generator) -> mechanisms.SequenceClassifier:
         task = self.sampler()
@@ -44,11 +27,8 @@ class TextReaderSetup(QuasiSetup):
             d_input=task.vocabulary_size,
             d_output=len(task.classes),
             padding=0,
-            d_model=self.d_model,
             n_layers=self.n_layers,
-            attention=self.attention(dropout=self.attention_dropout),
-            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp, activation="relu"),
-            dropout=self.dropout,
+            **self.blocks,
         )
         return mechanisms.SequenceClassifier(config, generator=generator)
 

@@ -71,15 +71,15 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
 def matrices(result: xr.DataTree) -> Figure | None:
     """E, the gate, M and the planted signs of the example with most queries: the paper's Figure 2.
 
-    Shows the head with the largest M in the model with the highest accuracy on `id`; with planted
+    Shows the head with the largest M in the model with the highest accuracy on the first split,
+    `id` if there is one; with planted
     signs, the head whose M correlates most with them, in any model within one percent of it.
     """
     if "matrices" not in result.children:
         return None
     data = result["matrices"].to_dataset()
     kept = data["pattern"].notnull().any([dim for dim in data["pattern"].dims if dim != "cell"])
-    accuracy = result["scores"]["accuracy"].sel(split="id", group="all")
-    accuracy = accuracy.where(kept & (data["chosen"] == 1))
+    accuracy = _accuracy(result).where(kept & (data["chosen"] == 1))
     candidates = accuracy >= accuracy.max() - (0.01 if "sign" in data else 0)
     head = probes.strongest_head(data, data["pattern"].where(candidates))
     names = ["affinity_matrix", "gate_matrix", "pattern", "sign"]
@@ -88,8 +88,7 @@ def matrices(result: xr.DataTree) -> Figure | None:
     cell = data["cell"].to_numpy().tolist().index(head["cell"].item())
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)
     where = f"layer {head['layer'].item()}, head {head['head'].item()}"
-    percent = 100 * accuracy[cell].item()
-    return _side_by_side(shown, title=f"{label}; {percent:.1f}% right on id; {where}")
+    return _side_by_side(shown, title=f"{label}; {_right(accuracy[cell])}; {where}")
 
 
 def _side_by_side(matrices: xr.Dataset, *, title: str) -> Figure:
@@ -114,15 +113,15 @@ def _side_by_side(matrices: xr.Dataset, *, title: str) -> Figure:
 def composition(result: xr.DataTree) -> Figure | None:
     """Matrices and distributions of tanh(E), the gate and M, early and late: the paper's Figure 2.
 
-    Of the model with the highest accuracy on `id`, at its first and its last kept checkpoint.
+    Of the model with the highest accuracy on the first split, `id` if there is one, at its first
+    and its last kept checkpoint.
     """
     name = "composition_along_training"
     if name not in result.children:
         return None
     data = result[name].to_dataset()
     measured = data["distribution"].notnull().all(("train_step", "quantity", "bin"))
-    accuracy = result["scores"]["accuracy"].sel(split="id", group="all")
-    accuracy = accuracy.where(measured & (data["chosen"] == 1))
+    accuracy = _accuracy(result).where(measured & (data["chosen"] == 1))
     if not accuracy.notnull().any():
         return None
     cell = int(accuracy.argmax("cell"))
@@ -141,8 +140,17 @@ def composition(result: xr.DataTree) -> Figure | None:
             axis.set_ylabel("share of pairs" if column == 0 else "", fontsize=SMALL)
         figure.colorbar(axes[row, -1].images[0], ax=axes[row, -1], fraction=0.05)
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)
-    figure.suptitle(f"{label}; {100 * accuracy[cell].item():.1f}% right on id", fontsize=9)
+    figure.suptitle(f"{label}; {_right(accuracy[cell])}", fontsize=9)
     return figure
+
+
+def _accuracy(result: xr.DataTree) -> xr.DataArray:
+    """The accuracy of each cell on the first split."""
+    return result["scores"]["accuracy"].sel(group="all").isel(split=0)
+
+
+def _right(accuracy: xr.DataArray) -> str:
+    return f"{100 * accuracy.item():.1f}% right on {accuracy['split'].item()}"
 
 
 def _draw_words(axis: Axes, data: xr.Dataset) -> None:

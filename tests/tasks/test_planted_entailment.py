@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -12,17 +13,31 @@ from tasks.planted_texts import PlantedTextsConfig
 CONTRACT_EXAMPLES = {"": lambda folder: PlantedEntailment(PlantedTextsConfig())}
 
 
+def concept_of(word):
+    return int(word.strip("+-?c").split(".")[0])
+
+
+def synonym_of(word):
+    return int(word.strip("?").split(".")[1])
+
+
 def label_of(hypothesis, premise):
     """The label by plain reading: what is stated must not be denied, and must be affirmed."""
-    stated = {word[:-1] for word in hypothesis if word.endswith("?")}
-    if any(f"-{concept}" in premise for concept in stated):
+    stated = {concept_of(word) for word in hypothesis if word.endswith("?")}
+    said = {(word[0], concept_of(word)) for word in premise if not word.startswith("f")}
+    if any(("-", concept) in said for concept in stated):
         return "contradiction"
-    return "entailment" if all(f"+{concept}" in premise for concept in stated) else "neutral"
+    return "entailment" if all(("+", concept) in said for concept in stated) else "neutral"
 
 
 @pytest.mark.parametrize("split", PlantedEntailment.SPLITS)
 @pytest.mark.parametrize(
-    "changes", [{}, {"n_concepts": 8, "n_asked": 4, "n_others": 1, "held_out": 0.5}]
+    "changes",
+    [
+        {},
+        {"n_concepts": 8, "n_asked": 4, "n_others": 1, "held_out": 0.5},
+        {"n_concepts": 8, "n_synonyms": 3},
+    ],
 )
 def test_labels_follow_from_the_words(split, changes):
     task = PlantedEntailment(PlantedTextsConfig(**changes))
@@ -34,9 +49,34 @@ def test_labels_follow_from_the_words(split, changes):
         assert label == label_of(hypothesis, premise)
         total = {"entailment": 0, "contradiction": 2, "neutral": 1}[label]
         assert batch.latents["sign"][i].sum() == task.config.n_asked - total
-        stated = sorted(int(word[1:-1]) for word in hypothesis if word.endswith("?"))
+        stated = sorted(concept_of(word) for word in hypothesis if word.endswith("?"))
         assert tuple(stated) in known
     assert torch.equal(batch.latents["kind"], batch.targets[:, 0])
+
+
+def test_pairs_of_synonyms_are_shared_out():
+    """Of three words each: training has all pairs of other numbers, `ood` those of the same one."""
+    task = PlantedEntailment(PlantedTextsConfig(n_concepts=6, n_asked=2, n_synonyms=3))
+    pairs = {}
+    for split in task.splits:
+        batch = task.batch(split, 0, 2000)
+        found = pairs.setdefault(split, set())
+        for i in range(2000):
+            hypothesis, premise = task.words(batch, i)
+            for row, column in batch.latents["sign"][i].nonzero().tolist():
+                assert concept_of(hypothesis[row]) == concept_of(premise[column])
+                found.add((hypothesis[row], premise[column]))
+    for split, found in pairs.items():
+        same = {synonym_of(a) == synonym_of(b) for a, b in found}
+        assert same == {split == "ood"}
+        n_concepts = len(np.unique(task.combinations(split)))
+        # Affirmed and denied.
+        assert len(found) == n_concepts * 2 * (3 if split == "ood" else 6)
+
+
+def test_two_synonyms_are_refused():
+    with pytest.raises(ValueError, match="n_synonyms must be 1 or an integer from 3 to 20, got 2"):
+        PlantedTextsConfig(n_synonyms=2)
 
 
 def test_labels_are_equally_frequent():

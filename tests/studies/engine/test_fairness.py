@@ -56,6 +56,15 @@ def test_the_bound_can_be_a_multiple_of_a_reference():
         assert assess(result_of(cells), bound).data["trained"].item() == expected
 
 
+def test_without_the_split_nothing_is_judged():
+    cells = [{"model": "a", "seed": 0, "id": 0.9, "ood": 0.1}]
+    trained = {
+        split: assess(result_of(cells), TrainedIf(split=split, reaches=0.5)).data["trained"].item()
+        for split in ("id", "ood", "test")
+    }
+    assert trained == {"id": 1, "ood": 0, "test": -1}
+
+
 def test_costs_and_training_are_judged_on_the_chosen_settings():
     cells = [
         {"model": "a", "rate": rate, "seed": s, "id": right, "ood": 0.5, "parameters": n}

@@ -57,6 +57,8 @@ def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
         PaperClaim(id="c", statement="s")
     with pytest.raises(ValueError, match="'c' must have either decided_by or lacks"):
         PaperClaim(id="c", statement="s", decided_by={"toy": ["A"]}, lacks="data")
+    with pytest.raises(ValueError, match="'c' must have needs only with decided_by"):
+        PaperClaim(id="c", statement="s", lacks="a model", needs="data")
     with pytest.raises(ValueError, match="holds_if must be all or most, got 'some' in 'c'"):
         PaperClaim(id="c", statement="s", lacks="data", holds_if="some")
 
@@ -118,6 +120,23 @@ def test_the_ledger_has_every_claim_of_the_papers():
 def test_what_no_preset_runs_is_named():
     tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": PAPER}, {})
     assert entry_of(tree, "never")["lacks"] == "not run: toy: C is better (no preset has it)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lacks"),
+    [
+        ("A is*", ""),
+        ("C is*", "their data; not run: toy: C is better (no preset has it)"),
+        ("D is*", "their data"),
+    ],
+)
+def test_the_data_that_a_run_needs_are_named_until_it_was_run(pattern, lacks):
+    claim = PaperClaim(
+        id="c", statement="on their data", decided_by={"toy": [pattern]}, needs="their data"
+    )
+    paper = Claimed("Someone 2020, A Paper", (claim,))
+    tree = ledger({"r.nc": result_with(*CLEAR)}, {"someone_2020": paper}, {})
+    assert entry_of(tree, "c")["lacks"] == lacks
 
 
 def test_claims_that_no_paper_rests_on_are_listed_apart():
