@@ -20,24 +20,25 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import probes
 from studies import engine
 from studies.claims.coda import (
+    DOUBLED,
     GATES,
     MATCHES,
     NEGATIVE,
     ON_ID,
     ON_OOD,
     SIGNS,
+    centred,
     claims_of_lines,
     claims_of_pairs,
+    grid,
 )
 from studies.engine import Preset, Row, metric, read
-from studies.measures.coda import composition
-from studies.report import drawings, plots
-from studies.report.panels import values
+from studies.measures.coda import ALONG_TRAINING, MEASURES
+from studies.report import plots
 from studies.setups.mlu import MluSetup
-from studies.setups.quasi_attention import matrices, saturation, signs
+from studies.setups.quasi_transformer import TINY, tiny_training
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
 from tasks import MLUConfig, MLULinesConfig, SignedPairsConfig
@@ -47,23 +48,12 @@ from tasks import MLUConfig, MLULinesConfig, SignedPairsConfig
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
 
 
-def grid(*models: str, **more: Any) -> dict[str, Any]:
-    """A grid of models with the paper's settings of CoDA, except the given axes."""
-    default = {name: (value,) for name, value in views.BASIC.items()}
-    return {"model": models or ("coda",)} | default | more
-
-
-def centred(*over: str) -> dict[str, Any]:
-    """A grid of all pairs of centrings, with the paper's composition functions."""
-    return grid(affinity_centring=over, gate_centring=over)
-
-
 OTHERS = ("softmax", "linear", "hyla", "coda")
 BY_MATRIX, BY_ROW = (grid(*OTHERS, gate_centring=("none", over)) for over in ("matrix", "row"))
 """All models, and CoDA with N centred; heads that align pairs have no mean over the matrix."""
 UNIVERSAL = grid("universal", "adaptive_universal")
 """The transformers that the paper's Table 6 quotes, with steps instead of layers."""
-DOUBLED, SOFTENED = grid(doubled=(True,)), grid(beta=(0.25,))
+SOFTENED = grid(beta=(0.25,))
 SCALES = grid(beta=(0.25, 1.0), scaled=(True, False))
 """Factors with which the gate is open at first, and E and N not divided by sqrt(d_head)."""
 BY_HEADS, BY_NETWORKS = ({"alignment": (name,)} for name in ("heads", "networks"))
@@ -149,30 +139,13 @@ SMOKE = (
 )
 PAPER = f"{TESTED} seed=0,1,2"
 PAPERS_LINES = MluSetup(
-    # `transformer_tiny` of tensor2tensor, which the paper's section 3.6 follows.
+    **TINY,
     model="coda",
     task=MLULinesConfig(),
-    d_model=128,
-    n_heads=4,
-    d_mlp=512,
-    n_layers=2,
-    activation="relu",
     one_embedding=True,
-    initialization="xavier_uniform",
-    attention_biases=False,
-    dropout=0.1,
-    attention_dropout=0.1,
-    mlp_dropout=0.1,
-    label_smoothing=0.1,
-    training=engine.TrainingConfig(
-        n_steps=100_000,
-        batch_size=4096 // 19,  # 4,096 tokens in lines of 19
-        learning_rate=2.0 * (128 * 8000) ** -0.5,
-        schedule="inverse_sqrt",
-        warmup_steps=8000,
-        beta2=0.997,
-        epsilon=1e-9,
-        checkpoint="last",
+    training=tiny_training(
+        100_000,
+        4096 // 19,  # 4,096 tokens in lines of 19
         evaluate_every=2000,
         keep_at=(1000, 5000, 10_000, 20_000, 50_000, 100_000),
     ),
@@ -196,36 +169,11 @@ PAPERS_PAIRS = SignedPairsSetup(
 )
 COMMON: dict[str, Any] = {
     "tuned": ("training.learning_rate",),
-    "measures": {
-        "signs": signs,
-        "saturation": saturation,
-        "composition": composition,
-        "matrices": matrices,
-    },
-    "along_training": ("saturation", "composition"),
+    "measures": MEASURES,
+    "along_training": ALONG_TRAINING,
 }
 RIGHT = {"id": ON_ID, "ood": ON_OOD, "chance": metric("accuracy_chance", "ood")}
 OPERATORS = {name: metric("accuracy", "ood", name) for name in ("+", "-", "*", "two variables")}
-CHANCE = {"chance": values("scores", "accuracy_chance", group="all")}
-DRAWN = {
-    "training": partial(plots.training, metric="accuracy", references=CHANCE),
-    "saturation": partial(
-        plots.lines,
-        data=values("saturation_along_training", "saturated_mean", split="id"),
-        along="train_step",
-        rows="quantity",
-        lines="side",
-        ylabel="saturated share",
-        ylim=(-0.02, 1.02),
-    ),
-    "weights": partial(
-        drawings.pictures,
-        data=values("signs", "distribution", scale="weights", split="ood"),
-        mean="distribution",
-        rows={"share of weights": {}},
-        draw=probes.plots.distribution,
-    ),
-}
 LAST = {
     "ablation": partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
     "matrices": views.matrices,
@@ -237,7 +185,7 @@ def drawn(kind: str, **coordinates: Any) -> dict[str, Any]:
     """The views of the conditions with these coordinates."""
     return {
         f"{name}_{kind}": partial(plots.only, view=view, **coordinates)
-        for name, view in DRAWN.items()
+        for name, view in views.DRAWN.items()
     }
 
 
@@ -272,7 +220,7 @@ ARITHMETIC = engine.Study(
         "operators": partial(
             plots.points, readings=OPERATORS, xlabel="right answers, out of distribution"
         ),
-        **DRAWN,
+        **views.DRAWN,
         **LAST,
         "composition": partial(plots.only, view=views.composition, **TANH_SIGMOID),
     },

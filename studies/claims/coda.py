@@ -1,4 +1,4 @@
-"""Readings and claims of the quasi-attention study."""
+"""Grids, readings and claims of the quasi-attention studies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,35 @@ from studies.engine import Claim, Reading, metric, read
 from studies.setups.quasi_attention import PLACES
 from studies.views import coda as views
 
+# Grids
+
+
+def grid(*models: str, **more: Any) -> dict[str, Any]:
+    """A grid of models with the paper's settings of CoDA, except the given axes."""
+    default = {name: (value,) for name, value in views.BASIC.items()}
+    return {"model": models or ("coda",)} | default | more
+
+
+def centred(*over: str) -> dict[str, Any]:
+    """A grid of all pairs of centrings, with the paper's composition functions."""
+    return grid(affinity_centring=over, gate_centring=over)
+
+
+DOUBLED = grid(doubled=(True,))
+
 # Readings
 
 
 def agreement(variable: str, weights: str, control: str = "observed") -> Reading:
-    """Agreement with the planted signs on `ood`, of the head that agrees best on `id`."""
+    """Agreement with the planted signs on `ood`, of the head that agrees best on `id`.
+
+    NaN where no signs are planted.
+    """
     select = {"scale": "relative", "weights": weights, "control": control}
 
     def values(result: xr.DataTree) -> np.ndarray:
+        if variable not in result["signs"]:
+            return np.full(result["scores"].sizes["cell"], np.nan)
         scores = result["signs"][variable].sel(select).stack(where=PLACES)
         best = scores.sel(split="id").fillna(-1).argmax("where")
         return scores.sel(split="ood").isel(where=best).to_numpy()
@@ -29,9 +50,9 @@ def agreement(variable: str, weights: str, control: str = "observed") -> Reading
     return Reading(f"{variable} of the best head ({weights}, {control})", values)
 
 
-def share(kind: str) -> Reading:
-    """The share of attention weights of a kind, mean over places, layers and heads, on `ood`."""
-    where = {"kind": kind, "scale": "weights", "weights": "trained", "split": "ood"}
+def share(kind: str, split: str = "ood") -> Reading:
+    """The share of attention weights of a kind, mean over places, layers and heads."""
+    where = {"kind": kind, "scale": "weights", "weights": "trained", "split": split}
     return read("signs", "share", mean=PLACES, **where)
 
 

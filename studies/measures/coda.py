@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 import xarray as xr
@@ -10,7 +12,8 @@ from jaxtyping import Float
 import mechanisms
 import probes
 from studies import engine
-from studies.setups.quasi_attention import first_pairs, words_of
+from studies.engine.trained import Measure
+from studies.setups.quasi_attention import first_pairs, matrices, saturation, signs, words_of
 
 QUANTITIES = {"affinity": "tanh(E)", "gate": "gate of N", "weight": "M"}
 """The factors of CoDA's attention weights and their product, with their names in figures."""
@@ -77,6 +80,18 @@ def composition(trained: engine.Trained, n: int = 200) -> xr.Dataset | None:
         about = {"long_name": f"word of each {name}"}
         found[name] = f"{name}_pos", tokens, about
     return found.assign_coords({dim: range(found.sizes[dim]) for dim in ("query_pos", "key_pos")})
+
+
+MEASURES: Mapping[str, Measure] = {
+    "signs": signs,
+    "saturation": saturation,
+    "composition": composition,
+    "matrices": matrices,
+}
+"""The measures of all quasi-attention studies."""
+
+ALONG_TRAINING = ("saturation", "composition")
+"""Those that are also taken along training."""
 
 
 def _by_quantity(data: xr.Dataset, composition: mechanisms.QuasiAttentionConfig) -> xr.Dataset:

@@ -51,6 +51,17 @@ KNOWN = {
 """Display names and colours of mechanisms, splits and dims."""
 
 SETTINGS = {
+    "name": {
+        "snli": "SNLI",
+        "mnli": "MNLI",
+        "scitail": "SciTail",
+        "dnli": "Dialogue NLI",
+        "trecqa": "TrecQA",
+        "wikiqa": "WikiQA",
+        "ubuntu": "Ubuntu",
+        "imdb": "IMDb",
+        "sst2": "SST-2",
+    },
     "alignment": {"heads": "", "networks": "single"},
     "affinity": {"tanh": ""} | {f: f"{f}(E)" for f in ("sigmoid", "arctan", "algebraic")},
     "gate": {"sigmoid": ""} | {f: f"{f}(N)" for f in ("tanh", "arctan", "algebraic")},

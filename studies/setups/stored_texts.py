@@ -42,6 +42,10 @@ class StoredPairsSetup(StoredSetup, PairReaderSetup):
     task: tasks.PairsConfig
 
     task_type: ClassVar = tasks.Pairs
+    reported: ClassVar = (
+        *engine.reported("tay_2019", "text_pairs"),
+        *engine.reported("tay_2019", "text_ranking"),
+    )
     evaluation_batch_size: ClassVar = 256
 
 
@@ -56,6 +60,7 @@ class StoredTextSetup(StoredSetup, TextReaderSetup):
     task: tasks.ClassificationConfig
 
     task_type: ClassVar = tasks.Classification
+    reported: ClassVar = engine.reported("tay_2019", "text_sentiment")
     evaluation_batch_size: ClassVar = 64
 
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:

@@ -1,7 +1,9 @@
-"""Plots of the quasi-attention study: the ablation, and matrices of single examples."""
+"""Plots of the quasi-attention studies: training, weights, the ablation, matrices of examples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import probes
 from studies.engine import Reading
 from studies.engine.readings import conditions_of
 from studies.measures.coda import QUANTITIES
+from studies.report import drawings, plots
 from studies.report.names import name_of, setting_name
-from studies.report.panels import SMALL, grid, shown_conditions, values_of
+from studies.report.panels import SMALL, Data, grid, shown_conditions, values, values_of
 from studies.report.plots import by_settings
 
 BASIC = {"affinity": "tanh", "gate": "sigmoid"}
@@ -23,6 +26,42 @@ BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False
 
 FACTORS = ("alpha", "beta", "scaled", "projection")
 """Further settings of CoDA."""
+
+
+def at_split(position: int, data: Data) -> Data:
+    """Data of the split at a position: 0 the first one, -1 the last one."""
+
+    def take(result: xr.DataTree) -> xr.Dataset:
+        table = data(result)
+        return table.isel(split=position, drop=True) if table else table
+
+    return take
+
+
+DRAWN: Mapping[str, Callable[[xr.DataTree], Figure | None]] = {
+    "training": partial(
+        plots.training,
+        metric="accuracy",
+        references={"chance": values("scores", "accuracy_chance", group="all")},
+    ),
+    "saturation": partial(
+        plots.lines,
+        data=at_split(0, values("saturation_along_training", "saturated_mean")),
+        along="train_step",
+        rows="quantity",
+        lines="side",
+        ylabel="saturated share",
+        ylim=(-0.02, 1.02),
+    ),
+    "weights": partial(
+        drawings.pictures,
+        data=at_split(-1, values("signs", "distribution", scale="weights")),
+        mean="distribution",
+        rows={"share of weights": {}},
+        draw=probes.plots.distribution,
+    ),
+}
+"""What all these studies draw."""
 
 MAPS = (("affinity", "gate"), ("affinity_centring", "gate_centring"))
 """Rows and columns of the ablation's heat maps."""
@@ -146,7 +185,7 @@ def composition(result: xr.DataTree) -> Figure | None:
 
 def _accuracy(result: xr.DataTree) -> xr.DataArray:
     """The accuracy of each cell on the first split."""
-    return result["scores"]["accuracy"].sel(group="all").isel(split=0)
+    return result["scores"].to_dataset()["accuracy"].sel(group="all").isel(split=0)
 
 
 def _right(accuracy: xr.DataArray) -> str:

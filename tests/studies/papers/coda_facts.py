@@ -1,7 +1,10 @@
 """Facts about the quasi-attention setups, see `facts`."""
 
 import functools
+import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -11,9 +14,19 @@ import mechanisms
 from mechanisms.models.decomposable_attention import Linear, TwoLayers
 from studies.engine.optimizers import make_optimizers
 from studies.setups.mlu import MluSetup
+from studies.setups.pair_reader import PairReaderSetup
 from studies.setups.quasi_attention import QuasiSetup
-from studies.setups.signed_pairs import SignedPairsSetup
-from tasks import MLU, MLU_CHARACTERS, MLU_OPERATORS, MLULines, MLULinesConfig
+from studies.setups.quasi_transformer import QuasiTransformerSetup
+from studies.setups.stored_texts import StoredPairsSetup, StoredTextSetup
+from tasks import (
+    MLU,
+    MLU_CHARACTERS,
+    MLU_OPERATORS,
+    ClassificationConfig,
+    MLULines,
+    MLULinesConfig,
+    PairsConfig,
+)
 from tests.mechanisms.initial_weights import is_drawn_as, tensor2tensor
 from tests.studies.papers.transformer_facts import drops_shared_pairs, normalised
 
@@ -151,12 +164,13 @@ def answering(logits: torch.Tensor, costs: tuple[torch.Tensor, ...]) -> nn.Modul
     return model
 
 
-def smoothing_of(setup: MluSetup) -> float:
-    """The probability that the loss expects of wrong characters, from its gradient at logits 0."""
+def smoothing_of(setup: QuasiTransformerSetup) -> float:
+    """The probability that the loss expects of wrong answers, from its gradient at logits 0."""
     batch = setup.sampler().batch("train", 0, 2)
-    n_classes = len(MLU_CHARACTERS)
+    is_mlu = isinstance(setup, MluSetup)
+    n_classes = len(MLU_CHARACTERS if is_mlu else setup.sampler().classes)
     logits = torch.zeros(*batch.targets.shape, n_classes, requires_grad=True)
-    costs = tuple(torch.zeros(tokens.shape) for tokens in batch.inputs)
+    costs = tuple(torch.zeros(tokens.shape) for tokens in batch.inputs) if is_mlu else ()
     setup.loss(answering(logits, costs), batch, 0).backward()
     assert logits.grad is not None
     # softmax - expected probability, for each of the targets that count.
@@ -165,7 +179,7 @@ def smoothing_of(setup: MluSetup) -> float:
     return round(1 - expected[0].item(), 4)
 
 
-def pairs_facts(setup: SignedPairsSetup) -> dict[str, Any]:
+def pairs_facts(setup: PairReaderSetup) -> dict[str, Any]:
     """Facts about decomposable attention with one matrix, or with heads."""
     with torch.device("meta"):
         model = setup.build(torch.Generator())
@@ -177,6 +191,90 @@ def pairs_facts(setup: SignedPairsSetup) -> dict[str, Any]:
         composition, shared = model.config.composition, not hasattr(model, "attend_distance")
         return facts | composition_facts(composition, shared) | optimizer_facts(setup, model)
     return facts | quasi_facts(setup, model.align) | optimizer_facts(setup, model)
+
+
+TRAINING_PAIRS = {
+    # Bowman et al. 2015 (with a label); Williams et al. 2018; Khot et al. 2018; Welleck et al. 2019
+    **{"snli": 549_367, "mnli": 392_702, "scitail": 23_596, "dnli": 310_110},
+    # Wang et al. 2007 (train-all); Yang et al. 2015; Lowe et al. 2015
+    **{"trecqa": 53_417, "wikiqa": 20_360, "ubuntu": 1_000_000},
+}
+"""Numbers of training pairs of published data sets."""
+
+
+@functools.cache
+def small_texts(n_texts: int) -> dict[str, Any]:
+    """Settings of a small data set of one or two texts and two labels; models depend on no more."""
+    folder = tempfile.mkdtemp()
+    names = ("a", "b")[:n_texts]
+    for split in ("train", "dev", "test"):
+        rows = [{**dict.fromkeys(names, "yes no"), "label": label} for label in ("0", "1")]
+        text = "\n".join(map(json.dumps, rows))
+        Path(folder, f"{split}.jsonl").write_text(text)
+    return {
+        "name": "own",
+        "path": folder,
+        "columns": (*names, "label"),
+        "labels": ("0", "1"),
+        "n_valid": 1,
+        "min_count": 1,
+    }
+
+
+def stored_pairs_facts(setup: StoredPairsSetup) -> dict[str, Any]:
+    """Facts about decomposable attention on published pairs, and its passes over them."""
+    settings = small_texts(2)
+    task = PairsConfig(**{name: of for name, of in settings.items() if name != "n_valid"})
+    training = setup.training
+    epochs = training.n_steps * training.batch_size / TRAINING_PAIRS[setup.task.name]
+    # The last pass may be cut off within a batch.
+    return pairs_facts(replace(setup, task=task)) | {"training.epochs": round(epochs, 2)}
+
+
+def stored_text_facts(setup: StoredTextSetup) -> dict[str, Any]:
+    """Facts about a transformer on published texts."""
+    tokens = setup.training.batch_size * setup.task.max_length
+    same = replace(normalised(setup), training=setup.training)
+    same = replace(same, task=ClassificationConfig(**small_texts(1)))
+    return sequence_classifier_facts(same) | {
+        "task.tokens": "words",
+        "task.vocabulary_size": setup.task.vocabulary_size,
+        # With the padding.
+        "training.tokens_per_batch": tokens,
+    }
+
+
+@functools.cache
+def sequence_classifier_facts(setup: StoredTextSetup) -> dict[str, Any]:
+    """Facts about a classifier of sequences: its config, its parameters, its loss."""
+    model = setup.build(torch.Generator().manual_seed(0))
+    assert isinstance(model, mechanisms.SequenceClassifier)
+    assert model.core is None
+    block, config = cast(Any, model.blocks[0]), model.config
+    names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    return (
+        quasi_facts(setup, block.attn)
+        | optimizer_facts(setup, model)
+        | {
+            "model.n_layers": len(model.blocks),
+            "model.d_model": model.W_E.shape[1],
+            "model.d_mlp": block.mlp.W_in.shape[1],
+            "model.n_heads": block.attn.W_Q.shape[0],
+            "model.d_head": block.attn.W_Q.shape[2],
+            "model.activation": block.mlp.config.activation,
+            "model.norm_epsilon": block.ln1.eps,
+            "model.positions": config.positions,
+            "model.dropout.residual": block.dropout,
+            "model.dropout.attention": block.attn.config.dropout,
+            "model.dropout.attention_shared": drops_shared_pairs(block.attn.config),
+            "model.dropout.mlp": block.mlp.config.dropout,
+            "model.label_smoothing": smoothing_of(setup),
+            "model.initialisation": (
+                "uniform_unit_scaling" if is_drawn_as(tensor2tensor, model) else "other"
+            ),
+            "model.attention_biases": bool(names & {"b_Q", "b_K", "b_V", "b_O"}),
+        }
+    )
 
 
 def quasi_facts(setup: QuasiSetup, attention: Any) -> dict[str, Any]:

@@ -17,9 +17,15 @@ from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, Tr
 from studies.setups.retrieval import RetrievalSetup
 from studies.setups.scan import ScanSetup
 from studies.setups.signed_pairs import SignedPairsSetup
+from studies.setups.stored_texts import StoredPairsSetup, StoredTextSetup
 from studies.setups.text import LanguageSetup, TextPairingSetup
 from tests.studies.papers import benchmark_facts
-from tests.studies.papers.coda_facts import mlu_facts, pairs_facts
+from tests.studies.papers.coda_facts import (
+    mlu_facts,
+    pairs_facts,
+    stored_pairs_facts,
+    stored_text_facts,
+)
 from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
 from tests.studies.papers.language_facts import language_facts
@@ -56,6 +62,8 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     EquationsSetup: equation_facts,
     MluSetup: mlu_facts,
     SignedPairsSetup: pairs_facts,
+    StoredPairsSetup: stored_pairs_facts,
+    StoredTextSetup: stored_text_facts,
 }
 """The facts about task and model, by the class of the setup."""
 

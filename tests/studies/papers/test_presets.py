@@ -10,11 +10,18 @@ from tests.contracts.test_studies import STUDIES
 from tests.studies.papers.facts import FACTS, facts_of
 
 BY_NAME = {parameter.values[0].name: parameter.values[0] for parameter in STUDIES}
+
+
+def setup_of(study, preset):
+    """The setup of a preset, which need not be that of its study."""
+    return BY_NAME[study].presets[preset].setup or BY_NAME[study].setup
+
+
 EXPERIMENTS = {
     experiment.name: experiment
     for path in sorted(PAPERS.glob("*.toml"))
     for experiment in read_paper(path.stem).experiments
-    if experiment.settings and type(BY_NAME[experiment.study].setup) in FACTS
+    if experiment.settings and type(setup_of(experiment.study, experiment.preset)) in FACTS
 }
 
 
