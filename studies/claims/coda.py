@@ -75,6 +75,18 @@ def raised(model: str, gain: float) -> Reading:
     return Reading(f"{ON_ID.label}, that of {model} + {gain:g}", values)
 
 
+def where_negative(reading: Reading) -> Reading:
+    """A reading where E can be negative; NaN with the F of two layers, whose relu forbids it."""
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        found, cells = reading.values(result), result["scores"].coords
+        if "projection" not in cells:
+            return found
+        return np.where(cells["projection"] == "two_layers", np.nan, found)
+
+    return Reading(reading.label, values)
+
+
 ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 NEGATIVE = share("subtracted") + share("partly_subtracted")
 SATURATED = partial(read, "saturation", "saturated_mean", split="id")
@@ -84,7 +96,8 @@ MINUS, PLUS, NEAR_ZERO = (
     partial(read, "composition", name) for name in ("negative", "positive", "near_zero")
 )
 MINUS_E, PLUS_E = MINUS(quantity="affinity"), PLUS(quantity="affinity")
-RARER = MINUS_E.apply(np.minimum, PLUS_E)
+RARER = where_negative(MINUS_E.apply(np.minimum, PLUS_E))
+MORE_NEGATIVE = where_negative(MINUS_E - PLUS_E)
 FOLLOWS = read("composition", "correlation")
 SMALL_E, SMALL_M = NEAR_ZERO(quantity="affinity"), NEAR_ZERO(quantity="weight")
 SIGNS, MATCHES = (
@@ -146,7 +159,7 @@ def claims_of_both(*centrings: str) -> Iterator[Claim]:
         (5, "E is saturated early, and less at the end", EARLY, 0.0),
         (5, "tanh(E) has both signs: the rarer for a tenth of the pairs", RARER, 0.1),
         (5, "tanh(E) concentrates around 0: within 0.1 for a tenth", SMALL_E, 0.1),
-        (5, "tanh(E) is more often negative than positive", MINUS_E - PLUS_E, 0.0),
+        (5, "tanh(E) is more often negative than positive", MORE_NEGATIVE, 0.0),
         (5, "M follows tanh(E): their correlation is above 0.5", FOLLOWS, 0.5),
         (5, "M is near 0 more often than tanh(E)", SMALL_M - SMALL_E, 0.0),
         (1, "CoDA subtracts: a twentieth of M is below -0.1", NEGATIVE, 0.05),

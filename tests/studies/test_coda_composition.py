@@ -403,6 +403,29 @@ def test_a_claimed_gain_is_measured_against_the_other_model():
     assert claim.of.items() >= {"model": "coda", "affinity": "tanh", "gate": "sigmoid"}.items()
 
 
+def test_claims_about_the_signs_of_e_leave_out_networks_where_it_has_no_sign():
+    shares = [[[0.6, 0.1], [0.2, 0.1], [0.0, 0.1]], [[0.3, 0.1], [0.4, 0.1], [0.9, 0.1]]]
+    composition = {
+        name: (("cell", "quantity"), share)
+        for name, share in zip(("negative", "positive"), shares, strict=True)
+    }
+    projection = ("cell", ["linear", "", "two_layers"])
+    tree = {
+        "composition": xr.Dataset(composition, {"quantity": ["affinity", "weight"]}),
+        "scores": xr.Dataset(coords={"projection": projection}),
+    }
+    claims = {one.statement: one for one in STUDIES["signed_pairs"].claims}
+    for statement, expected in (
+        ("tanh(E) is more often negative than positive", [0.3, -0.2, np.nan]),
+        ("tanh(E) has both signs: the rarer for a tenth of the pairs", [0.3, 0.2, np.nan]),
+    ):
+        found = claims[statement].reading.values(xr.DataTree.from_dict(tree))
+        np.testing.assert_allclose(found, expected)
+        of_lines = tree | {"scores": tree["scores"].drop_vars("projection")}
+        found = claims[statement].reading.values(xr.DataTree.from_dict(of_lines))
+        assert np.isfinite(found).all()
+
+
 def test_chance_is_the_most_frequent_answer():
     chance = MLU.references("id")["chance"]["accuracy"]
     batch = MLU.sampler().batch("id", 9, 4000)
