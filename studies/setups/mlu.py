@@ -9,25 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import mechanisms
-import probes
 import tasks
 from studies import engine
 from studies.engine.setup import References
-from studies.setups.quasi_transformer import QuasiTransformerSetup
+from studies.setups.encoder_decoder import EncoderDecoderSetup
 from tasks import MLU_CHARACTERS, MLU_OPERATORS, Batch, MLUConfig, MLULinesConfig
-
-_PAD, _BEGIN, _END = (MLU_CHARACTERS.index(mark) for mark in ("<pad>", "<bos>", "<eos>"))
 
 UNIVERSAL, ADAPTIVE = "universal", "adaptive_universal"
 """Universal transformers (Dehghani et al. 2019) as in tensor2tensor, with softmax attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MluSetup(QuasiTransformerSetup):
-    """An encoder-decoder with the same attention mechanism throughout, or a universal transformer.
-
-    An answer is right if every character is right; for this, teacher forcing and greedy decoding
-    agree.
+class MluSetup(EncoderDecoderSetup):
+    """Lines of arithmetic, answered by an encoder-decoder or a universal transformer.
 
     Args:
         task: the lines.
@@ -36,7 +30,6 @@ class MluSetup(QuasiTransformerSetup):
         ponder_weight: weight in the loss of its ponder cost, the mean over the characters of the
             encoder plus that of the decoder. (tensor2tensor counts padding too, of which its
             batches of lines of similar length have little.)
-        one_embedding: see `mechanisms.EncoderDecoderConfig`.
 
     Raises:
         ValueError: ponder_weight is negative.
@@ -46,9 +39,10 @@ class MluSetup(QuasiTransformerSetup):
     n_steps: int = 8
     max_steps: int = 4
     ponder_weight: float = 0.01
-    one_embedding: bool = False
 
-    shown: ClassVar = "cross"
+    padding: ClassVar = MLU_CHARACTERS.index("<pad>")
+    begin: ClassVar = MLU_CHARACTERS.index("<bos>")
+    end: ClassVar = MLU_CHARACTERS.index("<eos>")
     reported: ClassVar = engine.reported("tay_2019", "coda_arithmetic")
 
     def __post_init__(self):
@@ -71,22 +65,8 @@ class MluSetup(QuasiTransformerSetup):
     def build(self, generator: torch.Generator) -> mechanisms.EncoderDecoder:
         is_universal = self.model in (UNIVERSAL, ADAPTIVE)
         mechanism = replace(self, model="softmax") if is_universal else self
-        blocks = mechanism.blocks
-        attention = decoder_attention = blocks["attention"]
-        if isinstance(attention, mechanisms.CodaAttentionConfig):
-            decoder_attention = replace(attention, composition=_by_row(attention.composition))
-        config = mechanisms.EncoderDecoderConfig(
-            d_input=len(MLU_CHARACTERS),
-            d_output=len(MLU_CHARACTERS),
-            n_layers=self.n_layers,
-            decoder_attention=decoder_attention,
-            one_embedding=self.one_embedding,
-            begin=_BEGIN,
-            end=_END,
-            padding=_PAD,
-            shared=False,
-            **blocks,
-        )
+        n_ids = len(MLU_CHARACTERS)
+        config = self.architecture(n_ids, n_ids, mechanism)
         if is_universal:
             config = replace(
                 config,
@@ -99,16 +79,13 @@ class MluSetup(QuasiTransformerSetup):
             config = replace(config, halting=mechanisms.HaltingConfig(rule="tensor2tensor"))
         return mechanisms.EncoderDecoder(config, generator=generator)
 
-    def answer(self, model: nn.Module, batch: Batch[Any]) -> Tensor:
-        return engine.answer(model, batch).argmax(-1)
-
     def loss(self, model: nn.Module, batch: Batch[Any], step: int) -> Tensor:
         if self.model != ADAPTIVE:
             return super().loss(model, batch, step)
         network = cast(mechanisms.EncoderDecoder, model)
         logits, (of_encoder, of_decoder) = network.forward_with_cost(*batch.inputs)
         loss = engine.cross_entropy(logits.float(), batch, smoothing=self.label_smoothing)
-        cost = of_encoder[batch.inputs[0] != _PAD].mean() + of_decoder[batch.mask].mean()
+        cost = of_encoder[batch.inputs[0] != self.padding].mean() + of_decoder[batch.mask].mean()
         return loss + self.ponder_weight * cost
 
     def inapplicable(self) -> frozenset[str]:
@@ -137,22 +114,3 @@ class MluSetup(QuasiTransformerSetup):
         counts = {name: group.unique(return_counts=True)[1] for name, group in results.items()}
         share = {name: group.max().item() / group.sum().item() for name, group in counts.items()}
         return {"chance": {"accuracy": share}}
-
-    def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
-        """Encoder, causal decoder and cross-attention, with masks that leave out padding."""
-        source, target = (tokens != _PAD for tokens in batch.inputs)
-        query = batch.mask[:, :, None]
-        hooks_and_masks = {
-            "encoder": ("encoder_blocks.*.attn.", source[:, :, None] & source[:, None]),
-            "decoder": ("decoder_blocks.*.attn.", (query & target[:, None]).tril()),
-            "cross": ("decoder_blocks.*.cross_attn.", query & source[:, None]),
-        }
-        return {name: probes.AttentionPlace(*args) for name, args in hooks_and_masks.items()}
-
-
-def _by_row(composition: mechanisms.QuasiAttentionConfig) -> mechanisms.QuasiAttentionConfig:
-    """The composition of a decoder, with means over rows instead of the matrix."""
-    names = ("affinity_centring", "gate_centring")
-    return replace(
-        composition, **{name: "row" for name in names if getattr(composition, name) == "matrix"}
-    )
