@@ -232,7 +232,7 @@ class Cell:
         model = initial_model(self.setup, self.device)
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self.device)
         fresh = Examples(self.setup, self.device).fresh(name)
-        trained = Trained(self.setup, model.eval(), step, self.device, fresh)
+        trained = Trained(self.setup, model.eval(), step, self.device, fresh, self.folder)
         return self._measures[name](trained)
 
 

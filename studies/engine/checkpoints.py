@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +136,38 @@ def load_weights(model: nn.Module, path: Path, *, device: torch.device | str = "
         RunError: the file is missing, damaged, or does not fit the model.
     """
     _load_weights(model, _read(path, device)[0], path)
+
+
+def load_mean_weights(
+    model: nn.Module, paths: Sequence[Path], *, device: torch.device | str = "cpu"
+) -> None:
+    """Load the mean of the weights of some checkpoint files into `model`.
+
+    The mean of the last checkpoints of a run is often better than each (Vaswani et al. 2017,
+    section 6.1; tensor2tensor's `avg_checkpoints`).
+
+    Args:
+        model: a model that fits the files; of buffers of whole numbers it gets the last ones.
+        paths: one or more files, in order of time.
+        device: the device that the files are read to.
+
+    Raises:
+        RunError: see `load_weights`.
+    """
+    files = [_read(path, device)[0] for path in paths]
+    mean = {
+        name: torch.stack([file[name].double() for file in files]).mean(0).to(last.dtype)
+        if last.is_floating_point()
+        else last
+        for name, last in files[-1].items()
+    }
+    _load_weights(model, mean, paths[-1])
+
+
+def kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """The files of the weights that a run has kept, by their steps, in order."""
+    files = {int(path.stem.partition("-")[2]): path for path in folder.glob("step-*.safetensors")}
+    return dict(sorted(files.items()))
 
 
 def _load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The mean of the weights of kept checkpoints, against a literal mean."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from studies.engine import RunError
+from studies.engine.cells import Cell
+from studies.engine.checkpoints import kept_checkpoints, load_mean_weights
+from tests.studies.engine.toy import TOY
+
+
+def kept(folder, numbers):
+    """Files of the weights of a linear layer, filled with numbers, by step."""
+    for step, number in numbers.items():
+        model = nn.BatchNorm1d(2)
+        nn.init.constant_(model.weight, number)
+        model.num_batches_tracked.fill_(step)
+        tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+        save_file(tensors, folder / f"step-{step}.safetensors")
+    return kept_checkpoints(folder)
+
+
+def test_weights_are_averaged_and_counts_are_the_last_ones(tmp_path):
+    files = kept(tmp_path, {100: 5.0, 5: 1.0, 20: 3.0})
+    assert list(files) == [5, 20, 100]
+    model = nn.BatchNorm1d(2)
+    load_mean_weights(model, list(files.values()))
+    assert model.weight.tolist() == [3.0, 3.0]
+    assert model.num_batches_tracked == 100
+    load_mean_weights(model, [files[20], files[100]])
+    assert model.weight.tolist() == [4.0, 4.0]
+
+
+def test_files_must_fit_the_model(tmp_path):
+    files = list(kept(tmp_path, {1: 1.0, 2: 2.0}).values())
+    with pytest.raises(RunError, match=r"step-2.safetensors does not fit the model"):
+        load_mean_weights(nn.Linear(2, 2), files)
+
+
+def test_a_measure_gets_the_mean_of_the_last_kept_weights(tmp_path):
+    training = replace(TOY.setup.training, n_steps=6, evaluate_every=3, keep_at=(2, 4, 5, 9))
+    found = {}
+
+    def look(trained):
+        # The step 9 is after the end of training.
+        with pytest.raises(RunError, match=r"mean of 4 checkpoints needs .*keep_at, got 3"):
+            trained.averaged(4)
+        found["mean"], found["tested"] = trained.averaged(2), trained.model
+
+    cell = Cell(replace(TOY.setup, training=training), root=tmp_path, measures={"look": look})
+    cell.train()
+    cell.measured()
+    files = [load_file(cell.folder / f"step-{step}.safetensors") for step in (4, 5)]
+    for name, tensor in found["mean"].state_dict().items():
+        first, second = (file[f"model/{name}"] for file in files)
+        torch.testing.assert_close(tensor, (first + second) / 2)
+        assert not torch.equal(tensor, first)
+    assert not found["mean"].training
