@@ -234,7 +234,8 @@ class Run:
         """
         plan, study = self.plan, self.plan.study
         groups = results.join_cells(measured)
-        with_reported(groups["scores"], [setup.paper() for setup in plan.cells])
+        for name, data in groups.items():
+            with_reported(data, [setup.paper() for setup in plan.cells], name)
         documentation = {name: text for name, _, text in settings.describe(plan.setup)}
         coordinates = results.cell_coordinates([plan.coordinates(setup) for setup in plan.cells])
         for name, path in plan.axes.items():

@@ -10,9 +10,10 @@
 - `figures`: rows of a figure, a study, and its views that draw the figure:
   `["Figure 4", "raven_latent_code", "scaling"]`;
 - `undrawn`: rows of a figure and the reason why no view draws it;
-- `reported`: rows of the name of an experiment, metric, split (with a group: `ood/depth 7`), value,
-  source, and where they are reported the spread over seeds and the number of seeds; those of
-  absent experiments are kept for the record, with the paper's names of metrics and splits;
+- `reported`: rows of the name of an experiment, metric (of another measure than `scores` with its
+  name: `decoding/bleu`), split (with a group: `ood/depth 7`), value, source, and where they are
+  reported the spread over seeds and the number of seeds; those of absent experiments are kept for
+  the record, with the paper's names of metrics and splits;
 - `settings`: blocks of `experiments` (one or several names, in which `*` matches any text), the
   `source`, and values by the name of the setting. A list means that all of its values are run,
   "0.1 to 0.9" a range, and "not given" takes back what an earlier block says. Of several blocks
@@ -35,8 +36,6 @@ import numpy as np
 import xarray as xr
 
 from studies.engine import settings
-
-_SCORED = ("cell", "split", "group")
 
 PAPERS = Path(__file__).parents[1] / "papers"
 """The folder that holds the tables."""
@@ -166,29 +165,33 @@ def reported(paper: str, study: str) -> tuple[Reported, ...]:
     return tuple(number for number in read_paper(paper).reported if number.experiment in names)
 
 
-def with_reported(scores: xr.Dataset, cells: Sequence[Sequence[Reported]]) -> xr.Dataset:
-    """Add reported numbers to scores, in place, as variables `{metric}_paper`.
+def with_reported(
+    data: xr.Dataset, cells: Sequence[Sequence[Reported]], measure: str = "scores"
+) -> xr.Dataset:
+    """Add reported numbers to a measure, in place, as variables `{metric}_paper`.
 
     Args:
-        scores: Dataset [cell, split, group]. A metric that is not in it is one of a measure.
+        data: Dataset [cell, split, group], or without groups.
         cells: the reported numbers of each cell.
+        measure: name of the measure, which metrics of others than `scores` start with, such as
+            `decoding/bleu`.
     """
-    for cell, numbers in zip(scores["cell"].to_numpy(), cells, strict=True):
+    for position, numbers in enumerate(cells):
         for number in numbers:
+            of, _, metric = number.metric.rpartition("/")
             # Small presets may lack some of the paper's splits.
-            if number.split not in scores["split"]:
+            if (of or "scores") != measure or number.split not in data["split"]:
                 continue
-            name = f"{number.metric}_paper"
-            if name not in scores:
-                about = {"long_name": number.metric.replace("_", " "), "units": "1"}
-                if number.metric in scores:
-                    about |= {key: scores[number.metric].attrs[key] for key in about}
-                about["long_name"] += ", paper"
-                empty = np.full([scores.sizes[dim] for dim in _SCORED], np.nan)
-                scores[name] = _SCORED, empty, about
-            labels = {"cell": cell, "split": number.split, "group": number.group}
-            scores[name].loc[labels] = number.value
-    return scores
+            name, attrs = f"{metric}_paper", data[metric].attrs
+            if name not in data:
+                data[name] = xr.full_like(data[metric], np.nan, dtype=float)
+                long_name = f"{attrs['long_name']}, paper"
+                about = {"long_name": long_name, "units": attrs.get("units")}
+                data[name].attrs = {key: value for key, value in about.items() if value}
+            labels = {"split": number.split, "group": number.group}
+            labels = {dim: label for dim, label in labels.items() if dim in data[name].dims}
+            data[name].loc[{"cell": data["cell"][position]} | labels] = number.value
+    return data
 
 
 def has_settings(config: object, text: str) -> bool:

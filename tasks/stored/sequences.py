@@ -17,6 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tasks.answers import score_sequence
+from tasks.batch import Batch
 from tasks.common import Key, SeedConfig, require_choice, require_int
 from tasks.finite import ExampleSet
 from tasks.finite_task import FiniteTask
@@ -131,6 +132,24 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         return self._tokenizer.decode(
             [token - _N_SPECIAL for token in tokens[:end] if token > _EOS]
         )
+
+    def words(
+        self, batch: Batch[tuple[Tensor, Tensor]], example: int
+    ) -> tuple[list[str], list[str]]:
+        """Return the tokens of the target and the source of one example, "" for padding.
+
+        They label the queries and the keys of attention from the target to the source. `<eos>`
+        ends the target.
+        """
+
+        def word(token: int) -> str:
+            if token < _N_SPECIAL:
+                return "<eos>" if token == _EOS else ""
+            return self._tokenizer.decode([token - _N_SPECIAL])
+
+        sides = (batch.targets, batch.inputs[0])
+        target, source = ([word(token) for token in ids[example].tolist()] for ids in sides)
+        return target, source
 
     score = staticmethod(score_sequence)
 

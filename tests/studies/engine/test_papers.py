@@ -39,14 +39,16 @@ def test_reported_numbers_are_added_to_scores():
     assert paper.attrs == {"long_name": "share of right answers, paper", "units": "1"}
 
 
-def test_a_number_of_a_measure_is_added_under_its_own_name():
-    coords = {"cell": ["a"], "split": ["test"], "group": ["all"]}
-    attrs = {"long_name": "share of right answers", "units": "1"}
-    scores = xr.Dataset({"accuracy": (tuple(coords), [[[1.0]]], attrs)}, coords)
-    number = Reported("toy", "mean_rank", "test", "all", 0.7, "", "Table 1")
-    paper = with_reported(scores, [[number]])["mean_rank_paper"]
-    assert paper.sel(cell="a", split="test", group="all") == 0.7
-    assert paper.attrs == {"long_name": "mean rank, paper", "units": "1"}
+def test_numbers_of_other_measures_are_added_there():
+    coords = {"cell": ["a", "b"], "split": ["id", "ood"], "search": ["greedy", "beam"]}
+    about = {"long_name": "BLEU"}
+    data = xr.Dataset({"bleu": (tuple(coords), [[[1, 1], [1, 1]]] * 2, about)}, coords)
+    numbers = [[Reported("toy", "decoding/bleu", "ood", "all", 30.0, "", "Table 1")], [number("")]]
+    assert "bleu_paper" not in with_reported(data.copy(), numbers, "other")
+    paper = with_reported(data.copy(), numbers, "decoding")["bleu_paper"]
+    assert paper.sel(cell="a", split="ood").to_numpy().tolist() == [30.0, 30.0]
+    assert int(paper.notnull().sum()) == 2
+    assert paper.attrs == {"long_name": "BLEU, paper"}
 
 
 def test_a_changed_number_is_in_the_next_result(tmp_path, monkeypatch):

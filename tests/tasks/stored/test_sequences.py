@@ -96,6 +96,21 @@ def test_lines_are_read_side_by_side(parallel, split):
     )
 
 
+def test_words_are_the_tokens_of_both_sides(parallel):
+    task = translation(parallel)
+    batch = task.batch("test", 0, 11)
+    for i in range(11):
+        target, source = task.words(batch, i)
+        assert (len(target), len(source)) == (batch.targets.shape[1], batch.inputs[0].shape[1])
+        end = target.index("<eos>")
+        assert end == batch.latents["target_length"][i]
+        assert not any(target[end + 1 :])
+        for words, ids in ((target[:end], batch.targets[i]), (source, batch.inputs[0][i])):
+            # Some tokens are parts of a letter.
+            if not any("\ufffd" in word for word in words):
+                assert "".join(words) == task.decode(ids)
+
+
 def test_both_sides_change_places(parallel):
     there, back = translation(parallel), translation(parallel, source="vi", target="en")
     first, second = (task.batch("test", 0, 11) for task in (there, back))

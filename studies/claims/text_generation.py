@@ -1,0 +1,79 @@
+"""Readings and claims of the study of generated texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from studies.claims.coda import GATES, NEGATIVE, SOFTMAX, TAY, coda, learns, weighs
+from studies.engine import Claim, Reading, read
+
+# Readings
+
+BLEU = partial(read, "decoding", "bleu", search="beam")
+"""BLEU of beam search on a split."""
+
+
+def aligned(control: str = "observed", target: str = "aligned") -> Reading:
+    """How often cross-attention points to a target on `ood`, in the head that is best on `id`."""
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        if "alignment" not in result.children:
+            return np.full(result["scores"].sizes["cell"], np.nan)
+        share = result["alignment"]["share"].stack(head_of=("layer", "head"))
+        share = share.sel(control=control, target=target)
+        best = share.sel(split="id").fillna(-1).argmax("head_of")
+        return share.sel(split="ood").isel(head_of=best).to_numpy()
+
+    return Reading(f"pointing to the {target} token, best head ({control})", values)
+
+
+def raised(reading: Reading, model: str, gain: float) -> Reading:
+    """A reading with a gain added for one model, which another model should reach."""
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        return reading.values(result) + np.where(result["scores"]["model"] == model, gain, 0.0)
+
+    return Reading(f"{reading.label}, that of {model} + {gain:g}", values)
+
+
+# Claims
+
+GENERATED, IWSLT = "generated grammars", "IWSLT'15"
+
+
+def claims_of_translation() -> Iterator[Claim]:
+    """All claims about translation: on generated grammars, and on the paper's data."""
+    for data, test, development in (
+        (GENERATED, BLEU(split="id"), BLEU(split="id")),
+        (IWSLT, BLEU(split="test"), BLEU(split="valid")),
+    ):
+        compared: Any = {"of": coda(), "than": SOFTMAX, "reading": test}
+        statement = f"CoDA translates better than softmax attention ({data})"
+        yield learns(statement, f"{TAY}Table 4", **compared)
+        for what, changes in (
+            ("E", {"affinity_centring": "matrix"}),
+            ("E and N", {"affinity_centring": "matrix", "gate_centring": "matrix"}),
+        ):
+            statement = f"Centring {what} does not help to translate ({data})"
+            yield learns(statement, f"{TAY}Table 8", coda(), coda(**changes), development)
+        for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
+            statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N) ({data})"
+            other = coda(affinity=e, gate=n)
+            yield learns(statement, f"{TAY}Table 9", coda(), other, development)
+    statement = "CoDA gains 1.41 BLEU over softmax attention, within 0.5 (IWSLT'15)"
+    gained: Any = {"reading": raised(BLEU(split="test"), "softmax", 1.41), "within": 0.5}
+    yield learns(statement, f"{TAY}Table 4", coda(), SOFTMAX, **gained)
+    statement = "CoDA translates held-out pairs better than softmax attention (generated grammars)"
+    yield learns(statement, "ours", coda(), SOFTMAX, BLEU(split="ood"))
+    for of, name in ((SOFTMAX, "Softmax attention"), (coda(), "CoDA")):
+        reading = aligned() - aligned("untrained")
+        statement = f"{name} points to the word that a word comes from, more than when untrained"
+        yield Claim(statement, "ours", reading, of, 0.0)
+    statement = "CoDA subtracts when it translates: a twentieth of M is below -0.1"
+    yield weighs(statement, f"{TAY}section 1", NEGATIVE, 0.05)
