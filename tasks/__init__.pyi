@@ -1,5 +1,13 @@
 """The package's exports and the modules that define them."""
 
+from .algolisp.interpreter import ProgramError as ProgramError
+from .algolisp.interpreter import read_program as read_program
+from .algolisp.interpreter import run_program as run_program
+from .algolisp.interpreter import write_program as write_program
+from .algolisp.problems import AlgoLispProblem as AlgoLispProblem
+from .algolisp.problems import read_problems as read_problems
+from .algolisp.task import AlgoLisp as AlgoLisp
+from .algolisp.task import AlgoLispConfig as AlgoLispConfig
 from .batch import Batch as Batch
 from .causal import CausalTask as CausalTask
 from .checking import check as check

@@ -11,12 +11,14 @@ import numpy as np
 import xarray as xr
 
 from studies.claims.coda import GATES, NEGATIVE, SOFTMAX, TAY, coda, learns, weighs
-from studies.engine import Claim, Reading, read
+from studies.engine import Claim, Reading, metric, read
 
 # Readings
 
 BLEU = partial(read, "decoding", "bleu", search="beam")
 """BLEU of beam search on a split."""
+SOLVED = partial(read, "execution", "solved", search="beam")
+"""The share of programs of beam search that pass all tests, on a split."""
 
 
 def aligned(control: str = "observed", target: str = "aligned") -> Reading:
@@ -45,6 +47,7 @@ def raised(reading: Reading, model: str, gain: float) -> Reading:
 # Claims
 
 GENERATED, IWSLT = "generated grammars", "IWSLT'15"
+OWN, PUBLISHED = "generated programs", "published AlgoLisp"
 
 
 def claims_of_translation() -> Iterator[Claim]:
@@ -76,4 +79,20 @@ def claims_of_translation() -> Iterator[Claim]:
         statement = f"{name} points to the word that a word comes from, more than when untrained"
         yield Claim(statement, "ours", reading, of, 0.0)
     statement = "CoDA subtracts when it translates: a twentieth of M is below -0.1"
+    yield weighs(statement, f"{TAY}section 1", NEGATIVE, 0.05)
+
+
+def claims_of_programs() -> Iterator[Claim]:
+    """All claims about programs: on generated ones, and on the paper's data."""
+    for data, test in ((OWN, metric("accuracy", "id")), (PUBLISHED, metric("accuracy", "test"))):
+        statement = f"CoDA writes more programs right than softmax attention ({data})"
+        yield learns(statement, f"{TAY}Table 7", coda(), SOFTMAX, test)
+    statement = f"CoDA gains 0.9 points over softmax attention, within 0.5 ({PUBLISHED})"
+    gained: Any = {"reading": raised(metric("accuracy", "test"), "softmax", 0.009)}
+    yield learns(statement, f"{TAY}Table 7", coda(), SOFTMAX, **gained, within=0.005)
+    statement = f"CoDA writes more programs that pass all tests ({OWN})"
+    yield learns(statement, "ours", coda(), SOFTMAX, SOLVED(split="id"))
+    statement = f"CoDA writes more programs of held-out compositions that pass all tests ({OWN})"
+    yield learns(statement, "ours", coda(), SOFTMAX, SOLVED(split="ood"))
+    statement = "CoDA subtracts when it writes programs: a twentieth of M is below -0.1"
     yield weighs(statement, f"{TAY}section 1", NEGATIVE, 0.05)

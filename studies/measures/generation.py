@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Int
@@ -17,6 +18,10 @@ from tasks import Batch
 
 SEARCHES = ("greedy", "beam")
 SAMPLES = ("example", "query_pos")
+PROGRAMS = {
+    "solved": "share of programs that pass all tests",
+    "exact": "share of programs that are right in every token",
+}
 
 
 def written(
@@ -84,6 +89,48 @@ def decoding(
             data = probes.interval_variables("bleu", bleu, (), long_name="BLEU, 0 to 100")
             long_name = "share of texts that are right in every token"
             data |= probes.interval_variables("exact", exact, (), long_name=long_name, units="1")
+            searches.append(xr.Dataset(data, {"search": search}))
+        results.append(xr.concat(searches, "search"))
+    return cast(xr.Dataset, xr.concat(results, xr.Variable("split", list(setup.splits))))
+
+
+def execution(
+    trained: Trained,
+    n: int = 200,
+    width: int = 4,
+    length_penalty: float = 0.6,
+    averaged: int = 0,
+) -> xr.Dataset:
+    """How many programs pass all tests of their problem, and how many are the right ones.
+
+    Args:
+        trained: the trained model, of a `ProgramSetup`.
+        n: examples of each split.
+        width: width of the beam.
+        length_penalty: exponent of its length penalty.
+        averaged: number of the last kept checkpoints whose mean writes; 0: the tested one.
+
+    Returns:
+        `solved` and `exact` [split, search], with 95% intervals over examples.
+    """
+    setup, task, results = trained.setup, trained.task, []
+    for split in setup.splits:
+        batch = trained.batch(split, n)
+        problems, searches = setup.problems(batch, split), []
+        for search, ids in written(
+            trained, batch, width=width, length_penalty=length_penalty, averaged=averaged
+        ):
+            texts = [task.decode(row) for row in ids]
+            pairs = zip(problems, texts, strict=True)
+            shares = {
+                "solved": [problem.is_solved_by(text) for problem, text in pairs],
+                "exact": task.score(ids, batch)["correct"].tolist(),
+            }
+            data: dict[str, Any] = {}
+            for name, values in shares.items():
+                interval = probes.bootstrap_ratio(np.array(values, float), seed=trained.seed)
+                about = {"long_name": PROGRAMS[name], "units": "1"}
+                data |= probes.interval_variables(name, interval, (), **about)
             searches.append(xr.Dataset(data, {"search": search}))
         results.append(xr.concat(searches, "search"))
     return cast(xr.Dataset, xr.concat(results, xr.Variable("split", list(setup.splits))))

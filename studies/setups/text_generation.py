@@ -67,8 +67,38 @@ class TranslationSetup(GenerationSetup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTranslationSetup(GenerationSetup):
-    """Translations of a data set, such as IWSLT'15 (Tay et al. 2019, Tables 4, 8 and 9).
+class ProgramSetup(GenerationSetup):
+    """Programs from descriptions, which are run on tests."""
+
+    @abstractmethod
+    def problems(self, batch: Batch[Any], split: str) -> list[tasks.AlgoLispProblem]:
+        """The problem behind each example, with its tests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoLispSetup(ProgramSetup):
+    """Generated programs of AlgoLisp.
+
+    Args:
+        task: the programs.
+    """
+
+    task: tasks.AlgoLispConfig
+
+    task_type: ClassVar = tasks.AlgoLisp
+
+    @property
+    def n_ids(self) -> tuple[int, int]:
+        n = len(self.sampler().vocabulary)
+        return n, n
+
+    def problems(self, batch: Batch[Any], split: str) -> list[tasks.AlgoLispProblem]:
+        return [self.sampler().problem(batch, example) for example in range(len(batch))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSequencesSetup(GenerationSetup):
+    """A data set of texts and what follows from them.
 
     Args:
         task: the data set.
@@ -77,7 +107,6 @@ class StoredTranslationSetup(GenerationSetup):
     task: tasks.SequencesConfig
 
     task_type: ClassVar = tasks.Sequences
-    reported: ClassVar = engine.reported("tay_2019", "translation")
     selection: ClassVar = engine.Selection("valid", "token_accuracy")
     evaluation_batch_size: ClassVar = 64
 
@@ -93,3 +122,22 @@ class StoredTranslationSetup(GenerationSetup):
     def prepare(self) -> None:
         """Read the data, or fail now if it is missing."""
         _ = self.sampler().vocabulary_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTranslationSetup(StoredSequencesSetup):
+    """Translations of a data set, such as IWSLT'15 (Tay et al. 2019, Tables 4, 8 and 9)."""
+
+    reported: ClassVar = engine.reported("tay_2019", "translation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProgramSetup(StoredSequencesSetup, ProgramSetup):
+    """The published programs of AlgoLisp (Tay et al. 2019, Table 7)."""
+
+    selection: ClassVar = engine.Selection("valid", "accuracy")
+    reported: ClassVar = engine.reported("tay_2019", "algolisp")
+
+    def problems(self, batch: Batch[Any], split: str) -> list[tasks.AlgoLispProblem]:
+        of_split = engine.cached(tasks.read_problems, self.task.path)[split]
+        return [of_split[row] for row in batch.latents["row"].tolist()]

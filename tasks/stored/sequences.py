@@ -5,7 +5,6 @@ benchmarks of Tay et al. 2019, "CoDA"; and any other data set of the same format
 pairs, as in `Text`, of one vocabulary for source and target.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tasks.algolisp.interpreter import write_program
 from tasks.answers import score_sequence
 from tasks.batch import Batch
 from tasks.common import Key, SeedConfig, require_choice, require_int
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 _PAD, _BOS, _EOS = range(3)
 _N_SPECIAL = 3
 _N_BYTES = 256
-_FILES = {
+SPLIT_FILES = {
     "train": ("train",),
     "valid": ("dev", "valid", "validation", "tst2012"),
     "test": ("test", "tst2013"),
 }
+"""What the names of the files of each split contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +160,10 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         config = self.config
         folder = Path(config.path).expanduser()
         if folder.is_dir():
-            if files := split_files(folder, ".jsonl", _FILES):
+            if files := split_files(folder, ".jsonl", SPLIT_FILES):
                 return {split: (file,) for split, file in files.items()}
             sides = [
-                split_files(folder, f".{suffix}", _FILES)
+                split_files(folder, f".{suffix}", SPLIT_FILES)
                 for suffix in (config.source, config.target)
             ]
             if sides[0] and sides[1]:
@@ -173,7 +174,7 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
             "from https://nlp.stanford.edu/projects/nmt (train, tst2012 and tst2013, each .en and "
             ".vi), for AlgoLisp metaset3.train.jsonl, .dev.jsonl and .test.jsonl from "
             "https://github.com/nearai/program_synthesis, unpacked; and put there "
-            f"{describe_files('.jsonl (or two)', _FILES)}"
+            f"{describe_files('.jsonl (or two)', SPLIT_FILES)}"
         )
 
     def _texts(self, split: str) -> tuple[list[str], list[str]]:
@@ -250,18 +251,9 @@ def _fields(location: str, row: dict[str, Any], names: tuple[str, str]) -> list[
                 f"{location} must have the field {name!r}, got the fields {', '.join(row)}"
             )
     return [
-        " ".join(_words(row[name])) if isinstance(row[name], list) else str(row[name])
+        " ".join(write_program(row[name])) if isinstance(row[name], list) else str(row[name])
         for name in names
     ]
-
-
-def _words(nested: list[Any]) -> Iterator[str]:
-    """Yield the words of nested lists, with parentheses around inner lists."""
-    for item in nested:
-        if isinstance(item, list):
-            yield from ("(", *_words(item), ")")
-        else:
-            yield str(item)
 
 
 def _padded(rows: list[list[int]], width: int) -> Int[Tensor, "n width"]:

@@ -9,35 +9,30 @@ from transformer_lens.hook_points import HookPoint
 import tasks
 from studies import engine
 from studies.engine.examples import Examples
-from studies.measures.generation import alignment, decoding
-from studies.setups.text_generation import TranslationSetup
+from studies.measures.generation import alignment, decoding, execution
+from studies.setups.text_generation import AlgoLispSetup, TranslationSetup
 
-SETUP = TranslationSetup(
-    model="softmax",
-    d_model=8,
-    n_heads=2,
-    d_mlp=8,
-    n_layers=1,
-    task=tasks.TranslationConfig(),
-    training=engine.TrainingConfig(n_steps=1, batch_size=2, learning_rate=1.0),
-)
+SIZES = {"model": "softmax", "d_model": 8, "n_heads": 2, "d_mlp": 8, "n_layers": 1}
+SIZES["training"] = engine.TrainingConfig(n_steps=1, batch_size=2, learning_rate=1.0)
+SETUP = TranslationSetup(**SIZES, task=tasks.TranslationConfig())
+PROGRAMS = AlgoLispSetup(**SIZES, task=tasks.AlgoLispConfig())
 N = 40
 
 
-def trained(model, name):
-    return engine.Trained(SETUP, model, 0, "cpu", Examples(SETUP, "cpu").fresh(name))
+def trained(model, name, setup=SETUP):
+    return engine.Trained(setup, model, 0, "cpu", Examples(setup, "cpu").fresh(name))
 
 
-def examples(name):
+def examples(name, setup=SETUP):
     """The examples that a measure of this name gets, by split."""
-    return {split: trained(None, name).batch(split, N) for split in SETUP.splits}
+    return {split: trained(None, name, setup).batch(split, N) for split in setup.splits}
 
 
-def known(name, values):
+def known(name, values, setup=SETUP):
     """Values of each example by its source."""
     return {
         tuple(source.tolist()): value
-        for split, batch in examples(name).items()
+        for split, batch in examples(name, setup).items()
         for source, value in zip(batch.inputs[0], values(split, batch), strict=True)
     }
 
@@ -74,6 +69,44 @@ def test_what_is_written_is_compared_with_the_target():
         penalty = np.exp(1 - lengths.sum().item() / (lengths.sum().item() - N / 2))
         assert float(greedy["bleu"].sel(split=split)) == pytest.approx(100 * penalty)
     assert (greedy["bleu_low"] < greedy["bleu"]).all()
+
+
+class Programmer:
+    """It writes the program of the task by beam search; greedily it sorts or sums with no need."""
+
+    def __init__(self):
+        task = PROGRAMS.sampler()
+        programs = known("programs", lambda split, batch: batch.targets, PROGRAMS)
+        self.ids = {word: number for number, word in enumerate(task.vocabulary)}
+        self.targets = {key: task.decode(value).split() for key, value in programs.items()}
+
+    def search(self, source, max_length, *, width, length_penalty):
+        rows = []
+        for number, row in enumerate(source):
+            program = self.targets[tuple(row.tolist())]
+            if width == 1 and number % 2:
+                inner = ["(", *program, ")"] if len(program) > 1 else program
+                program = ["reverse", "(", "reverse", *inner, ")"]
+            ids = [self.ids[word] for word in program] + [2]
+            rows.append(ids + [0] * (max_length + 5 - len(ids)))
+        return torch.tensor(rows)[:, None], torch.zeros(len(rows), 1)
+
+
+def test_programs_that_differ_but_pass_all_tests_are_solutions():
+    scores = execution(trained(Programmer(), "programs", PROGRAMS), n=N)
+    beam, greedy = (scores.sel(search=search) for search in ("beam", "greedy"))
+    assert (beam["solved"] == 1).all()
+    assert (beam["exact"] == 1).all()
+    assert (greedy["exact"] == 0.5).all()
+    for split, batch in examples("programs", PROGRAMS).items():
+        # Twice reversed a list is what it was; of a number there is no reverse.
+        names = tasks.AlgoLisp.PARTS["aggregation"]
+        lists = [
+            names[number] in ("none", "sorted", "reversed")
+            for number in batch.latents["aggregation"].tolist()
+        ]
+        expected = [number % 2 == 0 or is_list for number, is_list in enumerate(lists)]
+        assert float(greedy["solved"].sel(split=split)) == pytest.approx(np.mean(expected))
 
 
 class Pointer(HookedRootModule):

@@ -1,0 +1,1 @@
+"""AlgoLisp: an interpreter, problems of published files, and generated ones."""
