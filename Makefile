@@ -4,7 +4,7 @@ BIN := .venv/bin
 # seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda text-pairs fuzzy language paper-gpu claims test lint bench
+.PHONY: raven ndr routing retrieval coda text-pairs generation fuzzy language paper-gpu claims test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
@@ -26,6 +26,10 @@ text-pairs: .venv/installed
 	$(BIN)/python studies/text_pairs_and_sentiment.py $(ZOO)
 	$(BIN)/python studies/text_pairs_and_sentiment.py $(ZOO) --study text_ranking
 	$(BIN)/python studies/text_pairs_and_sentiment.py $(ZOO) --study text_sentiment
+
+generation: .venv/installed
+	$(BIN)/python studies/text_generation.py $(ZOO)
+	$(BIN)/python studies/text_generation.py $(ZOO) --study algolisp
 
 fuzzy: .venv/installed
 	$(BIN)/python studies/fuzzy_logic_latent_code.py $(ZOO)

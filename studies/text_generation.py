@@ -154,7 +154,7 @@ ON_SENTENCES = f"{AVERAGED} decoding.tokenize=intl"
 OF_PROGRAMS = "scores.n_test=11000 signs.n=50 execution.n=11000 seed=0,1,2"
 DEPARTURES = {
     "training.tokens_per_batch": "the engine counts texts, of about as many tokens",
-    "model.vocabulary": "byte pairs, where tensor2tensor has its own subwords",
+    "task.vocabulary": "byte pairs, where tensor2tensor has its own subwords",
 }
 
 # Table and views

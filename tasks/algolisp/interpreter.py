@@ -189,9 +189,9 @@ class _Machine:
     def _evaluate(self, tree: Tree, scope: Mapping[str, Value]) -> Steps:
         if not isinstance(tree, list):
             return self._symbol(tree, scope)
-        if not tree or not isinstance(tree[0], str):
+        name, trees = (tree[0], tree[1:]) if tree else (None, [])
+        if not isinstance(name, str):
             raise ProgramError(f"a list must start with the name of a function, got {tree!r:.100}")
-        name, *trees = tree
         if name == "if":
             _require_number_of_arguments(name, 3, len(trees))
             condition = yield self._evaluate(trees[0], scope)
@@ -210,6 +210,7 @@ class _Machine:
 
     def _symbol(self, symbol: str | int | float, scope: Mapping[str, Value]) -> Value:
         if not isinstance(symbol, str):
+            _require_kind("a program", "number", symbol)
             return symbol
         if symbol in scope:
             return scope[symbol]

@@ -13,6 +13,7 @@ from torch import nn
 import mechanisms
 from mechanisms.models.decomposable_attention import Linear, TwoLayers
 from studies.engine.optimizers import make_optimizers
+from studies.setups.encoder_decoder import EncoderDecoderSetup
 from studies.setups.mlu import MluSetup
 from studies.setups.pair_reader import PairReaderSetup
 from studies.setups.quasi_attention import QuasiSetup
@@ -20,7 +21,6 @@ from studies.setups.quasi_transformer import QuasiTransformerSetup
 from studies.setups.stored_texts import StoredPairsSetup, StoredTextSetup
 from tasks import (
     MLU,
-    MLU_CHARACTERS,
     MLU_OPERATORS,
     ClassificationConfig,
     MLULines,
@@ -67,14 +67,15 @@ def line_facts(config: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def encoder_decoder_facts(setup: MluSetup) -> dict[str, Any]:
+def encoder_decoder_facts(setup: EncoderDecoderSetup) -> dict[str, Any]:
     """Facts about an encoder-decoder: its config, its parameters, its loss and its optimizer."""
     model = setup.build(torch.Generator().manual_seed(0))
     assert isinstance(model, mechanisms.EncoderDecoder)
     encoder, decoder, config = model.encoder_blocks, model.decoder_blocks, model.config
     assert len(encoder) == len(decoder)
     block: Any = encoder[0] if model.encoder_core is None else model.encoder_core
-    steps = step_facts(model) | {"training.ponder_weight": ponder_weight_of(setup)}
+    steps = step_facts(model)
+    steps |= {"training.ponder_weight": ponder_weight_of(setup, config.d_output)}
     names = {name for name, _ in model.named_parameters()}
     biases = {name for name in names if name.rpartition(".")[2] in ("b_Q", "b_K", "b_V", "b_O")}
     tables = {name for name in ("W_E", "W_E_target", "W_U") if name in names}
@@ -93,7 +94,7 @@ def encoder_decoder_facts(setup: MluSetup) -> dict[str, Any]:
             "model.dropout.residual": block.dropout,
             "model.dropout.attention": block.attn.config.dropout,
             "model.dropout.mlp": block.mlp.config.dropout,
-            "model.label_smoothing": smoothing_of(setup),
+            "model.label_smoothing": smoothing_of(setup, config.d_output),
             "model.dropout.attention_shared": drops_shared_pairs(block.attn.config),
             "model.initialisation": (
                 "uniform_unit_scaling" if is_drawn_as(tensor2tensor, model) else "other"
@@ -145,13 +146,13 @@ def position_facts(model: mechanisms.EncoderDecoder) -> str:
     return "sinusoidal, before each step" if in_step else "other"
 
 
-def ponder_weight_of(setup: MluSetup) -> float:
+def ponder_weight_of(setup: EncoderDecoderSetup, n_classes: int) -> float:
     """By how much the loss grows if all columns of encoder or decoder cost 1 more."""
     batch = setup.sampler().batch("train", 0, 2)
     losses = []
     for extra in (0.0, 1.0):
         costs = tuple(torch.full(tokens.shape, extra) for tokens in batch.inputs)
-        logits = torch.zeros(*batch.targets.shape, len(MLU_CHARACTERS))
+        logits = torch.zeros(*batch.targets.shape, n_classes)
         losses.append(setup.loss(answering(logits, costs), batch, 0).item())
     return round((losses[1] - losses[0]) / 2, 4)
 
@@ -164,13 +165,12 @@ def answering(logits: torch.Tensor, costs: tuple[torch.Tensor, ...]) -> nn.Modul
     return model
 
 
-def smoothing_of(setup: QuasiTransformerSetup) -> float:
+def smoothing_of(setup: QuasiTransformerSetup, n_classes: int) -> float:
     """The probability that the loss expects of wrong answers, from its gradient at logits 0."""
     batch = setup.sampler().batch("train", 0, 2)
-    is_mlu = isinstance(setup, MluSetup)
-    n_classes = len(MLU_CHARACTERS if is_mlu else setup.sampler().classes)
+    has_costs = isinstance(setup, EncoderDecoderSetup)
     logits = torch.zeros(*batch.targets.shape, n_classes, requires_grad=True)
-    costs = tuple(torch.zeros(tokens.shape) for tokens in batch.inputs) if is_mlu else ()
+    costs = tuple(torch.zeros(tokens.shape) for tokens in batch.inputs) if has_costs else ()
     setup.loss(answering(logits, costs), batch, 0).backward()
     assert logits.grad is not None
     # softmax - expected probability, for each of the targets that count.
@@ -268,7 +268,7 @@ def sequence_classifier_facts(setup: StoredTextSetup) -> dict[str, Any]:
             "model.dropout.attention": block.attn.config.dropout,
             "model.dropout.attention_shared": drops_shared_pairs(block.attn.config),
             "model.dropout.mlp": block.mlp.config.dropout,
-            "model.label_smoothing": smoothing_of(setup),
+            "model.label_smoothing": smoothing_of(setup, len(setup.sampler().classes)),
             "model.initialisation": (
                 "uniform_unit_scaling" if is_drawn_as(tensor2tensor, model) else "other"
             ),

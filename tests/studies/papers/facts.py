@@ -19,6 +19,12 @@ from studies.setups.scan import ScanSetup
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.setups.stored_texts import StoredPairsSetup, StoredTextSetup
 from studies.setups.text import LanguageSetup, TextPairingSetup
+from studies.setups.text_generation import (
+    AlgoLispSetup,
+    StoredProgramSetup,
+    StoredTranslationSetup,
+    TranslationSetup,
+)
 from tests.studies.papers import benchmark_facts
 from tests.studies.papers.coda_facts import (
     mlu_facts,
@@ -28,6 +34,7 @@ from tests.studies.papers.coda_facts import (
 )
 from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
+from tests.studies.papers.generation_facts import generation_facts
 from tests.studies.papers.language_facts import language_facts
 from tests.studies.papers.latent_code_facts import fuzzy_facts, raven_facts
 from tests.studies.papers.retrieval_facts import retrieval_facts
@@ -64,6 +71,10 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     SignedPairsSetup: pairs_facts,
     StoredPairsSetup: stored_pairs_facts,
     StoredTextSetup: stored_text_facts,
+    TranslationSetup: generation_facts,
+    AlgoLispSetup: generation_facts,
+    StoredTranslationSetup: generation_facts,
+    StoredProgramSetup: generation_facts,
 }
 """The facts about task and model, by the class of the setup."""
 

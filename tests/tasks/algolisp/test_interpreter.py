@@ -117,6 +117,13 @@ def test_functions_of_a_problem_can_call_themselves():
         )
 
 
+def test_trees_of_json_may_have_numbers_and_nothing_else():
+    assert run_program(["+", 2, ["*", 1.5, "4"]], {}) == 8
+    for tree in (None, True, ["+", 1, None], [[], "a"]):
+        with pytest.raises(ProgramError):
+            run_program(tree, {"a": 1})
+
+
 def test_equal_values_are_of_one_kind():
     assert run_program(["==", "true", "1"], {}) is False
     assert run_program(["==", "a", "b"], {"a": [1, 2], "b": [1, 2]}) is True
