@@ -129,8 +129,10 @@ def execution(
             data: dict[str, Any] = {}
             for name, values in shares.items():
                 interval = probes.bootstrap_ratio(np.array(values, float), seed=trained.seed)
-                about = {"long_name": PROGRAMS[name], "units": "1"}
-                data |= probes.interval_variables(name, interval, (), **about)
+                long_name = PROGRAMS[name]
+                data |= probes.interval_variables(
+                    name, interval, (), long_name=long_name, units="1"
+                )
             searches.append(xr.Dataset(data, {"search": search}))
         results.append(xr.concat(searches, "search"))
     return cast(xr.Dataset, xr.concat(results, xr.Variable("split", list(setup.splits))))
