@@ -30,7 +30,7 @@ ON_TEST, ON_VALID = metric("accuracy", "test"), metric("accuracy", "valid")
 
 def ranked(name: str, split: str, control: str = "trained") -> Reading:
     """A mean over questions of the measure `ranking`, such as `average_precision`."""
-    return read("ranking", "score", metric=name, split=split, control=control)
+    return read("ranking", name, split=split, control=control)
 
 
 MAP, MRR, FIRST = "average_precision", "reciprocal_rank", "recall_at_1"

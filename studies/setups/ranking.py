@@ -44,8 +44,8 @@ def ranking(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
         n: largest number of answers of each split.
 
     Returns:
-        `score` [split, control, metric], with `control` trained or untrained; None if answers are
-        not ranked, that is without the latent `question`.
+        A variable [split, control] for each of `METRICS`, with `control` trained or untrained; None
+        if answers are not ranked, that is without the latent `question`.
     """
     setup, values = trained.setup, []
     models = {"trained": trained.model, "untrained": trained.untrained}
@@ -60,8 +60,12 @@ def ranking(trained: engine.Trained, n: int = 4000) -> xr.Dataset | None:
                 logits = torch.cat([setup.answer(model, part)[:, 0] for part in parts])
             scores = tasks.score_ranking(logits[:, 1] - logits[:, 0], relevant, question)
             values.append([scores[name].mean().item() for name in METRICS])
-    coords = {"split": list(setup.splits), "control": list(models), "metric": list(METRICS)}
-    data = np.reshape(values, [len(names) for names in coords.values()])
-    long_name = "mean over questions, by metric: " + "; ".join(METRICS.values())
-    about = {"long_name": long_name, "units": "1"}
-    return xr.Dataset({"score": (tuple(coords), data, about)}, coords)
+    coords = {"split": list(setup.splits), "control": list(models)}
+    columns = np.reshape(values, (len(setup.splits), len(models), len(METRICS)))
+    return xr.Dataset(
+        {
+            name: (tuple(coords), columns[..., number], {"long_name": long_name, "units": "1"})
+            for number, (name, long_name) in enumerate(METRICS.items())
+        },
+        coords,
+    )

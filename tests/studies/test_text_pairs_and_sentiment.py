@@ -244,7 +244,7 @@ def test_rankings_stand_beside_those_of_the_papers_table_2(published):
         ("ubuntu", "coda"): (None, None, 0.525),
     }
     for number, name in enumerate((MAP, MRR, FIRST)):
-        paper = metric(f"{name}_paper", "test").values(result)
+        paper = ranked(f"{name}_paper", "test").values(result)
         ours = ranked(name, "test").values(result)
         assert ((ours >= 0) & (ours <= 1)).all()
         for condition in conditions_of(result):

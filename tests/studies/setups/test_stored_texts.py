@@ -86,7 +86,7 @@ def test_a_study_of_stored_texts_runs(make, tmp_path):
     assert scores["accuracy_chance"].sel(split="test").to_numpy() == pytest.approx(majority)
     assert (result["signs"]["share"].sel(split="test") >= 0).any()
     if make is pairs:
-        score = result["ranking"]["score"].sel(split="test", metric="reciprocal_rank")
+        score = result["ranking"]["reciprocal_rank"].sel(split="test")
         assert ((score > 1 / 3 - 1e-9) & (score <= 1)).all()
     else:
         assert "ranking" not in result.children
