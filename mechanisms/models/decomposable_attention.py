@@ -13,7 +13,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from mechanisms.attention.crossing import require_crossing
-from mechanisms.attention.multi_head import normalize_scores
+from mechanisms.attention.pair_patterns import quasi_pattern, softmax_pattern
 from mechanisms.attention.quasi import QuasiAttentionConfig, l1_distances
 from mechanisms.dropout import dropout
 from mechanisms.hooking import hook_tree, remove_hook_points
@@ -240,18 +240,15 @@ class DecomposableAttention(HookedRootModule):
         valid = (mask_a[:, :, None] & mask_b[:, None])[:, None]
         if composition is None:
             scores = self.hook_attn_scores(affinity)
-            pattern = self.hook_pattern(_softmax(scores, valid))
-            pattern_b = self.hook_pattern_b(_softmax(scores.mT, valid.mT))
+            pattern = self.hook_pattern(softmax_pattern(scores, valid))
+            pattern_b = self.hook_pattern_b(softmax_pattern(scores.mT, valid.mT))
             return pattern[:, 0], pattern_b[:, 0]
         if not self.config.shared:
             features_a, features_b = self.attend_distance(x_a), self.attend_distance(x_b)
-        affinity = self.hook_attn_scores(composition.alpha * affinity)
-        affinity = self.hook_affinity(composition.centred_affinity(affinity, valid))
+        affinity = composition.alpha * affinity
         distances = l1_distances(features_a[:, None], features_b[:, None])
-        dissimilarity = composition.centred_dissimilarity(-composition.beta * distances, valid)
-        dissimilarity = self.hook_dissimilarity(dissimilarity)
-        gate = self.hook_gate(composition.gated(dissimilarity))
-        pattern = self.hook_pattern(composition.composed(affinity, gate, valid))[:, 0]
+        dissimilarity = -composition.beta * distances
+        pattern = quasi_pattern(affinity, dissimilarity, valid, composition, self)[:, 0]
         return pattern, pattern.mT
 
     def _embed(
@@ -259,10 +256,6 @@ class DecomposableAttention(HookedRootModule):
     ) -> Float[Tensor, "batch pos d_model"]:
         # Padding need not be an id of the table; its embedding is never attended to.
         return self.W_E[tokens.masked_fill(~mask, 0)]
-
-
-def _softmax(scores: Tensor, valid: Tensor) -> Tensor:
-    return normalize_scores(scores.masked_fill(~valid, -torch.inf), "softmax", valid)
 
 
 def _he_normal(d_in: int, d_out: int, generator: torch.Generator | None) -> nn.Parameter:

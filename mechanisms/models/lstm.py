@@ -132,15 +132,32 @@ def reverse_sequences(
     return x.gather(1, source[..., None].expand_as(x))
 
 
-class LstmLayer(nn.Module):
+class LstmLayerHooks(nn.Module):
+    """The hook points of one pass through an `LstmLayer`.
+
+    `hook_hidden` [batch, pos, d_hidden x directions], 0 at padding; `steps.{pos}` and, if
+    bidirectional, `backward_steps.{pos}` hold the `LstmHooks` of the step that reads position pos.
+    """
+
+    def __init__(self, *, bidirectional: bool):
+        super().__init__()
+        self.bidirectional = bidirectional
+        self.steps, self.backward_steps = nn.ModuleList(), nn.ModuleList()
+        self.hook_hidden = HookPoint()
+
+    def extend_steps(self, n_positions: int) -> None:
+        """Create hook points until there are `n_positions` positions."""
+        for steps in (self.steps, self.backward_steps)[: 1 + self.bidirectional]:
+            steps.extend(LstmHooks() for _ in range(len(steps), n_positions))
+
+
+class LstmLayer(LstmLayerHooks):
     """One layer of an LSTM: initial states are zero, the output is [h forward; h backward].
 
     The backward direction starts at the last token of each sequence, not at its padding.
 
-    Hook points: `hook_hidden` [batch, pos, d_hidden x directions], 0 at padding; `steps.{pos}` and,
-    if bidirectional, `backward_steps.{pos}` hold the `LstmHooks` of the step that reads position
-    pos. A direction without hooks on its steps runs in torch's fused kernel, but not inside of
-    transforms of `torch.func`.
+    Hook points: those of `LstmLayerHooks`. A direction without hooks on its steps runs in torch's
+    fused kernel, but not inside of transforms of `torch.func`.
     """
 
     def __init__(
@@ -151,40 +168,41 @@ class LstmLayer(nn.Module):
         bidirectional: bool,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
+        super().__init__(bidirectional=bidirectional)
         self.lstm = lstm_kernel(d_in, d_hidden, generator=generator)
-        self.steps = nn.ModuleList()
         self.backward_lstm = None
-        self.backward_steps = nn.ModuleList()
         if bidirectional:
             self.backward_lstm = lstm_kernel(d_in, d_hidden, generator=generator)
-        self.hook_hidden = HookPoint()
-
-    def extend_steps(self, n_positions: int) -> None:
-        """Create hook points until there are `n_positions` positions."""
-        self.steps.extend(LstmHooks() for _ in range(len(self.steps), n_positions))
-        if self.backward_lstm is not None:
-            n_present = len(self.backward_steps)
-            self.backward_steps.extend(LstmHooks() for _ in range(n_present, n_positions))
 
     def forward(
-        self, x: Float[Tensor, "batch pos d_in"], *, mask: Bool[Tensor, "batch pos"]
+        self,
+        x: Float[Tensor, "batch pos d_in"],
+        *,
+        mask: Bool[Tensor, "batch pos"],
+        hooks: LstmLayerHooks | None = None,
     ) -> Float[Tensor, "batch pos d_hidden_x_directions"]:
-        """The hidden states after every position; `mask` is False for padding at the end."""
+        """The hidden states after every position.
+
+        Args:
+            x: the inputs.
+            mask: False for padding at the end.
+            hooks: hook points in place of the layer's own, where it reads several sequences.
+        """
+        points = self if hooks is None else hooks
         # torch's kernel has no `vmap`.
-        if is_in_transform() or observed(self.steps):
-            hidden = self._run_stepwise(self.lstm, self.steps, x, mask, backward=False)
+        if is_in_transform() or observed(points.steps):
+            hidden = self._run_stepwise(self.lstm, points.steps, x, mask, backward=False)
         else:
             hidden = self._run_kernel(self.lstm, x)
         if self.backward_lstm is not None:
-            if is_in_transform() or observed(self.backward_steps):
-                steps = self.backward_steps
+            if is_in_transform() or observed(points.backward_steps):
+                steps = points.backward_steps
                 backward = self._run_stepwise(self.backward_lstm, steps, x, mask, backward=True)
             else:
                 reversed_hidden = self._run_kernel(self.backward_lstm, reverse_sequences(x, mask))
                 backward = reverse_sequences(reversed_hidden, mask)
             hidden = torch.cat((hidden, backward), -1)
-        return self.hook_hidden(hidden.masked_fill(~mask[..., None], 0))
+        return points.hook_hidden(hidden.masked_fill(~mask[..., None], 0))
 
     @staticmethod
     def _run_kernel(
