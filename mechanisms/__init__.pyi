@@ -1,10 +1,14 @@
 """Exports of the package and the modules that define them: the only list of exports."""
 
+from .attention.alignment import Alignment as Alignment
+from .attention.alignment import AlignmentConfig as AlignmentConfig
 from .attention.base import Attention as Attention
+from .attention.bidirectional_connector import BidirectionalConnector as BidirectionalConnector
 from .attention.coda import CodaAttention as CodaAttention
 from .attention.coda import CodaAttentionConfig as CodaAttentionConfig
 from .attention.compositional import CompositionalAttention as CompositionalAttention
 from .attention.compositional import CompositionalAttentionConfig as CompositionalAttentionConfig
+from .attention.gated_alignment import GatedAlignment as GatedAlignment
 from .attention.geometric import GeometricAttention as GeometricAttention
 from .attention.geometric import GeometricAttentionConfig as GeometricAttentionConfig
 from .attention.geometric import geometric_weights as geometric_weights
@@ -21,6 +25,7 @@ from .attention.relative import RelativeAttentionConfig as RelativeAttentionConf
 from .checking import check as check
 from .layers.copy_gate import CopyGate as CopyGate
 from .layers.copy_gate import CopyGateConfig as CopyGateConfig
+from .layers.factorization_machine import FactorizationMachine as FactorizationMachine
 from .layers.feed_forward import FeedForward as FeedForward
 from .layers.feed_forward import FeedForwardConfig as FeedForwardConfig
 from .layers.halting import HaltingConfig as HaltingConfig
@@ -28,6 +33,8 @@ from .layers.mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .layers.mixture_of_experts import MixtureOfExpertsConfig as MixtureOfExpertsConfig
 from .model_zoo import zoo as zoo
 from .models.beam_search import beam_search as beam_search
+from .models.decaprop import DecaProp as DecaProp
+from .models.decaprop import DecaPropConfig as DecaPropConfig
 from .models.decomposable_attention import DecomposableAttention as DecomposableAttention
 from .models.decomposable_attention import (
     DecomposableAttentionConfig as DecomposableAttentionConfig,

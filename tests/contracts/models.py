@@ -33,6 +33,7 @@ def modular(router, **changes):
 EXPERTS = mechanisms.MixtureOfExpertsConfig(n_experts=3, top_k=2, d_mlp=6)
 RECURRENT = {"d_input": 6, "d_output": 3, "d_embed": 5, "d_hidden": 8}
 PAIRS = {"d_input": 6, "d_output": 3, "d_model": 8, "padding": -1}
+READER = {"d_input": 6, "padding": -1, "d_embed": 5, "d_hidden": 4, "n_layers": 2, "n_factors": 3}
 VARIABLES = vectors(5, 4, 4)
 MODELS = {
     "Transformer": (transformer(), [vectors(3, 5, 6)]),
@@ -137,6 +138,17 @@ MODELS = {
             **PAIRS, attention=mechanisms.CodaAttentionConfig(n_heads=2, d_head=4)
         ),
         [tokens(3, 5), tokens(3, 4)],
+    ),
+    "DecaProp": (mechanisms.DecaPropConfig(**READER), [tokens(2, 3), tokens(2, 2)]),
+    "DecaProp with CoDA": (
+        mechanisms.DecaPropConfig(
+            **READER | {"n_layers": 1},
+            alignment=mechanisms.AlignmentConfig(
+                projection="linear",
+                composition=mechanisms.QuasiAttentionConfig(gate_centring="matrix"),
+            ),
+        ),
+        [tokens(2, 3), tokens(2, 2)],
     ),
     "Monolithic": (mechanisms.MonolithicConfig(n_variables=4, d_input=4, d_mlp=8), [VARIABLES]),
     "ModularNetwork": (
