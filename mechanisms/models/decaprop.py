@@ -155,10 +155,8 @@ class DecaProp(HookedRootModule):
         self.set_positions(passage.shape[1], question.shape[1])
         mask_p, mask_q = passage != self.config.padding, question != self.config.padding
         length = mask_p.sum(1)[:, None].clamp(min=1)
-        in_passage, in_question = (
-            _occurrences(tokens, passage, mask_p) for tokens in (passage, question)
-        )
-        asked = _occurrences(passage, question, mask_q)
+        in_passage, in_question = (_occurrences(x, passage) for x in (passage, question))
+        asked = _occurrences(passage, question)
         p = self.hook_embed(self._embed(passage, mask_p, asked, in_passage / length))
         embedded = self._embed(question, mask_q, in_question, in_question / length)
         q = self.hook_embed_question(embedded)
@@ -242,9 +240,7 @@ class DecaProp(HookedRootModule):
 
 
 def _occurrences(
-    tokens: Int[Tensor, "batch pos"],
-    text: Int[Tensor, "batch text_pos"],
-    mask: Bool[Tensor, "batch text_pos"],
+    tokens: Int[Tensor, "batch pos"], text: Int[Tensor, "batch text_pos"]
 ) -> Int[Tensor, "batch pos"]:
-    """How often each token occurs in a text, padding not counted."""
-    return ((tokens[:, :, None] == text[:, None]) & mask[:, None]).sum(-1)
+    """How often each token occurs in a text."""
+    return (tokens[:, :, None] == text[:, None]).sum(-1)
