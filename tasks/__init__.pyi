@@ -28,6 +28,8 @@ from .expressions.listops import ListOps as ListOps
 from .expressions.listops import ListOpsConfig as ListOpsConfig
 from .expressions.table_lookup import TableLookup as TableLookup
 from .expressions.table_lookup import TableLookupConfig as TableLookupConfig
+from .fact_questions import FactQuestions as FactQuestions
+from .fact_questions import FactQuestionsConfig as FactQuestionsConfig
 from .fuzzy_logic import FuzzyLogic as FuzzyLogic
 from .fuzzy_logic import FuzzyLogicConfig as FuzzyLogicConfig
 from .math_equations import MATH_OPERATIONS as MATH_OPERATIONS
