@@ -94,8 +94,8 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
     relation is as often the first as the second of a pair.
 
     A batch has inputs, a tuple of passage [batch, pos] and question [batch, 4], int64 ids of words
-    below `vocabulary_size`, padded with 0; targets [batch, 2] int64, the positions of the first and of
-    the last word of the answer; mask [batch, 2], all True; and the latents (int64)
+    below `vocabulary_size`, padded with 0; targets [batch, 2] int64, the positions of the first and
+    of the last word of the answer; mask [batch, 2], all True; and the latents (int64)
     `start`, `end`, `hops` [batch]: the targets; the number of facts that are needed, 1 or 2;
     `relation` [batch, 2]: r1 and r2, or r and -1;
     `combination` [batch]: the row in `combinations(split)`, -1 for one fact;
