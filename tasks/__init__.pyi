@@ -81,6 +81,8 @@ from .stored.images import ImagesConfig as ImagesConfig
 from .stored.pairs import Pairs as Pairs
 from .stored.pairs import PairsConfig as PairsConfig
 from .stored.pairs import score_ranking as score_ranking
+from .stored.questions import Questions as Questions
+from .stored.questions import QuestionsConfig as QuestionsConfig
 from .stored.sequences import Sequences as Sequences
 from .stored.sequences import SequencesConfig as SequencesConfig
 from .stored.text import Text as Text

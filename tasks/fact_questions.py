@@ -100,6 +100,7 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
     `relation` [batch, 2]: r1 and r2, or r and -1;
     `combination` [batch]: the row in `combinations(split)`, -1 for one fact;
     `subject`, `bridge`, `answer` [batch]: entities; what is r1 of s, -1 for one fact;
+    `fact` [batch, pos]: the number of a word's fact in the passage, -1 outside;
     `support` [batch, pos]: 1 in the fact about s, 2 in the second fact, else 0;
     `sign` [batch, pos, 4]: 1 for the same word in a needed fact and in the question, where a
     relation counts only in the fact that it is asked of; else 0. No pair is to be subtracted.
@@ -236,8 +237,13 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
         parts = np.concatenate([beginning, parts], axis=2)
         order = generator.permuted(np.broadcast_to(np.arange(n), (size, n)), axis=1)
         parts = np.take_along_axis(parts, order[..., None, None], axis=1).reshape(size, -1, 3)
-        passage, support, answers = np.moveaxis(_without_gaps(parts), 2, 0)
+        numbers = np.repeat(np.arange(n * n_facts).reshape(n, n_facts), facts.shape[-1], axis=1)
+        numbers = np.concatenate([np.full((n, 1), -1), numbers], axis=1).reshape(1, -1, 1)
+        numbers = np.broadcast_to(numbers, (*parts.shape[:2], 1))
+        parts = _without_gaps(np.concatenate([parts, numbers], axis=2))
+        passage, support, answers, fact = np.moveaxis(parts, 2, 0)
         support, answers = (np.where(passage > 0, x, 0) for x in (support, answers))
+        fact = np.where(passage > 0, fact, -1)
         start = answers.argmax(1)
         end = start + answers.sum(1) - 1
 
@@ -246,7 +252,7 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
         about_s = np.stack([self._names(subject[:, 0]), np.ones((size, _LONGEST), int)], -1)
         by = np.stack([np.where(is_pair, 2 + first, 0), np.ones(size, int)], -1)
         parts = np.concatenate([asks[:, None], by[:, None], about_s], axis=1)
-        question, fact = np.moveaxis(_without_gaps(parts), 2, 0)
+        question, asked_of = np.moveaxis(_without_gaps(parts), 2, 0)
         is_same = (passage[:, :, None] == question[:, None]) & (question > 0)[:, None]
         latents = {
             "start": start,
@@ -257,8 +263,9 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
             "subject": subject[:, 0],
             "bridge": np.where(is_pair, subject[:, 1], -1),
             "answer": objects[row, is_pair.astype(int), 0],
+            "fact": fact,
             "support": support,
-            "sign": is_same & (support[:, :, None] == fact[:, None]),
+            "sign": is_same & (support[:, :, None] == asked_of[:, None]),
         }
         targets = torch.from_numpy(np.stack([start, end], 1))
         return Batch(

@@ -19,6 +19,11 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return where each word of `words_of` begins and ends in a text that is in lower case."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
 def learn_words(texts: Iterable[str], *, min_count: int, size: int) -> tuple[str, ...]:
     """Return a vocabulary: `SPECIAL_TOKENS`, then words by descending frequency.
 

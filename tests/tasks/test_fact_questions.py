@@ -89,6 +89,11 @@ def test_answers_and_what_supports_them_are_those_of_a_solver(split, changes):
         else:
             assert split != "ood"
             assert latents["combination"][i] == latents["bridge"][i] == -1
+        places = [-1] * batch.inputs[0].shape[1]
+        for number, fact in enumerate(chain(*read_facts(passage))):
+            for position in chain(*fact):
+                places[position] = number
+        assert latents["fact"][i] == places
         support = [0] * batch.inputs[0].shape[1]
         signs = np.zeros((len(support), 4), int)
         for number, fact in enumerate(needed):
