@@ -4,7 +4,7 @@ BIN := .venv/bin
 # seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda text-pairs generation fuzzy language paper-gpu claims test lint bench
+.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
@@ -30,6 +30,9 @@ text-pairs: .venv/installed
 generation: .venv/installed
 	$(BIN)/python studies/text_generation.py $(ZOO)
 	$(BIN)/python studies/text_generation.py $(ZOO) --study algolisp
+
+questions: .venv/installed
+	$(BIN)/python studies/open_domain_question_answering.py $(ZOO)
 
 fuzzy: .venv/installed
 	$(BIN)/python studies/fuzzy_logic_latent_code.py $(ZOO)

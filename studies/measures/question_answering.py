@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import xarray as xr
 
@@ -30,7 +30,7 @@ def pointing(trained: engine.Trained, n: int = 400) -> xr.Dataset | None:
         `weights` is trained or untrained, `control` observed or shuffled. `chance` []: one fact of
         all. None if the data have no known facts, or no question of a split needs two.
     """
-    parts, setup = [], trained.setup
+    parts, setup, chance = [], trained.setup, None
     for split in setup.splits:
         batch = trained.batch(split, n)
         if "fact" not in batch.latents:
@@ -40,8 +40,10 @@ def pointing(trained: engine.Trained, n: int = 400) -> xr.Dataset | None:
             return None
         for name, model in {"trained": trained.model, "untrained": trained.untrained}.items():
             score = _score(model, batch, is_softmax=setup.composition is None)
-            parts.append(score.expand_dims(weights=[name], split=[split]))
-    return xr.combine_by_coords(parts, combine_attrs="drop_conflicts")  # pyright: ignore[reportReturnType]
+            chance = score["chance"]
+            parts.append(score.drop_vars("chance").expand_dims(weights=[name], split=[split]))
+    found = xr.combine_by_coords(parts, combine_attrs="drop_conflicts")
+    return cast(xr.Dataset, found).assign(chance=chance)
 
 
 def _score(model: Any, batch: Batch[Any], *, is_softmax: bool) -> xr.Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import tasks
 from mechanisms.attention.alignment import DenseProjection
 from studies import engine
 from studies.engine import Metric, reported
-from studies.engine.setup import References, Scores
+from studies.engine.setup import References, Role, Scores
 from studies.setups.quasi_attention import QuasiSetup
 from tasks import Batch
 
@@ -92,6 +93,9 @@ class ReaderSetup(QuasiSetup):
         scores = self.sampler().score(output, batch)
         return {name: (values, torch.ones_like(values)) for name, values in scores.items()}
 
+    def references(self, split: str) -> References:
+        return {}
+
     def places(self, batch: Batch[Any]) -> dict[str, probes.AttentionPlace]:
         """The weights of question words for passage words, with the planted signs if there are any.
 
@@ -122,3 +126,27 @@ class FactQuestionsSetup(ReaderSetup):
         """The exact match of a fact that is drawn at random, for all questions and either kind."""
         groups = (engine.ALL, "one fact", "two facts")
         return {"chance": {"exact_match": dict.fromkeys(groups, self.sampler().chance(split))}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredQuestionsSetup(ReaderSetup):
+    """Questions of a data set, such as Quasar-T (Tay et al. 2019, Table 1).
+
+    Args:
+        task: the data set.
+    """
+
+    task: tasks.QuestionsConfig
+
+    task_type: ClassVar = tasks.Questions
+    selection: ClassVar = engine.Selection("valid", "exact_match")
+    # Scores of all spans of a passage take memory.
+    evaluation_batch_size: ClassVar = 16
+
+    @property
+    def splits(self) -> Mapping[str, Role]:
+        return {"valid": "in", "test": "in"}
+
+    def prepare(self) -> None:
+        """Read the data, or fail now if they are missing."""
+        _ = self.sampler().vocabulary_size

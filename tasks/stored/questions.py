@@ -93,8 +93,8 @@ class Questions(FiniteTask[tuple[Tensor, Tensor]]):
     Splits: `train`, `valid` and `test`, as in the data set.
 
     A batch has inputs, a tuple of passage [batch, pos] and question [batch, question_pos], int64:
-    ids of words in `vocabulary`, 1 for an unknown word, padded with 0 (as wide as the longest of
-    the batch); targets [batch, 2] int64, the positions of the first and of the last word of the
+    ids of words in `vocabulary`, 1 for an unknown word, padded with 0 (as wide as the split's
+    longest); targets [batch, 2] int64, the positions of the first and of the last word of the
     answer; mask [batch, 2], whether there is one; and the latents, each [batch] int64,
     `start`, `end`: the targets, -1 where there is none;
     `n_spans`: how many spans of the passage are a right answer;
@@ -115,7 +115,7 @@ class Questions(FiniteTask[tuple[Tensor, Tensor]]):
     SPLITS: ClassVar = ("train", "valid", "test")
 
     def __init__(self, config: QuestionsConfig) -> None:
-        super().__init__(key=Key(SeedConfig(config.seed)), trim=_trimmed)
+        super().__init__(key=Key(SeedConfig(config.seed)))
         self.config = config
 
     @cached_property
@@ -246,9 +246,3 @@ def _spans(words: list[str], answers: tuple[str, ...]) -> list[tuple[int, int]]:
             if word == wanted[0] and words[start : start + n] == wanted:
                 found.add((start, start + n - 1))
     return sorted(found)
-
-
-def _trimmed(batch: Batch[tuple[Tensor, Tensor]]) -> Batch[tuple[Tensor, Tensor]]:
-    """A batch without the padding that none of its examples needs."""
-    passage, question = (text[:, : int((text != PAD).sum(1).max())] for text in batch.inputs)
-    return Batch((passage, question), batch.targets, batch.mask, batch.latents)

@@ -3,7 +3,7 @@
 import functools
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,13 @@ from studies.setups.mlu import MluSetup
 from studies.setups.pair_reader import PairReaderSetup
 from studies.setups.quasi_attention import QuasiSetup
 from studies.setups.quasi_transformer import QuasiTransformerSetup
+from studies.setups.question_answering import FactQuestionsSetup, ReaderSetup
 from studies.setups.stored_texts import StoredPairsSetup, StoredTextSetup
 from tasks import (
     MLU,
     MLU_OPERATORS,
     ClassificationConfig,
+    FactQuestionsConfig,
     MLULines,
     MLULinesConfig,
     PairsConfig,
@@ -275,6 +277,26 @@ def sequence_classifier_facts(setup: StoredTextSetup) -> dict[str, Any]:
             "model.attention_biases": bool(names & {"b_Q", "b_K", "b_V", "b_O"}),
         }
     )
+
+
+def reader_facts(setup: ReaderSetup) -> dict[str, Any]:
+    """Facts about DecaProp, built for a few words, since published data need not be there."""
+    values = {f.name: getattr(setup, f.name) for f in fields(ReaderSetup)}
+    setup = FactQuestionsSetup(**values, task=FactQuestionsConfig())
+    model: Any = setup.build(torch.Generator())
+    config, layer, connector = model.config, model.encoder[0].lstm, model.connectors[0][0]
+    assert config.dropout == config.alignment.dropout
+    facts = {
+        "model.d_hidden": layer.hidden_size,
+        "model.n_layers": len(model.encoder),
+        "model.n_factors": connector.product.W_factors.shape[1],
+        "model.d_embed": model.W_E.shape[1],
+        # The inputs of the first layer are the embedding and two features of the word.
+        "model.d_character": layer.input_size - model.W_E.shape[1] - 2 or "none",
+        "model.dropout": config.dropout,
+        "model.embedding": "learned" if model.W_E.requires_grad else "fixed",
+    }
+    return facts | composition_facts(connector.align.config.composition, shared=True)
 
 
 def quasi_facts(setup: QuasiSetup, attention: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from studies.setups.expressions import ExpressionSetup
 from studies.setups.latent_code import FuzzySetup, RavenSetup
 from studies.setups.mlu import MluSetup
 from studies.setups.pictures import EsbnSetup, ImagesSetup, SortOfClevrSetup, TrianglesSetup
+from studies.setups.question_answering import FactQuestionsSetup, StoredQuestionsSetup
 from studies.setups.retrieval import RetrievalSetup
 from studies.setups.scan import ScanSetup
 from studies.setups.signed_pairs import SignedPairsSetup
@@ -29,6 +30,7 @@ from tests.studies.papers import benchmark_facts
 from tests.studies.papers.coda_facts import (
     mlu_facts,
     pairs_facts,
+    reader_facts,
     stored_pairs_facts,
     stored_text_facts,
 )
@@ -75,6 +77,8 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
     AlgoLispSetup: generation_facts,
     StoredTranslationSetup: generation_facts,
     StoredProgramSetup: generation_facts,
+    FactQuestionsSetup: reader_facts,
+    StoredQuestionsSetup: reader_facts,
 }
 """The facts about task and model, by the class of the setup."""
 
