@@ -6,7 +6,7 @@ of arithmetic (the paper's mathematical language understanding), and on pairs of
 is known which tokens must be added, subtracted or ignored. On the pairs, all its centrings and
 composition functions are compared as well (the paper's Tables 8 and 9), and the factors of E and N.
 
-    python studies/coda_composition.py                               # arithmetic, about 25 minutes
+    python studies/coda_composition.py                               # arithmetic, about 30 minutes
     python studies/coda_composition.py --study coda_signed_pairs     # about 20 minutes
     python studies/coda_composition.py --preset smoke
     python studies/coda_composition.py --preset ablation             # of functions, arithmetic
@@ -121,7 +121,15 @@ LINES = MluSetup(
     task=MLUConfig(low=-20, high=20),
     d_mlp=256,
     n_layers=2,
-    training=schedule(2500, 250, batch_size=64, learning_rate=3e-3, warmup_steps=200),
+    training=schedule(
+        2500,
+        250,
+        batch_size=64,
+        optimizer="muon",
+        learning_rate=6e-3,
+        clip=1.0,
+        warmup_steps=200,
+    ),
     n_validation=500,
 )
 SIGNED = SignedPairsSetup(
@@ -130,7 +138,7 @@ SIGNED = SignedPairsSetup(
     training=schedule(900, 100, batch_size=128, learning_rate=2e-3, warmup_steps=100),
     n_validation=1000,
 )
-RATES = {"training.learning_rate": (1e-3, 3e-3)}
+RATES = {"training.learning_rate": (3e-3, 6e-3, 1.2e-2)}
 TESTED = "scores.n_test=4000"
 SMOKE = (
     "d_model=16 n_heads=2 training.n_steps=4 training.keep_at=2,4 training.evaluate_every=2 "
@@ -196,6 +204,11 @@ ARITHMETIC = engine.Study(
     grids=(BY_MATRIX | RATES, SOFTENED | RATES),
     presets={
         "laptop": Preset(changes=TESTED),
+        # Three seeds, with universal transformers and the doubled gate.
+        "seeds": Preset(
+            changes=f"{TESTED} seed=0,1,2 n_steps=4",
+            grids=(BY_MATRIX | RATES, SOFTENED | RATES, DOUBLED | RATES, UNIVERSAL | RATES),
+        ),
         "smoke": Preset(changes=f"{SMOKE} d_mlp=16"),
         "ablation": Preset(
             changes=TESTED,

@@ -133,9 +133,10 @@ def test_each_preset_trains_what_it_should():
     # Attention; CoDA plain, with N centred, and where it is asked for with a doubled gate, factors,
     # F of two layers.
     numbers = {
-        ("mlu", "laptop"): (3 + 3) * 2,
-        ("mlu", "smoke"): (3 + 3) * 2,
-        ("mlu", "ablation"): (16 + 3 + 1 + 3) * 2,
+        ("mlu", "laptop"): (3 + 3) * 3,
+        ("mlu", "seeds"): (3 + 4 + 2) * 3 * 3,
+        ("mlu", "smoke"): (3 + 3) * 3,
+        ("mlu", "ablation"): (16 + 3 + 1 + 3) * 3,
         ("mlu", "paper"): (3 + 2 + 4) * 3,
         ("signed_pairs", "laptop"): (3 + 4 + (1 + 16 + 8 + 1 + 2 + 2)) * 2,
         ("signed_pairs", "smoke"): 3 + 3 + (1 + 4 + 1 + 1),
@@ -250,13 +251,14 @@ def test_dropout_and_smoothing_are_where_the_settings_say():
 
 def test_the_laptop_presets_are_as_they_were():
     lines, pairs = (study.plan("laptop").setup for study in STUDIES.values())
-    for one, steps, batch, rate, warm, every, n in (
-        (lines, 2500, 64, 3e-3, 200, 250, 500),
-        (pairs, 900, 128, 2e-3, 100, 100, 1000),
+    for one, steps, batch, optimizer, rate, warm, every, n in (
+        (lines, 2500, 64, "muon", 6e-3, 200, 250, 500),
+        (pairs, 900, 128, "adamw", 2e-3, 100, 100, 1000),
     ):
         assert (one.d_model, one.n_heads, one.n_validation) == (64, 4, n)
         got = one.training
-        assert (got.n_steps, got.batch_size, got.learning_rate) == (steps, batch, rate)
+        assert (got.n_steps, got.batch_size) == (steps, batch)
+        assert (got.optimizer, got.learning_rate) == (optimizer, rate)
         assert (got.warmup_steps, got.evaluate_every, got.weight_decay) == (warm, every, 0.01)
         assert got.keep_at == tuple(range(every, steps + 1, every))
     assert (lines.n_layers, lines.d_mlp, lines.task.low, lines.task.high) == (2, 256, -20, 20)
@@ -382,10 +384,12 @@ def test_universal_transformers_are_reached_at_laptop_size():
     changes = ["model=universal,adaptive_universal", "n_steps=3"]
     found = STUDIES["mlu"].plan("laptop", changes).cells
     assert [(one.model, one.training.learning_rate) for one in found] == [
-        (model, rate) for model in ("universal", "adaptive_universal") for rate in (1e-3, 3e-3)
+        (model, rate)
+        for model in ("universal", "adaptive_universal")
+        for rate in (3e-3, 6e-3, 1.2e-2)
     ]
     steps = [len(one.build(torch.Generator().manual_seed(0)).encoder_blocks) for one in found]
-    assert steps == [3, 3, 4, 4]
+    assert steps == [3, 3, 3, 4, 4, 4]
     models = {one.model for one in STUDIES["mlu"].plan("laptop").cells}
     assert models == {"softmax", "linear", "hyla", "coda"}
 
