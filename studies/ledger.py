@@ -5,7 +5,8 @@
 
 Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
 data `claims.nc` are then written beside them, and the pages that have templates in `studies/pages`:
-`NAME.md` from the result files in the folder `NAME`, and from `summary.md` a part of the README.
+`NAME.md` from the result files in the folder `NAME`, `summary.md` from all of them and the ledger,
+and from `readme.md` a part of the README.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ PAGE, DATA = "claims.md", "claims.nc"
 TEMPLATES = Path(__file__).parent / "pages"
 """The folder of templates of pages."""
 
-SUMMARY = TEMPLATES / "summary.md"
-"""The template of a part of the README."""
+SUMMARY, IN_README = TEMPLATES / "summary.md", TEMPLATES / "readme.md"
+"""The templates of the page about all studies, and of a part of the README."""
 
 README = Path(__file__).parents[1] / "README.md"
-START, END = "<!-- from studies/pages/summary.md -->\n", "<!-- end -->\n"
+START, END = "<!-- from studies/pages/readme.md -->\n", "<!-- end -->\n"
 """What the part of the README is between."""
 
 
@@ -87,7 +88,7 @@ def make_pages(files: Mapping[str, xr.DataTree]) -> Mapping[str, str]:
         ValueError, KeyError: a template has what is in no result (see `render_page`).
     """
     pages = {}
-    for template in sorted(set(TEMPLATES.glob("*.md")) - {SUMMARY}):
+    for template in sorted(set(TEMPLATES.glob("*.md")) - {SUMMARY, IN_README}):
         folder = f"{template.stem}/"
         own = {
             name.removeprefix(folder): of for name, of in files.items() if name.startswith(folder)
@@ -97,12 +98,16 @@ def make_pages(files: Mapping[str, xr.DataTree]) -> Mapping[str, str]:
     return pages
 
 
+def overview(template: Path, data: xr.DataTree, files: Mapping[str, xr.DataTree]) -> str:
+    """The text that a template makes of the ledger and all results."""
+    return render_page(template.read_text(), {DATA: data, **files}, all_studies(), FILE_WIDTH)
+
+
 def summarize(readme: str, data: xr.DataTree, files: Mapping[str, xr.DataTree]) -> str:
     """The README with what the ledger and the results say, between `START` and `END`."""
     before, rest = readme.split(START)
     _, after = rest.split(END, 1)
-    summary = render_page(SUMMARY.read_text(), {DATA: data, **files}, all_studies(), FILE_WIDTH)
-    return "".join((before, START, summary, END, after))
+    return "".join((before, START, overview(IN_README, data, files), END, after))
 
 
 def main(
@@ -121,6 +126,7 @@ def main(
         pages = {results / PAGE: page}
         pages |= {results / name: text for name, text in make_pages(files).items()}
         if results.resolve() == RESULTS.resolve():
+            pages[results / SUMMARY.name] = overview(SUMMARY, data, files)
             pages[README] = summarize(README.read_text(), data, files)
         for path, text in pages.items():
             write_atomically(path, lambda to, text=text: to.write_text(text))

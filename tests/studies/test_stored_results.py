@@ -19,10 +19,12 @@ from studies.ledger import (
     DATA,
     PAGE,
     README,
+    SUMMARY,
     TEMPLATES,
     judged,
     make_ledger,
     make_pages,
+    overview,
     result_files,
     summarize,
 )
@@ -47,7 +49,7 @@ def stored_in(path):
 
 
 FILES = result_files()
-PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name != PAGE)
+PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name not in (PAGE, SUMMARY.name))
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -127,8 +129,9 @@ def test_pages_are_what_their_templates_make_of_results():
     results = {relative(path): stored_in(path) for path in FILES}
     for name, text in make_pages(results).items():
         assert (RESULTS / name).read_text() == text, name
-    readme = README.read_text()
-    assert summarize(readme, load_tree(RESULTS / DATA), results) == readme
+    data, readme = load_tree(RESULTS / DATA), README.read_text()
+    assert overview(SUMMARY, data, results) == (RESULTS / SUMMARY.name).read_text()
+    assert summarize(readme, data, results) == readme
 
 
 @pytest.mark.parametrize(
