@@ -132,6 +132,7 @@ class ModularNetwork(HookedRootModule):
     [d_model, d_model], `b_H` after its hidden layer; and those of `router`, `pool` and `slots`.
 
     Hook points: `hook_embed` [batch, variable, d_model]; for each layer, `layers.{l}.`
+
     - `hook_module_scores` [batch, variable, module]; variable has size 1 if the router scores
       modules once for all variables;
     - `hook_selected_variable` [batch, variable], with a selection bottleneck: one-hot;
@@ -142,6 +143,7 @@ class ModularNetwork(HookedRootModule):
       `attention`; candidates are the variables, then the current result;
     - `hook_operands` [batch, module, operand]; module has size 1 if all operands are the same;
     - `hook_module_out` [batch, module]; `hook_result` [batch];
+
     and those of a transformer in the router. With hard selection and without hooks on the results
     of the modules, only the selected module is computed (not in training, where the gradient needs
     all of them).

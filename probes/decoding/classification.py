@@ -83,8 +83,8 @@ def decode(
         folds: number of cross-validation folds.
         positive: the class whose F1 is the additional metric `f1`; None for none.
         resamples: number of bootstrap resamples.
-        draws: whether the result has all bootstrap draws, as `score_draws` [chain, draw, control,
-            split, *cells, metric], which ArviZ opens.
+        draws: whether the result has all bootstrap draws, as `score_draws`
+            [chain, draw, control, split, *cells, metric], which ArviZ opens.
         seed: seed of folds, control task and bootstrap.
 
     Returns:

@@ -131,10 +131,10 @@ def interchange_codes(
         ValueError: `query` and `keys` do not have one row per example; or as in `interchange`.
 
     Example:
-        result = interchange_codes(
-            model, base, source, query=query, keys=keys, n_pos=base.shape[1],
-            answer=lambda logits: logits.argmax(-1), outcomes={"source's rule": answers})
-        result["rate"].sel(scope="code", site="all layers")
+        >>> result = interchange_codes(
+        ...     model, base, source, query=query, keys=keys, n_pos=base.shape[1],
+        ...     answer=lambda logits: logits.argmax(-1), outcomes={"source's rule": answers})
+        >>> result["rate"].sel(scope="code", site="all layers")
     """
     _check_positions(query, keys)
     if len(query) != (examples := count_examples("base_inputs", base_inputs)):
