@@ -4,7 +4,7 @@ BIN := .venv/bin
 # seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims test lint bench
+.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims docs test lint bench
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
@@ -46,6 +46,10 @@ paper-gpu: .venv/installed
 claims: .venv/installed
 	$(BIN)/python -m studies.ledger
 
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . docs/_build/html
+	@echo docs/_build/html/index.html
+
 # Many tests start processes, which start faster with bytecode on disk.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
@@ -62,4 +66,8 @@ bench: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
