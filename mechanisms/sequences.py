@@ -55,6 +55,11 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     Raises:
         ValueError: an id is n_tokens or greater, or a token follows padding. Only checked as
             `mask_padding` says.
+
+    Example:
+        >>> ids, length, end = enclose(torch.tensor([[3, 1, -1]]), 10)
+        >>> ids.tolist(), end.tolist()
+        ([[11, 3, 1, 10, 0]], [3])
     """
     batch, n_positions = tokens.shape
     end = _are_tokens(tokens, n_tokens).sum(1) + 1

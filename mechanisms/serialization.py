@@ -97,6 +97,11 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, or was not written by `save`; or the zoo has no such model.
+
+    Example:
+        >>> model = load("zoo:equations-encoder-seed0")
+        >>> model.config.n_modules
+        10
     """
     if str(path).startswith(model_zoo.PREFIX):
         path = model_zoo.weights_path(str(path).removeprefix(model_zoo.PREFIX))

@@ -59,7 +59,7 @@ def measure_loss_by_context(
         ValueError: there is no batch, or logits and targets do not match in shape.
 
     Example:
-        `measure_loss_by_context(model, [task.batch("test", 0, 100)])`
+        >>> measure_loss_by_context(model, [task.batch("test", 0, 100)])
     """
     losses, masks = [], []
     with evaluating(model):

@@ -62,6 +62,13 @@ def count_blocks(model: nn.Module) -> int:
 
     These are `blocks.{i}`, `layers.{i}` and `steps.{i}`; weights shared over depth count at each
     step. 0 if no name has such a number.
+
+    Example:
+        >>> config = mechanisms.NeuralDataRouterConfig.named(
+        ...     "ndr", d_input=10, d_output=3, d_model=16, d_mlp=32, n_heads=4, n_steps=6
+        ... )
+        >>> count_blocks(mechanisms.NeuralDataRouter(config))
+        6
     """
     names = "\n".join(name for name, _ in model.named_modules())
     numbers = re.findall(r"^(?:blocks|layers|steps)\.(\d+)\.", names, re.MULTILINE)
@@ -73,6 +80,11 @@ def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Datas
     """Measure the `parameters`, `operations` and `depth` of a model, each a scalar.
 
     See `count_parameters`, `count_operations` (which takes the same arguments) and `count_blocks`.
+
+    Example:
+        >>> costs = measure_costs(torch.nn.Linear(3, 4), lambda model: model(torch.zeros(2, 3)), 2)
+        >>> float(costs["parameters"])
+        16.0
     """
     operations = "floating-point operations of a forward pass, for one example"
     counts = {

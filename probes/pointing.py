@@ -48,9 +48,9 @@ def score_pointing(
         ValueError: there are no targets, or dims or sizes do not fit.
 
     Example:
-        targets = {"corresponding": truth, "same position": position}
-        scores = score_pointing(strongest, targets, n_candidates=4)
-        scores["share"].sel(control="observed", target="corresponding").max("head")
+        >>> targets = {"corresponding": truth, "same position": position}
+        >>> scores = score_pointing(strongest, targets, n_candidates=4)
+        >>> scores["share"].sel(control="observed", target="corresponding").max("head")
     """
     if not targets:
         raise ValueError("targets must name at least one target, got an empty mapping")

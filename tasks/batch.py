@@ -22,6 +22,10 @@ class Batch(Generic[Inputs]):
             the model's output is compared with them.
         mask: [batch, n_targets] bool, True where the target counts.
         latents: the named ground truth, each [batch, ...]; never part of the inputs.
+
+    Example:
+        >>> batch[:5].inputs.shape[0]
+        5
     """
 
     inputs: Inputs

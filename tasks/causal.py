@@ -90,8 +90,8 @@ class CausalTask(ABC, Generic[Inputs]):
     on `source`; its output is compared with `wanted.targets` where `wanted.mask` is True.
 
     Example:
-        base, source = (task.batch("id", index, 100) for index in (0, 1))
-        wanted = task.counterfactual(base, {"rule": source.latents["rule"]})
+        >>> base, source = (task.batch("id", index, 100) for index in (0, 1))
+        >>> wanted = task.counterfactual(base, {"rule": source.latents["rule"]})
     """
 
     @property

@@ -121,7 +121,7 @@ class ContextualRetrieval(StreamTask, CausalTask):
     `retrieved`, which change the targets only.
 
     Example:
-        `ContextualRetrieval(ContextualRetrievalConfig()).batch("ood", 0, 100)`
+        >>> ContextualRetrieval(ContextualRetrievalConfig()).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood", "all")

@@ -102,7 +102,7 @@ class ESBN(CausalTask):
     `variant` and `letters` can be set. The mask is False where two letters have the same object.
 
     Example:
-        `ESBN(ESBNConfig(rule="rmts", n_withheld=50)).batch("ood", 0, 32)`
+        >>> ESBN(ESBNConfig(rule="rmts", n_withheld=50)).batch("ood", 0, 32)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

@@ -49,6 +49,10 @@ class FuzzyLogicConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> FuzzyLogicConfig().seed
+        0
     """
 
     n_variables: int = 4
@@ -116,7 +120,7 @@ class FuzzyLogic(StreamTask, CausalTask):
     is then the row in the combinations of the split that has these terms, -1 if none does.
 
     Example:
-        `FuzzyLogic(FuzzyLogicConfig()).batch("ood", 0, 100)`
+        >>> FuzzyLogic(FuzzyLogicConfig()).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "test", "ood")

@@ -171,7 +171,7 @@ class MathEquations(FiniteTask, CausalTask):
     set is the operand of the next operation.
 
     Example:
-        `MathEquations(MathEquationsConfig(n_operators=3)).batch("ood", 0, 100)`
+        >>> MathEquations(MathEquationsConfig(n_operators=3)).batch("ood", 0, 100)
 
     Raises:
         ValueError: `ood` would have no task.
@@ -375,6 +375,10 @@ def apply_operation(
 
     Raises:
         ValueError: `name` is unknown.
+
+    Example:
+        >>> apply_operation(MATH_OPERATIONS[0], numpy.ones(3), numpy.ones(3)).shape
+        (3,)
     """
     require_choice("name", name, MATH_OPERATIONS)
     return _OPERATIONS[name](x, y)

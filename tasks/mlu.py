@@ -279,7 +279,7 @@ class MLU(_Lines):
     belong to another split.
 
     Example:
-        `MLU(MLUConfig()).batch("train", 0, 64)`
+        >>> MLU(MLUConfig()).batch("train", 0, 64)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")
@@ -333,7 +333,7 @@ class MLULines(_Lines):
     those of `MLU`.
 
     Example:
-        `MLULines(MLULinesConfig()).batch("train", 0, 64)`
+        >>> MLULines(MLULinesConfig()).batch("train", 0, 64)
     """
 
     SPLITS: ClassVar = ("train", "id")

@@ -115,7 +115,7 @@ class NegatedSentiment(LabelledAnswers, StreamTask[Tensor]):
     `length` [batch]: number of words, negators and marks included.
 
     Example:
-        `NegatedSentiment(NegatedSentimentConfig()).batch("ood", 0, 100)`
+        >>> NegatedSentiment(NegatedSentimentConfig()).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

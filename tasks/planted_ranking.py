@@ -55,7 +55,7 @@ class PlantedRanking(PlantedTexts):
     `length_a`, `length_b` [batch]: numbers of words.
 
     Example:
-        `PlantedRanking(PlantedRankingConfig()).batch("ood", 0, 100)`
+        >>> PlantedRanking(PlantedRankingConfig()).batch("ood", 0, 100)
     """
 
     def __init__(self, config: PlantedRankingConfig) -> None:

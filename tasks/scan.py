@@ -128,7 +128,7 @@ class Scan(FiniteTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Tensor]])
             model that masks the padding gives the same answers in less time.
 
     Example:
-        `Scan(ScanConfig(split="add_jump")).batch("ood", 0, 64)`
+        >>> Scan(ScanConfig(split="add_jump")).batch("ood", 0, 64)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

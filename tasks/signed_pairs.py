@@ -44,6 +44,10 @@ class SignedPairsConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> SignedPairsConfig(n_keys=4, n_a=2).n_b
+        8
     """
 
     n_keys: int = 8
@@ -115,7 +119,7 @@ class SignedPairs(
     if none does.
 
     Example:
-        `SignedPairs(SignedPairsConfig()).batch("ood", 0, 100)`
+        >>> SignedPairs(SignedPairsConfig()).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

@@ -124,7 +124,7 @@ class SortOfClevr(FiniteTask[tuple[Tensor, Tensor]], CausalTask[tuple[Tensor, Te
     objects overlap or have several closest or furthest others.
 
     Example:
-        `SortOfClevr(SortOfClevrConfig(n_train=100)).batch("train", 0, 64)`
+        >>> SortOfClevr(SortOfClevrConfig(n_train=100)).batch("train", 0, 64)
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

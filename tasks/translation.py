@@ -127,7 +127,7 @@ class Translation(StreamTask[tuple[Tensor, Tensor]]):
         ValueError: too many pairs are to be held out.
 
     Example:
-        `Translation(TranslationConfig()).batch("ood", 0, 100)`
+        >>> Translation(TranslationConfig()).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

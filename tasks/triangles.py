@@ -99,7 +99,7 @@ class Triangles(FiniteTask, CausalTask):
     the sampler excludes, as unclear or too small, whatever is set besides the corners.
 
     Example:
-        `Triangles(TrianglesConfig()).batch("test", 0, 100)`
+        >>> Triangles(TrianglesConfig()).batch("test", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

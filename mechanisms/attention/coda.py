@@ -45,6 +45,11 @@ class CodaAttentionConfig:
 
     Raises:
         ValueError: a setting is outside its range, or d_head is odd with `rotary`.
+
+    Example:
+        >>> config = CodaAttentionConfig(n_heads=4, d_head=4)
+        >>> config.build(16)(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     n_heads: int
@@ -108,6 +113,11 @@ class CodaAttention(Attention[CodaAttentionConfig]):
     [batch, pos, head, d_value]; [batch, head, query_pos, key_pos]:
     `hook_attn_scores` (E with its bias), `hook_affinity` (E, centred), `hook_dissimilarity` (N,
     centred), `hook_gate` (sigmoid(N)), none of them masked, and `hook_pattern` (M).
+
+    Example:
+        >>> attention = CodaAttention(CodaAttentionConfig(n_heads=4, d_head=4), 16)
+        >>> attention(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

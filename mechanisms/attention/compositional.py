@@ -57,6 +57,11 @@ class CompositionalAttentionConfig:
 
     Raises:
         ValueError: a setting is outside its range.
+
+    Example:
+        >>> config = CompositionalAttentionConfig(n_searches=2, n_retrievals=4, d_head=4)
+        >>> config.build(16)(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     n_searches: int
@@ -152,6 +157,11 @@ class CompositionalAttention(MappedAttention[CompositionalAttentionConfig]):
     [batch, pos, search, retrieval, d_selection] (scorer `dot`); `hook_value_logits` and
     `hook_value_scores` [batch, pos, search, retrieval]; `hook_z` [batch, pos, search, d_value]; and
     with the own value `hook_own_value` [batch, pos, d_value].
+
+    Example:
+        >>> config = CompositionalAttentionConfig(n_searches=2, n_retrievals=4, d_head=4)
+        >>> CompositionalAttention(config, 16)(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

@@ -36,6 +36,11 @@ class GeometricAttentionConfig(DistanceAttentionConfig):
 
     Raises:
         ValueError: a size is less than 1, or a dropout rate is outside [0, 1).
+
+    Example:
+        >>> config = GeometricAttentionConfig(n_heads=4, d_head=4)
+        >>> config.build(16)(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     normalize: bool = False
@@ -67,6 +72,11 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
     `hook_direction` [batch, pos, head, 2], back and front; `hook_content_scores` (the first term
     of the logits), `hook_attn_scores` (the logits) and `hook_pattern` (A)
     [batch, head, query_pos, key_pos].
+
+    Example:
+        >>> attention = GeometricAttention(GeometricAttentionConfig(n_heads=4, d_head=4), 16)
+        >>> attention(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     def __init__(
@@ -141,6 +151,11 @@ def geometric_weights(
     roundings for logits of any size, without logarithms. With w = A dL/dA the gradient is w - p
     times the sum of w over the key itself and all keys behind it, so nothing is divided by a
     product that may be 0.
+
+    Example:
+        >>> weights = geometric_weights(torch.tensor([[1.0, 1.0, 1.0, -torch.inf]]))
+        >>> bool(weights[0, 0] < weights[0, 1] < weights[0, 2])  # the nearest key comes first
+        True
     """
     return with_own_gradient(_definition, _forward, _gradient, logits)
 

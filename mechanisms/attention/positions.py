@@ -31,6 +31,10 @@ def relative_buckets(
     Raises:
         ValueError: `n_buckets` is too small for both kinds of bucket, `max_distance` is not greater
             than the distances with one bucket each, or there are more queries than keys.
+
+    Example:
+        >>> relative_buckets(1, 6, n_buckets=4, max_distance=8).tolist()  # query at the end
+        [[3, 3, 2, 2, 1, 0]]
     """
     max_exact = _exact_distances(n_buckets, max_distance, bidirectional=bidirectional)
     if n_query > n_key:
@@ -97,6 +101,10 @@ class RelativePositionBias(nn.Module):
 
     Raises:
         ValueError: as for `relative_buckets`.
+
+    Example:
+        >>> RelativePositionBias(n_heads=4, n_buckets=8, max_distance=16)(3, 5).shape
+        torch.Size([1, 4, 3, 5])
     """
 
     def __init__(
@@ -135,6 +143,10 @@ def sinusoidal_embedding(n_positions: int, d_model: int) -> Float[Tensor, "pos d
 
     Raises:
         ValueError: d_model is less than 4, for which the rates are undefined.
+
+    Example:
+        >>> sinusoidal_embedding(5, 16).shape
+        torch.Size([5, 16])
     """
     half = d_model // 2
     if half < 2:
@@ -171,6 +183,11 @@ def rotate(
 
     Raises:
         ValueError: d_head is odd.
+
+    Example:
+        >>> q = torch.randn(2, 5, 4, 8)
+        >>> torch.allclose(rotate(q).norm(dim=-1), q.norm(dim=-1), atol=1e-5)
+        True
     """
     n_positions, d_head = x.shape[1], x.shape[3]
     if d_head % 2:

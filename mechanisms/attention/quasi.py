@@ -62,6 +62,10 @@ class QuasiAttentionConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> QuasiAttentionConfig(gate_centring="row").affinity
+        'tanh'
     """
 
     alpha: float = 1.0

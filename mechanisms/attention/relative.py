@@ -42,6 +42,11 @@ class RelativeAttentionConfig(DistanceAttentionConfig):
 
     Raises:
         ValueError: a size is less than 1, or a dropout rate is outside [0, 1).
+
+    Example:
+        >>> config = RelativeAttentionConfig(n_heads=4, d_head=4)
+        >>> config.build(16)(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     gated: bool = False
@@ -74,6 +79,11 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
     `hook_pattern` [batch, head, query_pos, key_pos]; with `gated` also `hook_absolute_scores`,
     which like the relative ones are those before the gate weights them, and
     `hook_position_gate_logit`, `hook_position_gate` (g) [batch, pos, head].
+
+    Example:
+        >>> attention = RelativeAttention(RelativeAttentionConfig(n_heads=4, d_head=4), 16)
+        >>> attention(x, x).shape  # [batch, query_pos, d_model]
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

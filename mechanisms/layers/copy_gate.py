@@ -45,6 +45,10 @@ class CopyGateConfig:
 
     Source: Csordás et al. 2021; `own` and `feed_forward` are gates that lack what section 6 says
     that gates need.
+
+    Example:
+        >>> CopyGateConfig(width="scalar").initial_bias
+        -3.0
     """
 
     width: GateWidth = "vector"

@@ -31,6 +31,10 @@ class FeedForwardConfig:
 
     Raises:
         ValueError: d_mlp is less than 1, the activation is unknown, or a dropout is outside [0, 1).
+
+    Example:
+        >>> FeedForwardConfig(d_mlp=32, activation="swiglu").build(16)(x).shape
+        torch.Size([2, 5, 16])
     """
 
     d_mlp: int
@@ -58,6 +62,10 @@ class FeedForward(nn.Module):
     Hook points [batch, pos, d_mlp]: `hook_pre`, the argument of phi or silu; `hook_post`, the
     hidden layer after dropout, which W_out multiplies; with `swiglu` also `hook_pre_linear`,
     x W_in + b_in (TransformerLens' names for gated layers).
+
+    Example:
+        >>> FeedForward(FeedForwardConfig(d_mlp=32), 16)(x).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

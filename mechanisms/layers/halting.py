@@ -36,6 +36,10 @@ class HaltingConfig:
 
     Raises:
         ValueError: epsilon is outside (0, 1), or the rule is unknown.
+
+    Example:
+        >>> HaltingConfig(epsilon=0.05).rule
+        'graves_2016'
     """
 
     epsilon: float = 0.01

@@ -26,6 +26,10 @@ class MixtureOfExpertsConfig:
 
     Raises:
         ValueError: a setting is outside its range.
+
+    Example:
+        >>> MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=32).build(16)(x).shape
+        torch.Size([2, 5, 16])
     """
 
     n_experts: int
@@ -55,6 +59,11 @@ class MixtureOfExperts(nn.Module):
     Hook points, with TransformerLens' names: `hook_expert_weights` [batch, pos, n_experts], the
     probabilities before the selection; `hook_expert_indices` [batch, pos, top_k], the selection;
     `hook_pre`, `hook_post` [batch, pos, n_experts, d_mlp].
+
+    Example:
+        >>> config = MixtureOfExpertsConfig(n_experts=4, top_k=2, d_mlp=32)
+        >>> MixtureOfExperts(config, 16)(x).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

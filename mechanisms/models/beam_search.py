@@ -50,8 +50,8 @@ def beam_search(
         ValueError: max_length or width is less than 1, or length_penalty is negative.
 
     Example:
-        `beam_search(lambda rows, prefix: model(prefix)[:, -1], 8, begin=1, end=2, padding=0,
-        max_length=20)`
+        >>> beam_search(lambda rows, prefix: model(prefix)[:, -1], 8, begin=1, end=2, padding=0,
+        ...     max_length=20)
 
     Source:
         Wu et al. 2016, "Google's Neural Machine Translation System", equation 14, without coverage.

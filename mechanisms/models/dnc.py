@@ -50,6 +50,11 @@ class DncConfig:
 
     Raises:
         ValueError: a setting is outside its range.
+
+    Example:
+        >>> sizes = {"d_input": 10, "d_output": 3, "d_embed": 8, "d_hidden": 16}
+        >>> Dnc(DncConfig(n_cells=8, d_cell=4, **sizes))(tokens).shape[-1]
+        3
     """
 
     d_input: int

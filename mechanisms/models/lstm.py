@@ -36,6 +36,10 @@ class LstmConfig:
 
     Raises:
         ValueError: a setting is outside its range.
+
+    Example:
+        >>> LstmConfig(d_input=10, d_output=3, d_embed=8, d_hidden=16).n_layers
+        1
     """
 
     d_input: int
@@ -255,6 +259,10 @@ class Lstm(RecurrentModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> Lstm(LstmConfig(d_input=10, d_output=3, d_embed=8, d_hidden=16))(tokens).shape[-1]
+        3
     """
 
     def __init__(self, config: LstmConfig, *, generator: torch.Generator | None = None):

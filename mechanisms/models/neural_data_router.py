@@ -65,6 +65,13 @@ class NeuralDataRouterConfig:
     Raises:
         ValueError: a setting is not allowed; d_model is odd with sinusoidal positions; or the
             attention or feed-forward layer is none of the paper's with their initialisation.
+
+    Example:
+        >>> config = NeuralDataRouterConfig.named(
+        ...     "ndr", d_input=10, d_output=3, d_model=16, d_mlp=32, n_heads=4, n_steps=6
+        ... )
+        >>> config.gate.width
+        'vector'
     """
 
     d_input: int
@@ -331,6 +338,14 @@ class NeuralDataRouter(SteppedModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> config = NeuralDataRouterConfig.named(
+        ...     "ndr", d_input=10, d_output=3, d_model=16, d_mlp=32, n_heads=4, n_steps=6
+        ... )
+        >>> _, cache = NeuralDataRouter(config).run_with_cache(tokens)
+        >>> cache["blocks.5.hook_gate"].shape  # the columns are BOS, the tokens and EOS
+        torch.Size([40, 7, 16])
     """
 
     def __init__(self, config: NeuralDataRouterConfig, *, generator: torch.Generator | None = None):

@@ -90,6 +90,16 @@ class TransformerConfig:
 
     Raises:
         ValueError: a setting is not allowed, or is required by `positions` and missing.
+
+    Example:
+        >>> config = TransformerConfig(
+        ...     d_input=10, d_output=10, d_model=16, n_layers=2,
+        ...     attention=AttentionConfig(n_heads=4, d_head=4),
+        ...     feed_forward=FeedForwardConfig(d_mlp=32),
+        ...     inputs="tokens", positions="sinusoidal",
+        ... )
+        >>> Transformer(config)(tokens).shape  # [batch, pos, d_output]
+        torch.Size([40, 5, 10])
     """
 
     d_input: int

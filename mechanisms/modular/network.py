@@ -60,6 +60,14 @@ class ModularNetworkConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> router = CrossAttentionRouterConfig(matching=MatchingConfig(d_key=8))
+        >>> config = ModularNetworkConfig(
+        ...     router=router, n_variables=5, d_input=9, d_model=16, n_layers=2, n_modules=4
+        ... )
+        >>> ModularNetwork(config)(torch.randn(3, 5, 9)).shape
+        torch.Size([3, 1])
     """
 
     n_variables: int

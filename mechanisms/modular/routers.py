@@ -64,6 +64,10 @@ class MatchingConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> MatchingConfig(d_key=16).d_key
+        16
     """
 
     d_key: int

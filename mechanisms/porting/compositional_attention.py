@@ -299,5 +299,11 @@ def published_triangle_images(
 
 
 def published_word_ids(words: Iterable[str]) -> dict[str, int]:
-    """The id of each word of a vocabulary of theirs (SCAN): they are numbered alphabetically."""
+    """The id of each word of a vocabulary of theirs (SCAN): they are numbered alphabetically.
+
+    Example:
+        >>> ids = published_word_ids(["walk", "jump"])
+        >>> ids["jump"] < ids["walk"]
+        True
+    """
     return {word: number for number, word in enumerate(sorted(set(words)))}

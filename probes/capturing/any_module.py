@@ -38,9 +38,10 @@ def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
         A model that all probes accept. It shares the weights.
 
     Example:
-        >>> model = hooked(BertModel.from_pretrained(folder))
-        >>> codes = {"code": Quantity("encoder.layer.*.hook_out", ("example", "pos", "d_model"))}
-        >>> capture(model, batches, codes)
+        >>> model = hooked(torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 3)))
+        >>> codes = {"code": Quantity("1.hook_out", ("example", "pos", "d_model"))}
+        >>> capture(model, batches, codes)["code"].shape
+        (80, 5, 3)
     """
     if isinstance(model, HookedModel):
         return _WithArguments(model, arguments)

@@ -28,6 +28,9 @@ class AttentionPlace:
         hooks: prefix of its hook names; or a glob (`blocks.*.attn.`), for several layers.
         valid: [example, query_pos, key_pos]: True for pairs that are neither padded nor masked.
         sign: true signs of the pairs (-1, 0 or 1), if known: see `score_signedness`.
+
+    Example:
+        >>> AttentionPlace("blocks.*.attn.", torch.ones(10, 5, 5).bool()).sign
     """
 
     hooks: str
@@ -105,7 +108,7 @@ def score_places(
         KeyError, ValueError: as `capture_places`; or `places` is empty.
 
     Example:
-        `score_places(model, batches, places, ["pattern"], lambda data: score_signedness(**data))`
+        >>> score_places(model, batches, places, ["pattern"], lambda data: score_signedness(**data))
     """
     if not places:
         raise ValueError("places must name at least one place, got none")
@@ -137,7 +140,7 @@ def examine_places(
         KeyError, ValueError: as `score_places`; or there is no model or no split.
 
     Example:
-        `examine_places({"trained": model}, {"id": (batches, places)}, ["pattern"], score)`
+        >>> examine_places({"trained": model}, {"id": (batches, places)}, ["pattern"], score)
     """
     if not models or not examples:
         raise ValueError(

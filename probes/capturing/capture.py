@@ -68,7 +68,7 @@ def capture(
         RuntimeError: a hook did not fire exactly once in a forward pass.
 
     Example:
-        `capture(model, batches, {"code": Quantity("blocks.*.attn.hook_z", dims)}, to="z.zarr")`
+        >>> capture(model, batches, {"code": Quantity("blocks.*.attn.hook_z", dims)}, to="z.zarr")
     """
     check_model(model)
     if not quantities:

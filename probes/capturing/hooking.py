@@ -77,7 +77,7 @@ def resolve_hooks(model: HookedModel, pattern: str) -> list[str]:
         KeyError: nothing matches; the message lists the nearest names.
 
     Example:
-        `resolve_hooks(model, "blocks.*.attn.hook_pattern")`
+        >>> resolve_hooks(model, "blocks.*.attn.hook_pattern")
     """
     names = list(model.hook_dict)
     if pattern in names:

@@ -27,7 +27,7 @@ def masked_mean(mask: Where = "attention_mask") -> Reduce:
         it raises a ValueError if an example has no such position or shapes do not fit.
 
     Example:
-        `Quantity("encoder.layer.*.hook_out", ("example", "d_model"), masked_mean())`
+        >>> Quantity("encoder.layer.*.hook_out", ("example", "d_model"), masked_mean())
     """
 
     def reduce(activation: Float[Tensor, "example pos ..."], batch: Any) -> Tensor:
@@ -47,7 +47,7 @@ def last_token(mask: Where = "attention_mask") -> Reduce:
         A function for `Quantity.reduce`, as `masked_mean`.
 
     Example:
-        `Quantity("h.*.hook_out", ("example", "d_model"), last_token())`
+        >>> Quantity("h.*.hook_out", ("example", "d_model"), last_token())
     """
 
     def reduce(activation: Float[Tensor, "example pos ..."], batch: Any) -> Tensor:
@@ -69,7 +69,7 @@ def span_mean(span: Where) -> Reduce:
         A function for `Quantity.reduce`, as `masked_mean`.
 
     Example:
-        `Quantity("encoder.layer.*.hook_out", ("example", "d_model"), span_mean("subject"))`
+        >>> Quantity("encoder.layer.*.hook_out", ("example", "d_model"), span_mean("subject"))
     """
 
     def reduce(activation: Float[Tensor, "example pos ..."], batch: Any) -> Tensor:

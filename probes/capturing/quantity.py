@@ -37,6 +37,10 @@ class Quantity:
     Raises:
         ValueError: `dims` do not begin with `example`, repeat a dim or name one that is added, or
             `ragged` are not among them.
+
+    Example:
+        >>> Quantity("blocks.*.attn.hook_z", ("example", "pos", "head", "d_head")).kept_dims
+        ('example', 'layer', 'pos', 'head', 'd_head')
     """
 
     hook: str | None

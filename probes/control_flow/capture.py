@@ -56,13 +56,11 @@ def capture_control_flow(
             shapes do not match.
 
     Example:
-        ::
-
-            columns = capture_control_flow(
-                model, batch.parts(250), answer=lambda logits: logits[:, 0].argmax(-1)
-            )
-            valid = tasks.column_dataflow(batch)["valid"]
-            graphs = extract_control_flow(columns["gate"], columns["attention"], valid)
+        >>> columns = capture_control_flow(
+        ...     model, batch.parts(250), answer=lambda logits: logits[:, 0].argmax(-1)
+        ... )
+        >>> valid = tasks.column_dataflow(batch)["valid"]
+        >>> graphs = extract_control_flow(columns["gate"], columns["attention"], valid)
     """
     state = torch.empty(0)
 

@@ -126,7 +126,9 @@ def cut(
         RuntimeError: a hook did not fire, or more often than for the first example.
 
     Example:
-        `cut(model, inputs, graphs, readout=readout, gates="blocks.*.hook_gate", ...)["rate"]`
+        >>> hooks = {"gates": "blocks.*.hook_gate", "attention": "blocks.*.attn.hook_pattern"}
+        >>> scored = {"answer": answer, "targets": targets}
+        >>> cut(model, inputs, graphs, readout=truth["readout"], **hooks, **scored)["rate"]
     """
     check_model(model)
     count_examples("inputs", inputs)

@@ -81,16 +81,14 @@ def examine_control_flow(
             without.
 
     Example:
-        ::
-
-            examine_control_flow(
-                model,
-                batch.inputs,
-                tasks.column_dataflow(batch),
-                untrained=initial_model,
-                answer=lambda logits: logits[:, 0].argmax(-1),
-                thresholds={"gate": (0.1, 0.2), "change": 0.2},
-            )
+        >>> examine_control_flow(
+        ...     model,
+        ...     batch.inputs,
+        ...     tasks.column_dataflow(batch),
+        ...     untrained=initial_model,
+        ...     answer=lambda logits: logits[:, 0].argmax(-1),
+        ...     thresholds={"gate": (0.1, 0.2), "change": 0.2},
+        ... )
     """
     quantities = ("change",) if gates is None else ("gate", "change")
     if not thresholds or not {*thresholds} <= {*quantities}:

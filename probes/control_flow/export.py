@@ -36,7 +36,7 @@ def to_networkx(graphs: xr.Dataset, example: int) -> nx.DiGraph:
         IndexError: the example is out of range.
 
     Example:
-        `to_networkx(graphs, 0).nodes(data=True)`
+        >>> to_networkx(graphs, 0).nodes(data=True)
     """
     examples = graphs.sizes["example"]
     if not 0 <= example < examples:
@@ -67,6 +67,9 @@ def write_graphml(graph: nx.DiGraph, path: Path) -> None:
 
     GraphML has no lists: `heads` becomes a comma-separated string ("0,3"), and a node's name the
     string "(pos, step)".
+
+    Example:
+        >>> write_graphml(to_networkx(graphs, 0), Path("graph.graphml"))
     """
     import networkx as nx
 
@@ -81,6 +84,9 @@ def write_node_link(graph: nx.DiGraph, path: Path) -> None:
     """Write a graph of `to_networkx` as node-link JSON.
 
     `networkx.node_link_graph(json.loads(path.read_text()), edges="edges")` gives an equal graph.
+
+    Example:
+        >>> write_node_link(to_networkx(graphs, 0), Path("graph.json"))
     """
     import networkx as nx
 
@@ -102,7 +108,7 @@ def write_control_flow(graphs: xr.Dataset, folder: Path, name: str) -> list[Path
         The paths of the files.
 
     Example:
-        `write_control_flow(graphs, Path("graphs"), "ndr")`
+        >>> write_control_flow(graphs, Path("graphs"), "ndr")
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -84,7 +84,7 @@ def extract_control_flow(
             between valid columns is not finite, or a threshold is out of range.
 
     Example:
-        `extract_control_flow(columns["gate"], columns["attention"], valid, gate_threshold=0.5)`
+        >>> extract_control_flow(columns["gate"], columns["attention"], valid, gate_threshold=0.5)
     """
     gate, weights, valid_columns = _read(gates, attention, valid)
     if not 0 < attention_threshold < np.inf:
@@ -141,7 +141,7 @@ def collapse_columns(graphs: xr.Dataset, *, groups: xr.DataArray | None = None) 
         TypeError, ValueError: groups are not integers of at least -1, or sizes do not match.
 
     Example:
-        `collapse_columns(graphs) > 0`
+        >>> collapse_columns(graphs) > 0
     """
     size = graphs.sizes["pos"]
     read = graphs["head"].to_numpy() != NO_HEAD

@@ -66,7 +66,7 @@ def score_heads(
         ValueError: dims or sizes do not match.
 
     Example:
-        `score_heads(columns["attention"], tasks.column_dataflow(batch))["best"]`
+        >>> score_heads(columns["attention"], tasks.column_dataflow(batch))["best"]
 
     Source: Csordás et al. 2021, section 4, describes such heads in figures 3 and 10.
     """

@@ -31,8 +31,8 @@ def match_control_flow(
             `extract_control_flow`.
 
     Example:
-        `score_control_flow(graphs, truth, untrained=match_control_flow(graphs, gate, attention,
-        valid))`
+        >>> matched = match_control_flow(graphs, other["gate"], other["attention"], valid)
+        >>> score_control_flow(graphs, truth, untrained=matched)
     """
     values = ordered("gates", gates, ("example", "step", "pos"))
     update, valid_columns = graphs["update"].to_numpy(), ordered("valid", valid, ("example", "pos"))

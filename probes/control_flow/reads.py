@@ -75,7 +75,7 @@ def score_reads(
         ValueError: dims or sizes do not match, or `sharp` is not between 0 and 1.
 
     Example:
-        `score_reads(columns["attention"], columns["change"] >= 0.2, column_dataflow(batch))`
+        >>> score_reads(columns["attention"], columns["change"] >= 0.2, column_dataflow(batch))
 
     Source: Csordás et al. 2021, section 4 and figures 2, 4 and 7, describe such reads in words.
     """

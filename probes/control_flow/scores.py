@@ -117,7 +117,7 @@ def score_control_flow(
             range or not valid, or a number is out of range.
 
     Example:
-        `score_control_flow(graphs, truth, by=["depth"])["score"].sel(metric="f1")`
+        >>> score_control_flow(graphs, truth, by=["depth"])["score"].sel(metric="f1")
     """
     if permutations < 1 or resamples < 1:
         raise ValueError(

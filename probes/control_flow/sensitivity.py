@@ -56,17 +56,15 @@ def sweep_thresholds(
             `score_control_flow`.
 
     Example:
-        ::
-
-            columns = capture_control_flow(model, batches, answer=answer)
-            sweep_thresholds(
-                columns["change"],
-                columns["attention"],
-                truth["valid"],
-                truth,
-                gate_thresholds=[0.1, 0.2, 0.4],
-                attention_thresholds=[0.1, 0.3, 0.5],
-            )["score"].sel(metric="f1")
+        >>> columns = capture_control_flow(model, batches, answer=answer)
+        >>> sweep_thresholds(
+        ...     columns["change"],
+        ...     columns["attention"],
+        ...     truth["valid"],
+        ...     truth,
+        ...     gate_thresholds=[0.1, 0.2, 0.4],
+        ...     attention_thresholds=[0.1, 0.3, 0.5],
+        ... )["score"].sel(metric="f1")
     """
     if not gate_thresholds or not attention_thresholds:
         raise ValueError(

@@ -49,7 +49,7 @@ def score_timing(
         ValueError: dims or sizes do not match.
 
     Example:
-        `score_timing(columns["change"] >= 0.2, tasks.column_dataflow(batch))["slope"]`
+        >>> score_timing(columns["change"] >= 0.2, tasks.column_dataflow(batch))["slope"]
 
     Source: Csordás et al. 2021, section 4: on ListOps parallel branches are computed together.
     """

@@ -110,7 +110,7 @@ def decode(
             classes, `positive` is not a class, or a number is out of range.
 
     Example:
-        `decode(train, {"ood": ood})["score"].sel(control="probe", metric="accuracy")`
+        >>> decode(train, {"ood": ood})["score"].sel(control="probe", metric="accuracy")
     """
     check_arguments(penalties, resamples)
     layout = Layout(code, label, types, samples, cells)

@@ -46,7 +46,7 @@ def project(
             finite, or there are too many components or too large a perplexity for the data.
 
     Example:
-        `project(data.set_coords("rule")["code"], method=["pca", "tsne"])`
+        >>> project(data.set_coords("rule")["code"], method=["pca", "tsne"])
     """
     if not isinstance(method, str) and method:
         stacked = xr.concat(

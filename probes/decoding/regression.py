@@ -66,7 +66,7 @@ def decode_continuous(
             a split, or a number is out of range.
 
     Example:
-        `decode_continuous(train, {"ood": ood}, label="number")["score"].sel(control="probe")`
+        >>> decode_continuous(train, {"ood": ood}, label="number")["score"].sel(control="probe")
     """
     check_arguments(penalties, resamples)
     sources = read_sources((fit, tests), untrained, Layout(code, label, None, samples, cells))
@@ -155,7 +155,7 @@ def decode_each(
         ValueError: each label is constant in `fit` or in all tests; or as in the decoder.
 
     Example:
-        decode_each(fit, {"ood": test}, along="term", label="has")["score"].sel(control="probe")
+        >>> decode_each(fit, {"ood": test}, along="term", label="has")["score"].sel(control="probe")
     """
     results: list[xr.Dataset] = []
     for name in fit[label][along].to_numpy():

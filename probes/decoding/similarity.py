@@ -50,7 +50,7 @@ def compare_means(
         KeyError, ValueError: as in `decode`.
 
     Example:
-        `compare_means(data)["similarity"].sel(control="observed", layer="all", centring="none")`
+        >>> compare_means(data)["similarity"].sel(control="observed", layer="all", centring="none")
     """
     table = read_table("data", data, Layout(code, label, None, samples, cells))
     names, number = np.unique(table.label, return_inverse=True)

@@ -92,7 +92,11 @@ def interchange(
         RuntimeError: a hook did not fire, or fired less often than is asked for.
 
     Example:
-        `interchange(model, base, source, hooks={"all": "blocks.*.attn.hook_pattern"}, ...)`
+        >>> entries = torch.ones(len(base), 1, 1, 1).bool()  # all heads, queries and keys
+        >>> patched = interchange(
+        ...     model, base, source, hooks={"all": "blocks.*.attn.hook_pattern"}, where=entries,
+        ...     answer=lambda logits: logits.argmax(-1), outcomes={"source's answer": answers})
+        >>> patched["rate"].sel(outcome="source's answer")
     """
     check_model(model)
     examples = count_examples("base_inputs", base_inputs)

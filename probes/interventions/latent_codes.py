@@ -78,8 +78,8 @@ def latent_code(
         ValueError: `keys` does not have one row per query, or there are not two dims.
 
     Example:
-        code = latent_code(torch.tensor([8]), torch.tensor([[6, 7]]))
-        capture(model, batches, {"code": code})["code"]
+        >>> code = latent_code(torch.tensor([8]), torch.tensor([[6, 7]]))
+        >>> capture(model, batches, {"code": code})["code"]
     """
     _check_positions(query, keys)
     if len(dims) != 2:
@@ -132,7 +132,7 @@ def interchange_codes(
 
     Example:
         >>> result = interchange_codes(
-        ...     model, base, source, query=query, keys=keys, n_pos=base.shape[1],
+        ...     model, base.inputs, source.inputs, query=query, keys=keys, n_pos=18,
         ...     answer=lambda logits: logits.argmax(-1), outcomes={"source's rule": answers})
         >>> result["rate"].sel(scope="code", site="all layers")
     """
@@ -179,8 +179,8 @@ def interchange_pairs(
         ValueError: there are no conditions; or as in `interchange_codes`.
 
     Example:
-        pairs = tasks.raven_pairs(task, base, source, 100)
-        interchange_pairs(model, pairs, answer=lambda logits: logits.argmax(-1))
+        >>> pairs = tasks.raven_pairs(task, base, source, 100)
+        >>> interchange_pairs(model, pairs, answer=lambda logits: logits.argmax(-1))
     """
     if not pairs:
         raise ValueError("pairs must name at least one condition, got an empty mapping")

@@ -35,8 +35,10 @@ class At:
         ValueError: a step is negative.
 
     Example:
-        A state patched into an earlier step: `At("core.hook_resid_post", step=1, source_step=5)`,
-        or `At("blocks.1.hook_resid_post", source="blocks.5.hook_resid_post")`.
+        A state patched into an earlier step, of a module that fires several times, or of several:
+
+        >>> At("core.hook_resid_post", step=1, source_step=5)
+        >>> At("blocks.1.hook_resid_post", source="blocks.5.hook_resid_post")
     """
 
     hook: str

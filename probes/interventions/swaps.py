@@ -36,7 +36,7 @@ class Swaps:
             source are given without those of the base.
 
     Example:
-        `Swaps(base, source, answers={"carry": with_carry_of_source}, own=base_answers)`
+        >>> Swaps(base, source, answers={"carry": with_carry_of_source}, own=base_answers)
     """
 
     base: Inputs
@@ -107,11 +107,9 @@ def swap(
         KeyError, TypeError, ValueError: of `task.counterfactual`; or as in `Swaps`.
 
     Example:
-        ::
-
-            base, source = (task.batch("id", index, 1000) for index in (0, 1))
-            rule = {"rule": source.latents["rule"]}
-            pairs = probes.swap(task, base, source, {"rule": rule})
+        >>> base, source = (task.batch("id", index, 1000) for index in (0, 1))
+        >>> rule = {"rule": source.latents["rule"]}
+        >>> pairs = probes.swap(task, base, source, {"rule": rule})
     """
 
     def answers_of(batch: Any) -> Tensor:

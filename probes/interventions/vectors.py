@@ -35,7 +35,7 @@ class Vector:
         ValueError: the step is negative.
 
     Example:
-        `Vector("blocks.0.attn.hook_z", numpy.s_[:, -1, 3])`
+        >>> Vector("blocks.0.attn.hook_z", numpy.s_[:, -1, 3])
     """
 
     hook: str

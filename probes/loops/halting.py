@@ -47,7 +47,7 @@ def score_halting(
         ValueError: dims do not fit, or values are not finite.
 
     Example:
-        `score_halting(data["n_updates"], data["depth"], answers=data["answer"])["correlation"]`
+        >>> score_halting(data["n_updates"], data["depth"], answers=data["answer"])["correlation"]
     """
     for name, values in (("steps", steps), ("needed", needed)):
         if values.dims != ("example",) or values.sizes != steps.sizes:

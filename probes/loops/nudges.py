@@ -66,7 +66,7 @@ def nudge_states(
         ValueError: there are fewer than two steps or examples, or a number is out of range.
 
     Example:
-        `nudge_states(model, batch.inputs, hook="blocks.*.hook_resid_post")["growth"]`
+        >>> nudge_states(model, batch.inputs, hook="blocks.*.hook_resid_post")["growth"]
     """
     models = {"trained": model} | ({} if untrained is None else {"untrained": untrained})
     n = count_examples("inputs", inputs)

@@ -76,7 +76,7 @@ def adapt_paths(
             of all paths.
 
     Example:
-        `adapt_paths(model, inputs, targets, routed=routed, task=task)["gap_closed"]`
+        >>> adapt_paths(model, inputs, targets, routed=routed, task=task)["gap_closed"]
     """
     for name, value in (("repeats", repeats), ("resamples", resamples)):
         if value < 1:

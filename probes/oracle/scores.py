@@ -70,7 +70,7 @@ def score_paths(
         ValueError: as in `search_paths`; a task has 1 example, or `untrained` has another size.
 
     Example:
-        `score_paths(model, inputs, targets, routed=routed, task=task, untrained=other)["loss"]`
+        >>> score_paths(model, inputs, targets, routed=routed, task=task, untrained=other)["loss"]
     """
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")

@@ -103,7 +103,7 @@ def search_paths(
             limit is too small.
 
     Example:
-        `search_paths(model, inputs, targets, routed=routed, method="beam")["best_loss"]`
+        >>> search_paths(model, inputs, targets, routed=routed, method="beam")["best_loss"]
     """
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")

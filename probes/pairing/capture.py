@@ -54,7 +54,7 @@ def measure_pairing(
         TypeError, ValueError: as in `capture` and `score_pairing`; or there are no groups.
 
     Example:
-        `measure_pairing(model, {"id": [task.batch("id", 0, 500)]})`
+        >>> measure_pairing(model, {"id": [task.batch("id", 0, 500)]})
 
     Source:
         Mittal et al. 2021, "Compositional Attention", figures 5 and 11.

@@ -96,7 +96,9 @@ def force_pairing(
         RuntimeError: a hook did not fire exactly once in a forward pass.
 
     Example:
-        `force_pairing(model, inputs, truth, assignment, "blocks.0.attn.hook_value_scores", ...)`
+        >>> hook = "blocks.0.attn.hook_value_scores"
+        >>> forced = force_pairing(model, inputs, truth, assignment, hook, error=error)
+        >>> forced["removed"]
     """
     check_model(model)
     patterns = [hook] if isinstance(hook, str) else hook

@@ -102,7 +102,7 @@ def score_pairing(
             `winner` and `pattern` is given, or a group has fewer than 2 examples or no truth.
 
     Example:
-        `score_pairing(data["value_scores"], data["preference"])["agreement"]`
+        >>> score_pairing(data["value_scores"], data["preference"])["agreement"]
     """
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")

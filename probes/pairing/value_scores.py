@@ -47,7 +47,8 @@ def measure_value_scores(
             batches.
 
     Example:
-        `measure_value_scores(model, batches, lambda batch: {"even": batch.latents["n"] % 2 == 0})`
+        >>> def groups(batch): return {"first": batch.targets[:, 0] == 0}
+        >>> measure_value_scores(model, batches, groups)
 
     Source:
         Mittal et al. 2021, "Compositional Attention", figures 14 and 15.

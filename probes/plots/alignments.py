@@ -32,7 +32,7 @@ def alignment(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `variable`.
 
     Example:
-        `probes.plots.alignment(align(...).sel(split="ood", variable="rule", rank=4, pairs="all"))`
+        >>> probes.plots.alignment(found.sel(split="ood", variable="rule", rank=4, pairs="all"))
     """
     values, low, high = (
         variable_of(result, f"accuracy{end}", "control", "site", probe="align")

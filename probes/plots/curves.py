@@ -48,7 +48,7 @@ def line(
         ValueError: the variable has other dims with several labels.
 
     Example:
-        `probes.plots.line(loss_by_context(loss, mask), "loss", along="seen")`
+        >>> probes.plots.line(loss_by_context(loss, mask), "loss", along="seen")
     """
     ax = given_or_current(ax)
     values = variable_of(result, variable, along, probe=_ANY)
@@ -106,7 +106,7 @@ def lines(
         KeyError, ValueError: as in `line`.
 
     Example:
-        `probes.plots.lines(score_heads(attention, truth).sel(role=role), "score", along="head")`
+        >>> probes.plots.lines(score_heads(attention, truth).sel(role=role), "score", along="head")
     """
     ax = given_or_current(ax)
     labels = variable_of(result, variable, by, along, probe=_ANY)[by].to_numpy().tolist()

@@ -44,7 +44,7 @@ def decoding(
         ValueError: a further dim has several labels, such as `split`.
 
     Example:
-        `probes.plots.decoding(decode(train, {"ood": ood}))`
+        >>> probes.plots.decoding(decode(train, {"ood": ood}))
     """
     ax = given_or_current(ax)
     if "metric" in result.dims:
@@ -81,7 +81,7 @@ def confusion(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `split` or `layer`.
 
     Example:
-        `probes.plots.confusion(decode(train, {"ood": ood}).sel(layer="all"))`
+        >>> probes.plots.confusion(decode(train, {"ood": ood}).sel(layer="all"))
     """
     counts = variable_of(result, "confusion", "true", "predicted", probe="decode")
     total = counts.sum("predicted")

@@ -55,7 +55,7 @@ def control_flow(
         ValueError: numbers of labels and of valid columns differ.
 
     Example:
-        `probes.plots.control_flow(graphs, labels="BOS 101 a b EOS".split())`
+        >>> probes.plots.control_flow(graphs, labels=tokens)
 
     Source: Csordás et al. 2021, "The Neural Data Router", figure 2.
     """

@@ -40,7 +40,7 @@ def steps(
         KeyError: the result is not that of `score_steps`.
 
     Example:
-        `probes.plots.steps(score_steps(answers, targets))`
+        >>> probes.plots.steps(score_steps(answers, targets))
     """
     variable_of(result, variable, "control", "step", probe="score_steps")
     flips = variable_of(result, "flips", "control", probe="score_steps")
@@ -68,7 +68,7 @@ def states(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         KeyError: the result is not that of `score_states`.
 
     Example:
-        `probes.plots.states(score_states(capture(model, batches, {"state": state})["state"]))`
+        >>> probes.plots.states(score_states(capture(model, batches, {"state": state})["state"]))
     """
     variable_of(result, "distance", "control", "step", probe="score_states")
     ax = lines(result, "distance", ax, along="step")
@@ -96,7 +96,7 @@ def nudges(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: both directions are left.
 
     Example:
-        `probes.plots.nudges(nudge_states(model, inputs, hook=hook).sel(direction="random"))`
+        >>> probes.plots.nudges(nudge_states(model, inputs, hook=hook).sel(direction="random"))
     """
     growth = variable_of(result, "growth", "control", "nudged", "step", probe="nudge_states")
     ax = given_or_current(ax)
@@ -139,7 +139,7 @@ def halting(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         KeyError: the result is not that of `score_halting`.
 
     Example:
-        `probes.plots.halting(score_halting(data["n_updates"], data["depth"]))`
+        >>> probes.plots.halting(score_halting(data["n_updates"], data["depth"]))
     """
     variable_of(result, "mean_steps", "rule", "needed", probe="score_halting")
     variable_of(result, "correlation", "rule", "control", probe="score_halting")

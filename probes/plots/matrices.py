@@ -52,8 +52,9 @@ def matrix(
         ValueError: the matrix does not have two dims, or has no number.
 
     Example:
-        `probes.plots.matrix(pattern.isel(example=0, head=0), numbers="{:.2f}")`, the matrix of Tay
-        et al. 2019, figure 2
+        The matrix of Tay et al. 2019, figure 2:
+
+        >>> probes.plots.matrix(pattern.isel(example=0, head=0), numbers="{:.2f}")
     """
     ax = given_or_current(ax)
     cells = values.to_numpy().astype(float)
@@ -99,7 +100,7 @@ def attention(
         ValueError: the pattern has other dims.
 
     Example:
-        `probes.plots.attention(data["pattern"].isel(example=0, layer=1), labels=tokens)`
+        >>> probes.plots.attention(data["pattern"].isel(example=0, layer=1), labels=tokens)
     """
     ax = given_or_current(ax)
     dims = ("query_pos", "key_pos")
@@ -136,7 +137,7 @@ def gates(
         ValueError: the values have other dims.
 
     Example:
-        `probes.plots.gates(columns["gates"].isel(example=0, step=3), labels=tokens)`
+        >>> probes.plots.gates(columns["gates"].isel(example=0, step=3), labels=tokens)
 
     Source: Csordás et al. 2021, "The Neural Data Router", figure 4.
     """
@@ -168,7 +169,7 @@ def value_scores(result: xr.Dataset, ax: Axes | None = None, *, highest: float =
         ValueError: a further dim has several labels, such as `group` or `layer`.
 
     Example:
-        `probes.plots.value_scores(result.sel(group="all", layer=0, token="all"))`
+        >>> probes.plots.value_scores(result.sel(group="all", layer=0, token="all"))
 
     Source: Mittal et al. 2021, "Compositional Attention", figures 14 and 15.
     """

@@ -102,7 +102,7 @@ def activation(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `layer`.
 
     Example:
-        `probes.plots.activation(score_specialization(...).sel(layer="pooled"))`
+        >>> probes.plots.activation(scores.sel(layer="pooled"))
     """
     variable_of(result, "activation", "operation", "module", probe=_PROBE)
     shares = ordered_activation(result).squeeze().to_dataset(name="activation")

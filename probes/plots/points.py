@@ -44,7 +44,7 @@ def projection(
         ValueError: several methods are left (dim `kind`), or a label has no name.
 
     Example:
-        `probes.plots.projection(project(data.set_coords("rule")["code"]), label="rule")`
+        >>> probes.plots.projection(project(data.set_coords("rule")["code"]), label="rule")
     """
     ax = given_or_current(ax)
     for name, made in (("projection", "made by project"), (label, "named by label")):

@@ -43,7 +43,8 @@ def bars(
         ValueError: the variable has other dims with several labels.
 
     Example:
-        `probes.plots.bars(score_signedness(pattern), "share", along="kind")`
+        >>> scores = score_signedness(pattern.isel(layer=0, head=0))
+        >>> probes.plots.bars(scores, "share", along="kind")
     """
     ax = given_or_current(ax)
     dims = (along,) if by is None else (by, along)
@@ -91,7 +92,7 @@ def interchange(result: xr.Dataset, ax: Axes | None = None, *, variable: str = "
         ValueError: two further dims have several labels, such as `scope` and `outcome`.
 
     Example:
-        `probes.plots.interchange(interchange(...).sel(outcome="source_rule"))`
+        >>> probes.plots.interchange(patched.sel(outcome="source_rule"))
     """
     probe = "interchange, interchange_codes or interchange_pairs"
     by = _compared(result, variable, "site", probe=probe)
@@ -118,7 +119,7 @@ def erasure(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `outcome`.
 
     Example:
-        `probes.plots.erasure(erase(...).sel(outcome="right"))`
+        >>> probes.plots.erasure(used.sel(outcome="right"))
     """
     variable_of(result, "rate", "condition", "site", probe="erase")
     unchanged = result["rate"].sel(condition=_NOTHING, drop=True)

@@ -45,7 +45,7 @@ def pairing(
         KeyError: the result is not that of one of these probes, or an unknown group or search.
 
     Example:
-        `probes.plots.pairing(score_pairing(data["value_scores"], data["preference"]))`
+        >>> probes.plots.pairing(score_pairing(data["value_scores"], data["preference"]))
 
     Source: Mittal et al. 2021, "Compositional Attention", figures 5, 11 and 12.
     """

@@ -32,7 +32,7 @@ def signedness(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `layer` or `head`.
 
     Example:
-        `probes.plots.signedness(score_signedness(pattern).isel(layer=0, head=1))`
+        >>> probes.plots.signedness(score_signedness(pattern).isel(layer=0, head=1))
     """
     variable_of(result, "share", "kind", probe="score_signedness or measure_signedness")
     ax = bars(result, "share", ax, along="kind")
@@ -61,7 +61,7 @@ def distribution(
         ValueError: dims do not match, or there are fewer than two bins.
 
     Example:
-        `probes.plots.distribution(score_signedness(pattern).isel(layer=0, head=1))`
+        >>> probes.plots.distribution(score_signedness(pattern).isel(layer=0, head=1))
     """
     if "distribution" not in result:
         variable_of(result, "distribution", "bin", probe="score_signedness or score_saturation")

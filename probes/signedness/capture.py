@@ -90,7 +90,7 @@ def measure_saturation(
             match.
 
     Example:
-        `measure_saturation({"trained": model}, {"id": ([batch], places)}, {"affinity": 2.0})`
+        >>> measure_saturation({"trained": model}, {"id": ([batch], places)}, {"affinity": 2.0})
 
     Source:
         Tay et al. 2019, "Compositional De-Attention Networks", section 5.

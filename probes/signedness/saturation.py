@@ -47,11 +47,11 @@ def score_saturation(
             a number is out of range.
 
     Example:
-        Several quantities at once, each with its limits::
+        Several quantities at once, each with its limits:
 
-            limit = xr.DataArray([2.0, 3.0], coords={"quantity": ["affinity", "dissimilarity"]})
-            values = captured[["affinity", "dissimilarity"]].to_dataarray("quantity")
-            score_saturation(values, low=-limit, high=limit)
+        >>> limit = xr.DataArray([2.0, 3.0], coords={"quantity": ["affinity", "dissimilarity"]})
+        >>> values = captured[["affinity", "dissimilarity"]].to_dataarray("quantity")
+        >>> score_saturation(values, low=-limit, high=limit)
     """
     table = read_pairs("values", values, valid, bins, resamples)
     lows, highs = (_of_cells(name, limit, table) for name, limit in (("low", low), ("high", high)))

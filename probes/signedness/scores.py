@@ -96,7 +96,7 @@ def score_signedness(
             pair.
 
     Example:
-        `score_signedness(data["pattern"], valid=data["valid"])["added"]`
+        >>> score_signedness(data["pattern"], valid=data["valid"])["added"]
     """
     if not 0 <= near_zero < near_one:
         raise ValueError(
@@ -162,8 +162,9 @@ def relative_weights(
             or the quantile is out of range.
 
     Example:
-        `score_signedness(relative_weights(pattern), sign=sign)`, where tokens count if their weight
-        exceeds a tenth of the head's largest weights.
+        Tokens count if their weight exceeds a tenth of the head's largest weights:
+
+        >>> score_signedness(relative_weights(pattern), sign=sign)
     """
     if not 0 < quantile <= 1:
         raise ValueError(f"quantile must be in (0, 1], got {quantile}")
@@ -192,7 +193,7 @@ def strongest_head(data: xr.Dataset, pattern: xr.DataArray) -> xr.Dataset:
         ValueError: dims do not match, or the pattern is NaN everywhere.
 
     Example:
-        `plots.matrix(strongest_head(captured, captured["pattern"])["pattern"])`
+        >>> plots.matrix(strongest_head(captured, captured["pattern"])["pattern"])
     """
     cells = [dim for dim in pattern.dims if dim not in PAIRS]
     if not set(PAIRS) <= set(pattern.dims) or not cells or not pattern.notnull().any():

@@ -75,7 +75,7 @@ def measure_specialization(
         TypeError, ValueError: as in `capture` and `score_specialization`; or there are no groups.
 
     Example:
-        `measure_specialization(model, {"id": [batch]}, operation="operator", operations=5)`
+        >>> measure_specialization(model, {"id": [batch]}, operation="operator", operations=5)
 
     Source:
         Ostapenko et al. 2022, "Attention for Compositional Modularity".
@@ -145,7 +145,7 @@ def measure_paths(
         TypeError, ValueError: as in `score_paths` and `adapt_paths`.
 
     Example:
-        `measure_paths(model, untrained, {"id": batch, "ood": other}, adapted="ood")`
+        >>> measure_paths(model, untrained, {"id": batch, "ood": other}, adapted="ood")
 
     Source:
         Ostapenko et al. 2022, "Attention for Compositional Modularity", test-time oracles.

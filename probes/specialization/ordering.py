@@ -24,7 +24,7 @@ def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
         KeyError: a variable is missing.
 
     Example:
-        `ordered_activation(score_specialization(...)).sel(layer="pooled")`
+        >>> ordered_activation(scores).sel(layer="pooled")
     """
     is_assigned = scores["assignment"] == scores["module"]
     last = scores.sizes["operation"] + 1 - scores["utilisation"]

@@ -99,7 +99,7 @@ def score_specialization(
             an operation or a number is out of range.
 
     Example:
-        `score_specialization(data["choice"], data["operation"], operations=5)["specialization"]`
+        >>> score_specialization(data["choice"], data["operation"], operations=5)["specialization"]
     """
     names = _operation_names(operations)
     if not 0 <= dead_share < 1:

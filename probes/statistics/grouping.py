@@ -32,7 +32,7 @@ def mean_by_labels(
         ValueError: there are no labels, shapes or names do not match, or a label is out of range.
 
     Example:
-        `mean_by_labels(errors, {"rule": batch.latents["rule"]}, 8)`
+        >>> mean_by_labels(errors, {"rule": batch.latents["rule"]}, 8)
     """
     if isinstance(sizes, int):
         sizes = dict.fromkeys(labels, sizes)

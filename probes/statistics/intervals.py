@@ -25,6 +25,11 @@ class Interval(NamedTuple):
         estimate: the value for the sample itself.
         low: the lower end, NaN where it is undefined.
         high: the upper end, NaN where it is undefined.
+
+    Example:
+        >>> interval = bootstrap_ratio(numpy.array([1.0, 0.0, 1.0]))
+        >>> bool(interval.low <= interval.estimate <= interval.high)
+        True
     """
 
     estimate: Float[np.ndarray, "..."]

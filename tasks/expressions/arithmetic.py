@@ -66,7 +66,7 @@ class Arithmetic(NestedTask):
     `depth` is the nesting depth. All dataflow counts as used, even where it is multiplied by zero.
 
     Example:
-        `Arithmetic(ArithmeticConfig(n_train=1000)).batch("train", 0, 64)`
+        >>> Arithmetic(ArithmeticConfig(n_train=1000)).batch("train", 0, 64)
     """
 
     def __init__(self, config: ArithmeticConfig) -> None:

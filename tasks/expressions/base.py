@@ -157,6 +157,11 @@ def dataflow(latents: dict[str, Tensor], example: int) -> "networkx.DiGraph":
         A tree whose edges point to the root. A node is the position of a sub-expression's token,
         with attributes `value` and `depth`; an edge goes from an argument to its operation, with
         the attribute `used`: whether the answer can depend on it.
+
+    Example:
+        >>> lookup = TableLookup(TableLookupConfig())
+        >>> dataflow(lookup.batch("id", 0, 4).latents, 0).number_of_nodes() > 1
+        True
     """
     import networkx  # imported here to keep `import tasks` fast
 
@@ -201,7 +206,7 @@ def column_dataflow(batch: Batch, *, readout: Literal["first", "last"] = "last")
         ValueError: `readout` is neither "first" nor "last".
 
     Example:
-        `column_dataflow(TableLookup(TableLookupConfig()).batch("id", 0, 10))["edges"]`
+        >>> column_dataflow(TableLookup(TableLookupConfig()).batch("id", 0, 10))["edges"]
     """
     import xarray as xr  # imported here to keep `import tasks` fast
 
@@ -277,7 +282,7 @@ def spread_over_depths(batches: Sequence[Batch], n: int) -> Batch:
         ValueError: `batches` is empty.
 
     Example:
-        `spread_over_depths([task.batch(split, 0, 500) for split in ("id", "ood")], 200)`
+        >>> spread_over_depths([task.batch(split, 0, 500) for split in ("id", "ood")], 200)
     """
     if not batches:
         raise ValueError("batches must not be empty, got none")

@@ -96,7 +96,7 @@ class ListOps(NestedTask):
             replaced. None: the examples are generated in every process.
 
     Example:
-        `ListOps(ListOpsConfig(n_train=1000)).batch("train", 0, 64)`
+        >>> ListOps(ListOpsConfig(n_train=1000)).batch("train", 0, 64)
     """
 
     def __init__(self, config: ListOpsConfig, *, cache: Path | None = DEFAULT_CACHE) -> None:

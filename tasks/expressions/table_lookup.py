@@ -49,6 +49,10 @@ class TableLookupConfig:
 
     Raises:
         ValueError: an argument is out of its range, or exceeds the number of distinct sequences.
+
+    Example:
+        >>> TableLookupConfig(direction="backward").n_symbols
+        8
     """
 
     direction: Literal["forward", "backward"] = "forward"
@@ -136,7 +140,7 @@ class TableLookup(ExpressionTask):
     All dataflow is used, since the tables are bijections.
 
     Example:
-        `TableLookup(TableLookupConfig(direction="backward")).batch("ood", 0, 64)`
+        >>> TableLookup(TableLookupConfig(direction="backward")).batch("ood", 0, 64)
     """
 
     def __init__(self, config: TableLookupConfig) -> None:

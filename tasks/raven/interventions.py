@@ -52,8 +52,8 @@ def raven_pairs(task: Raven, base: Batch, source: Batch, n: int) -> dict[str, Ra
         ValueError: the batches differ in size, or are of a permuted split.
 
     Example:
-        base, source = (task.batch("id_unpermuted", index, 1000) for index in (0, 1))
-        raven_pairs(task, base, source, 50)["other_rule"].answers["source_rule"]
+        >>> base, source = (task.batch("id_unpermuted", index, 1000) for index in (0, 1))
+        >>> raven_pairs(task, base, source, 50)["other_rule"].answers["source_rule"]
     """
     if len(base) != len(source):
         raise ValueError(
@@ -107,7 +107,9 @@ def raven_last_row(n_features: int) -> tuple[Tensor, Tensor]:
         keys [K, 2] int64: the same feature in the row's first and second panel.
 
     Example:
-        `raven_last_row(2)` is `[16, 17]` and `[[12, 14], [13, 15]]`.
+        >>> query, keys = raven_last_row(2)
+        >>> query.tolist(), keys.tolist()
+        ([16, 17], [[12, 14], [13, 15]])
     """
     panels = torch.arange(6, 9) * n_features + torch.arange(n_features)[:, None]
     return panels[:, 2], panels[:, :2]
@@ -127,7 +129,7 @@ def raven_correspondence(
         in a panel of column c; for the last column m itself.
 
     Example:
-        `raven_correspondence(batch.latents["permutation"])[:, 0, 1]`
+        >>> raven_correspondence(batch.latents["permutation"])[:, 0, 1]
     """
     where = permutation.argsort(-1)
     asked = permutation[:, None, -1].expand_as(permutation)

@@ -163,7 +163,7 @@ def raven_ceilings(config: RavenConfig, splits: Sequence[str], n_instances: int)
         ValueError: a split is unknown, or `n_instances` is less than 2.
 
     Example:
-        `raven_ceilings(RavenConfig(n_features=2), ("id", "ood"), 1000)["accuracy"]`
+        >>> raven_ceilings(RavenConfig(n_features=2), ("id", "ood"), 1000)["accuracy"]
     """
     import xarray as xr  # imported here to keep `import tasks` fast
 

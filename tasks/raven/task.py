@@ -51,6 +51,10 @@ class RavenConfig:
 
     Raises:
         ValueError: an argument is out of its range, or no split can cover the rules.
+
+    Example:
+        >>> RavenConfig(n_features=2).n_values
+        8
     """
 
     n_features: int = 4
@@ -106,7 +110,7 @@ class Raven(CausalTask):
     answer is False.
 
     Example:
-        `Raven(RavenConfig(n_features=2)).batch("ood", 0, 100)`
+        >>> Raven(RavenConfig(n_features=2)).batch("ood", 0, 100)
     """
 
     SPLITS: ClassVar = ("train", "id", "ood", "id_unpermuted", "ood_unpermuted")

@@ -131,7 +131,7 @@ class Classification(LabelledTask[Tensor]):
         ValueError: the data has an unknown format, or `n_valid` leaves nothing in `train`.
 
     Example:
-        `Classification(ClassificationConfig(name="sst2", path="~/sst2")).batch("train", 0, 32)`
+        >>> Classification(ClassificationConfig(name="sst2", path="~/sst2")).batch("train", 0, 32)
     """
 
     def __init__(self, config: ClassificationConfig) -> None:

@@ -102,7 +102,7 @@ class Images(FiniteTask[tuple[Tensor, Tensor]]):
     `train`.
 
     Example:
-        `Images(ImagesConfig(sources=("digits",), folder=BUNDLED_IMAGES)).batch("test", 0, 32)`
+        >>> Images(ImagesConfig(sources=("digits",), folder=BUNDLED_IMAGES)).batch("test", 0, 32)
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

@@ -177,7 +177,7 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
         ValueError: the data has an unknown format.
 
     Example:
-        `Pairs(PairsConfig(name="snli", path="~/snli_1.0")).batch("train", 0, 32)`
+        >>> Pairs(PairsConfig(name="snli", path="~/snli_1.0")).batch("train", 0, 32)
     """
 
     def __init__(self, config: PairsConfig) -> None:
@@ -230,7 +230,7 @@ def score_ranking(
         ValueError: the arguments are not three vectors of one length, or no answer is right.
 
     Example:
-        `score_ranking(logits[:, 0, 1], batch.targets[:, 0], batch.latents["question"])`
+        >>> score_ranking(logits[:, 0, 1], batch.targets[:, 0], batch.latents["question"])
     """
     shapes = [tuple(vector.shape) for vector in (scores, relevant, question)]
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:

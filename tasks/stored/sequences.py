@@ -100,7 +100,7 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         ValueError: the files have another format, or all examples of a split are too long.
 
     Example:
-        `Sequences(SequencesConfig(path="~/iwslt15", source="en", target="vi")).size("train")`
+        >>> Sequences(SequencesConfig(path="~/iwslt15", source="en", target="vi")).size("train")
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

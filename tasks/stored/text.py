@@ -125,7 +125,7 @@ class Text:
             process.
 
     Example:
-        `Text(TextConfig(path=PYTHON_HELP, vocabulary_size=2000)).batch("train", 0, 8)`
+        >>> Text(TextConfig(path=PYTHON_HELP, vocabulary_size=2000)).batch("train", 0, 8)
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

@@ -1,0 +1,187 @@
+"""The examples in docstrings of what the packages export run.
+
+An example shows an output where that is short; then it is checked. What an example takes for
+granted, such as `model` and `batches`, is made in `names.py`, by the folder of the export.
+"""
+
+import doctest
+import inspect
+
+import matplotlib.pyplot as plt
+import pytest
+
+import mechanisms
+import probes
+import tasks
+from probes import plots
+from tests.docs.names import names_of
+
+WITHOUT = {
+    "mechanisms": {
+        "Attention",
+        "AttentionProtocol",
+        "Block",
+        "BlockConfig",
+        "ComponentConfig",
+        "ConcatenationRouter",
+        "ConcatenationRouterConfig",
+        "CrossAttentionRouter",
+        "CrossAttentionRouterConfig",
+        "DecomposableAttention",
+        "DecomposableAttentionConfig",
+        "Dnc",
+        "EncoderDecoder",
+        "EncoderDecoderConfig",
+        "EncoderRouter",
+        "EncoderRouterConfig",
+        "MlpPool",
+        "MlpPoolConfig",
+        "ModularNetwork",
+        "Monolithic",
+        "MonolithicConfig",
+        "OperationPool",
+        "OperationPoolConfig",
+        "PatchTransformer",
+        "PatchTransformerConfig",
+        "RelationClassifier",
+        "RelationClassifierConfig",
+        "RetrievalNetwork",
+        "RetrievalNetworkConfig",
+        "RouterSizes",
+        "SequenceClassifier",
+        "SequenceClassifierConfig",
+        "StructuralOracleRouter",
+        "StructuralOracleRouterConfig",
+        "Transformer",
+        "all_paths_loss",
+        "attention_from_flax",
+        "block_from_flax",
+        "compositional_attention_from_torch",
+        "compositional_block_from_torch",
+        "copy_gate_from_torch",
+        "patch_transformer_from_torch",
+        "published_sort_of_clevr_answers",
+        "published_sort_of_clevr_images",
+        "published_triangle_images",
+        "relation_classifier_from_torch",
+        "retrieval_network_from_torch",
+        "router_attention_from_torch",
+        "router_block_from_torch",
+        "router_from_torch",
+        "sampled_path_loss",
+        "transformer_from_flax",
+    },
+    "tasks": {
+        "ArithmeticConfig",
+        "Classification",
+        "ClassificationConfig",
+        "ContextualRetrievalConfig",
+        "ESBNConfig",
+        "ExpressionTask",
+        "IdealObserver",
+        "ImagesConfig",
+        "ListOpsConfig",
+        "MLUConfig",
+        "MLULinesConfig",
+        "MathEquationsConfig",
+        "NegatedSentimentConfig",
+        "Observation",
+        "Pairs",
+        "PairsConfig",
+        "PlantedRankingConfig",
+        "RavenCeiling",
+        "RavenPairs",
+        "ScanConfig",
+        "Sequences",
+        "SequencesConfig",
+        "SortOfClevrConfig",
+        "TextConfig",
+        "TranslationConfig",
+        "TrianglesConfig",
+    },
+    "probes": {
+        "Batch",
+        "HookedModel",
+        "PathModel",
+        "align",
+        "attribute",
+        "label_patching",
+        "measure_faithfulness",
+        "measure_loss_by_context",
+        "patch_edges",
+    },
+    "probes.plots": {
+        "alignment",
+        "gates",
+    },
+}
+"""Exports without an example, or whose example needs what is not here: weights of others, stored data,
+a bridge. Only ever remove names."""
+
+
+class Checker(doctest.OutputChecker):
+    """An output counts only where the example shows one."""
+
+    def check_output(self, want, got, optionflags):
+        return not want or super().check_output(want, got, optionflags)
+
+
+def documented(package):
+    """The exported classes and functions of a package by name."""
+    exports = {name: getattr(package, name) for name in package.__all__}
+    return {
+        name: export
+        for name, export in exports.items()
+        if inspect.isclass(export) or inspect.isroutine(export)
+    }
+
+
+def example_of(export):
+    """The example in the docstring of an export itself; None if there is none."""
+    text = inspect.cleandoc(export.__doc__ or "")
+    test = doctest.DocTestParser().get_doctest(text, {}, export.__name__, None, None)
+    return test if test.examples else None
+
+
+PACKAGES = (mechanisms, tasks, probes, plots)
+EXAMPLES = [
+    pytest.param(package, export, id=f"{package.__name__}.{name}")
+    for package in PACKAGES
+    for name, export in documented(package).items()
+    if name not in WITHOUT[package.__name__] and example_of(export)
+]
+
+
+@pytest.mark.parametrize(("package", "export"), EXAMPLES)
+def test_examples_run(package, export, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    test = example_of(export)
+    test.globs = names_of(inspect.unwrap(export).__module__)
+    runner = doctest.DocTestRunner(checker=Checker(), verbose=False)
+    messages = []
+    results = runner.run(test, out=messages.append)
+    plt.close("all")
+    assert not results.failed, "".join(messages)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_what_has_no_example_is_known(package):
+    exports = documented(package)
+    lacking = {name for name, export in exports.items() if not example_of(export)}
+    known = WITHOUT[package.__name__]
+    assert lacking <= known, "give these an example that runs"
+    assert known <= set(exports)
+
+
+def test_a_wrong_output_is_found():
+    def wrong():
+        """Add.
+
+        >>> 1 + 1
+        3
+        """
+
+    messages = []
+    runner = doctest.DocTestRunner(checker=Checker(), verbose=False)
+    assert runner.run(example_of(wrong), out=messages.append).failed
+    assert "Expected:\n    3" in "".join(messages)
