@@ -115,8 +115,8 @@ WITHOUT = {
         "gates",
     },
 }
-"""Exports without an example, or whose example needs what is not here: weights of others, stored data,
-a bridge. Only ever remove names."""
+"""Exports without an example, or whose example needs what is not here: weights of others, stored
+data, a bridge. Only ever remove names."""
 
 
 class Checker(doctest.OutputChecker):
