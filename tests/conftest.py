@@ -14,7 +14,13 @@ import torch
 torch.set_num_threads(1)
 
 
-SLOW = ("tests/test_readme.py", "tests/studies", "tests/contracts", "tests/mechanisms")
+SLOW = (
+    "tests/docs",
+    "tests/test_readme.py",
+    "tests/studies",
+    "tests/contracts",
+    "tests/mechanisms",
+)
 """In order, the files and folders whose tests take longest, and begin first."""
 
 
