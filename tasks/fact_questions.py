@@ -47,6 +47,10 @@ class FactQuestionsConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> FactQuestionsConfig(n_entities=100).n_paragraphs
+        4
     """
 
     n_entities: int = 60
@@ -106,7 +110,8 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
     relation counts only in the fact that it is asked of; else 0. No pair is to be subtracted.
 
     Example:
-        `FactQuestions(FactQuestionsConfig()).batch("ood", 0, 100)`
+        >>> len(FactQuestions(FactQuestionsConfig()).batch("ood", 0, 100))
+        100
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

@@ -33,7 +33,8 @@ class PlantedEntailment(PlantedTexts):
     `length_a`, `length_b` [batch]: numbers of words.
 
     Example:
-        `PlantedEntailment(PlantedTextsConfig()).batch("ood", 0, 100)`
+        >>> len(PlantedEntailment(PlantedTextsConfig()).batch("ood", 0, 100))
+        100
     """
 
     def __init__(self, config: PlantedTextsConfig) -> None:

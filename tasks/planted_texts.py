@@ -45,6 +45,10 @@ class PlantedTextsConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> PlantedTextsConfig(n_synonyms=3).n_concepts
+        20
     """
 
     n_concepts: int = 20

@@ -34,6 +34,10 @@ class AlignmentConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> AlignmentConfig(projection="linear", composition=QuasiAttentionConfig()).scaled
+        True
     """
 
     projection: DenseProjection = "relu"

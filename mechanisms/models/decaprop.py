@@ -41,6 +41,10 @@ class DecaPropConfig:
 
     Raises:
         ValueError: a setting is outside its range.
+
+    Example:
+        >>> DecaPropConfig(d_input=10, padding=0, d_embed=8, d_hidden=4).n_layers
+        3
     """
 
     d_input: int
@@ -86,6 +90,11 @@ class DecaProp(HookedRootModule):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> reader = DecaProp(DecaPropConfig(d_input=10, padding=0, d_embed=8, d_hidden=4))
+        >>> reader(torch.randint(1, 10, (2, 12)), torch.randint(1, 10, (2, 3))).shape
+        torch.Size([2, 2, 12])
     """
 
     def __init__(self, config: DecaPropConfig, *, generator: torch.Generator | None = None):

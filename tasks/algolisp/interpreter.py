@@ -28,7 +28,15 @@ _MOST_BITS = 4096
 
 
 class ProgramError(ValueError):
-    """A program is not well formed, or fails on its arguments."""
+    """A program is not well formed, or fails on its arguments.
+
+    Example:
+        >>> try:
+        ...     read_program("( +")
+        ... except tasks.ProgramError:
+        ...     print("not well formed")
+        not well formed
+    """
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ class AlgoLispProblem:
         tree: the program.
         tests: pairs of arguments by name and the right value.
         functions: functions that programs may call.
+
+    Example:
+        >>> problem = AlgoLispProblem(tree=("+", "a", "1"), tests=[({"a": 2}, 3)])
+        >>> problem.is_solved_by("+ 1 a"), problem.n_passed(("+", "a", "a"))
+        (True, 0)
     """
 
     tree: Tree

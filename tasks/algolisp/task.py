@@ -101,6 +101,10 @@ class AlgoLispConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> AlgoLispConfig(held_out=0.5).n_tests
+        10
     """
 
     held_out: float = 0.25
@@ -150,7 +154,9 @@ class AlgoLisp(StreamTask[tuple[Tensor, Tensor]]):
         ValueError: too many pairs are to be held out.
 
     Example:
-        `AlgoLisp(AlgoLispConfig()).problem(batch, 0).is_solved_by("reduce a 0 +")`
+        >>> task = AlgoLisp(AlgoLispConfig())
+        >>> task.problem(task.batch("id", 0, 1), 0).is_solved_by("(")
+        False
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

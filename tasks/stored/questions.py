@@ -56,6 +56,10 @@ class QuestionsConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> QuestionsConfig(name="searchqa", path="data/searchqa").n_contexts > 0
+        True
     """
 
     name: Literal["searchqa", "quasar-t", "own"]

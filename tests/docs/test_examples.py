@@ -89,6 +89,7 @@ WITHOUT = {
         "Pairs",
         "PairsConfig",
         "PlantedRankingConfig",
+        "Questions",
         "RavenCeiling",
         "RavenPairs",
         "ScanConfig",
@@ -98,6 +99,7 @@ WITHOUT = {
         "TextConfig",
         "TranslationConfig",
         "TrianglesConfig",
+        "read_problems",
     },
     "probes": {
         "Batch",
