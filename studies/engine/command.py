@@ -7,7 +7,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -16,6 +17,7 @@ import typer
 import xarray as xr
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -84,8 +86,21 @@ def main(*studies: Study) -> None:
     run_study.__signature__ = signature.replace(parameters=[*parameters, *resource_options()])  # pyright: ignore[reportFunctionMemberAccess]
     run_study.__doc__ = "\n\n".join(study.question for study in by_name.values())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(run_study)
+    app.command(epilog=settings_help(by_name.values()))(run_study)
     app()
+
+
+def settings_help(studies: Iterable[Study]) -> str:
+    """All settings of studies for their help, a line each: name, default and documentation.
+
+    A setting of several studies has the default of the first one.
+    """
+    lines = {"": "Settings, with their defaults at laptop size (models may imply others):"}
+    for name, value, documentation in (row for study in studies for row in study.settings):
+        summary = textwrap.shorten(documentation, FILE_WIDTH, placeholder=" ...")
+        line = f"{escape(f'{name}={settings.text_of(value)}')}  [dim]{escape(summary)}[/dim]"
+        lines.setdefault(name, line)
+    return "\n".join(lines.values())
 
 
 def resource_options() -> Iterator[inspect.Parameter]:
@@ -129,12 +144,18 @@ def exit_on(*errors: type[Exception]) -> Iterator[None]:
 
 
 def print_result(run: Run) -> None:
-    """Print the table, the claims with their verdicts, and notes on fairness and provenance."""
+    """Print what a run has found, see `print_findings`, and where its files are."""
     result = read_result(run.folder / "result.nc")
-    table = run.plan.study.table.render(result)
-    write = console(table).print
     if run.taken_from_disk:
-        write(provenance(result))
+        made = f"taken from disk: {provenance(result)}; code has not changed since"
+        console().print(made)
+    print_findings(result, run.plan.study.table.render(result))
+    console().print(f"results and figures: {run.folder}", soft_wrap=True)
+
+
+def print_findings(result: xr.DataTree, table: Table) -> None:
+    """Print the table, the claims with their verdicts, and notes on fairness and provenance."""
+    write = console(table).print
     write(table)
     if (claims := render_claims(result)) is not None:
         write(claims)
@@ -148,7 +169,6 @@ def print_result(run: Run) -> None:
     if from_zoo := json.loads(result.attrs["from_zoo"]):
         names = ", ".join(sorted(from_zoo.values()))
         write(f"{len(from_zoo)} models were not trained here, but are from the zoo: {names}")
-    write(f"results and figures: {run.folder}", soft_wrap=True)
 
 
 def provenance(result: xr.DataTree) -> str:
@@ -159,8 +179,8 @@ def provenance(result: xr.DataTree) -> str:
     commits = ", ".join(sources.get("modscope", "unknown") for sources in training_commits)
     analysed = json.loads(attrs["git_commits_of_analysis"]).get("modscope", "unknown")
     return (
-        f"taken from disk: trained {trained} (commit {commits}), "
-        f"result made {attrs['created_at']} (commit {analysed}); code has not changed since"
+        f"trained {trained} (commit {commits}), "
+        f"result made {attrs['created_at']} (commit {analysed})"
     )
 
 

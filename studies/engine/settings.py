@@ -69,6 +69,16 @@ def describe(config: object, prefix: str = "") -> list[tuple[str, Any, str]]:
     return rows
 
 
+def text_of(value: object) -> str:
+    """The value of a setting as it is written on the command line: "none", "0.001", "id,ood"."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(text_of, value))
+    plain_value = plain(value)
+    return (
+        str(plain_value).lower() if value is None or isinstance(value, bool) else str(plain_value)
+    )
+
+
 def get(config: object, path: str) -> Any:
     """The value of a setting, by its dotted path: `get(config, "training.n_steps")`.
 

@@ -130,6 +130,11 @@ class Study:
         """All measures by name: the engine's `scores` and `costs`, and the study's own."""
         return {"scores": Scores(), "costs": model_costs} | dict(self.measures)
 
+    @property
+    def settings(self) -> list[tuple[str, Any, str]]:
+        """Path, default and documentation of all settings: the setup's, then the measures'."""
+        return settings.describe(self.setup) + settings.describe(_with_settings(self.all_measures))
+
     def judge(self, result: xr.DataTree) -> dict[str, xr.Dataset]:
         """The groups of a result that follow from the others: `fairness`, `claims`, `summary`."""
         fairness = assess(result, self.trained)

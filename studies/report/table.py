@@ -12,7 +12,7 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 import probes
-from studies.engine.readings import Reading, conditions_of, pairs_name, varied
+from studies.engine.readings import Reading, conditions_of, constant, pairs_name, varied
 from studies.engine.results import cell_coordinates, described
 
 MOST_ROWS = 60
@@ -214,6 +214,18 @@ class Table:
             table.add_row(*cells)
         if len(headings) > MOST_ROWS:
             table.add_row("... (all are in result.nc, group summary)")
+
+
+def render_summary(result: xr.DataTree) -> RichTable:
+    """The stored summary of a result as text, for results whose study is not at hand."""
+    summary = result["summary"].to_dataset()
+    names = [", ".join(one.value_names(varied(result))) for one in conditions_of(result)]
+    table = RichTable("", *names, title=result.attrs["study"].replace("_", " "), box=SIMPLE)
+    for reading in summary["reading"].to_numpy():
+        cells = _cells(summary, reading, Row("", constant(0), short))
+        if any(cells):
+            table.add_row(str(reading), *cells)
+    return table
 
 
 def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str, float]:

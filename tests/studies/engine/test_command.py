@@ -11,6 +11,7 @@ from rich.table import Table
 from studies import coda_composition
 from studies.engine.command import FILE_WIDTH, width_of
 from tests.studies.command_line import command_line
+from tests.studies.engine.toy import TOY
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(
@@ -74,3 +75,14 @@ def test_tables_of_many_conditions_are_whole_in_files():
         Console(width=width, file=stream).print(table)
         assert stream.getvalue().count("condition") == n_columns
     assert stream.getvalue().count("99.1 [98; 100]") == 20
+
+
+def test_help_has_a_line_for_each_setting():
+    status, output = command_line(TOY, words=["--help"])
+    assert status == 0
+    lines = [line.strip() for line in output.splitlines()]
+    assert "width=8  number of hidden units." in lines
+    assert "weights.n=20  examples for the mean input." in lines
+    assert "training.keep_at=10,30" in {line.split("  ")[0] for line in lines}
+    for name, *_ in TOY.plan().settings:
+        assert sum(line.startswith(f"{name}=") for line in lines) == 1, name
