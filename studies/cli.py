@@ -4,6 +4,8 @@
     modscope run raven_latent_code --preset smoke seed=0,1
     modscope run my_study.py training.n_steps=500
     modscope show runs/raven_latent_code-HASH
+    modscope view runs/raven_latent_code-HASH
+    modscope view runs
     modscope check my_task.py:Majority
     modscope --install-completion
 
@@ -14,9 +16,11 @@ one's own; `modscope run STUDY --help` lists its options and settings.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import runpy
 import sys
+import webbrowser
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -118,6 +122,27 @@ def show(context: typer.Context, what: StudyName) -> None:
 
 
 @app.command()
+def view(
+    what: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="result file, folder of a run, or of many runs")
+    ],
+    study: StudyFile = None,
+    to: Annotated[Path | None, typer.Option(help="the page; by default beside the result")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="open the page in the browser")] = False,
+) -> None:
+    """Make the page of a result, with interactive figures; of many runs, one that compares them."""
+    from studies.engine import RunError
+    from studies.engine.command import console, exit_on
+    from studies.report.page import ReportError
+
+    with exit_on(ValueError, OSError, RunError, ReportError):
+        path = view_runs(what, to) if is_of_many(what) else view_result(what, study, to)
+    console().print(f"page: {path}", soft_wrap=True)
+    if open_:
+        webbrowser.open(path.resolve().as_uri())
+
+
+@app.command()
 def check(
     what: Annotated[
         str,
@@ -210,6 +235,46 @@ def open_result(path: Path) -> xr.DataTree:
         return read_result(file)
     except OSError as error:
         raise SchemaError(f"{file} must be a netCDF file: {error}") from error
+
+
+def is_of_many(path: Path) -> bool:
+    """Whether a path is a folder of runs, rather than that of one."""
+    return path.is_dir() and not (path / RESULT).exists()
+
+
+def view_result(what: Path, study_file: Path | None, to: Path | None) -> Path:
+    """Make the page of a result, and return its path."""
+    from studies.engine.folders import write_atomically
+    from studies.report.page import exhibits_of, page_of, report
+
+    result, file = open_result(what), what / RESULT if what.is_dir() else what
+    study, path = study_of(result, study_file), to or page_of(file)
+    exhibits = [] if study is None else list(exhibits_of(result, study))
+    data = os.path.relpath(file, path.parent)
+    page = report(result, study, exhibits, Path(data).as_posix())
+    write_atomically(path, lambda to: to.write_text(page, encoding="utf-8"))
+    return path
+
+
+def view_runs(folder: Path, to: Path | None) -> Path:
+    """Make the page that compares the results in a folder, and return its path.
+
+    Raises:
+        ValueError: there are none.
+    """
+    from studies.engine import results
+    from studies.engine.folders import write_atomically
+    from studies.report.page import INDEX, index
+
+    path = to or folder / INDEX
+    # The folders of models have a file for each measure.
+    found = [file for file in sorted(folder.rglob("[!.]*.nc")) if results.is_result(file)]
+    if not found:
+        raise ValueError(f"RESULT must have results in it, got {folder}")
+    files = {os.path.relpath(file, path.parent): file for file in found}
+    page = index({name: open_result(file) for name, file in files.items()})
+    write_atomically(path, lambda to: to.write_text(page, encoding="utf-8"))
+    return path
 
 
 def option_study(words: list[str]) -> Path | None:

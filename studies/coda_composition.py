@@ -36,7 +36,8 @@ from studies.claims.coda import (
 )
 from studies.engine import Preset, Row, metric, read
 from studies.measures.coda import ALONG_TRAINING, MEASURES
-from studies.report import plots
+from studies.report import browsers, plots
+from studies.report.panels import values
 from studies.setups.mlu import MluSetup
 from studies.setups.quasi_transformer import TINY, tiny_training
 from studies.setups.signed_pairs import SignedPairsSetup
@@ -186,6 +187,23 @@ LAST = {
     "ablation": partial(views.ablation, reading=ON_OOD, title="right answers, ood"),
     "matrices": views.matrices,
 }
+TOKENS = {"query_pos": values("matrices", "query"), "key_pos": values("matrices", "key")}
+BROWSERS = {
+    name: partial(
+        browsers.matrices,
+        data=values("matrices", name),
+        y="query_pos",
+        x="key_pos",
+        names=TOKENS,
+        title=title,
+    )
+    for name, title in (
+        ("pattern", "attention, or quasi-attention"),
+        ("affinity_matrix", "tanh(E), before the gate"),
+        ("gate_matrix", "sigmoid(N), the gate"),
+    )
+}
+"""Charts with which examples, layers and heads are stepped through."""
 TANH_SIGMOID = {"model": "coda", "affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
 
 
@@ -228,6 +246,7 @@ ARITHMETIC = engine.Study(
     trained=engine.TrainedIf(reaches=0.5),
     claims=tuple(claims_of_lines()),
     table=ARITHMETIC_TABLE,
+    browsers=BROWSERS,
     views={
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
         "operators": partial(
@@ -291,6 +310,7 @@ SIGNED_PAIRS = engine.Study(
     trained=engine.TrainedIf(reaches=0.9),
     claims=tuple(claims_of_pairs()),
     table=PAIRS_TABLE,
+    browsers=BROWSERS,
     views={
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
         **drawn("heads", alignment="heads"),

@@ -25,7 +25,7 @@ from studies.engine.study import Grid
 from studies.measures import modular_routing as measures
 from studies.measures.modular_routing import COLLAPSE, ID, NULL, OOD, SPECIAL, TRAINED
 from studies.setups.equations import MODELS, MODULAR, ROUTERS, EquationsSetup
-from studies.views.modular_routing import VIEWS
+from studies.views.modular_routing import BROWSERS, VIEWS
 
 TABLE = engine.Table(
     title="Losses and routing",
@@ -199,6 +199,7 @@ STUDY = engine.Study(
     claims=CLAIMS,
     table=TABLE,
     views=VIEWS,
+    browsers=BROWSERS,
 )
 
 

@@ -40,6 +40,7 @@ from studies.setups.expressions import (
     by_model,
 )
 from studies.views import ndr as views
+from studies.views import ndr_browser
 from studies.views import ndr_maps as maps
 
 ROLES = (
@@ -330,6 +331,7 @@ def control_flow_study(
         claims=(*claimed, *claims.of_ours()),
         table=replace(TABLE, title=f"{TABLE.title}: {name.replace('_', ' ')}"),
         views=VIEWS,
+        browsers={"control_flow_by_step": ndr_browser.control_flow},
         export=views.export,
     )
 

@@ -39,7 +39,7 @@ from studies.engine import Row, Section, metric, read
 from studies.measures import raven as measures
 from studies.measures.raven import FAMILIAR, HELD_OUT
 from studies.measures.raven_erasure import erasure
-from studies.report import drawings, plots
+from studies.report import browsers, drawings, plots
 from studies.report.panels import CONDITIONS, group, values
 from studies.setups.latent_code import RavenSetup
 from studies.views import raven as views
@@ -336,6 +336,18 @@ VIEWS = {
     ),
 }
 
+BROWSERS = {
+    f"attention_{kind}": partial(
+        browsers.matrices,
+        data=values("samples", kind),
+        y="head",
+        x="key_pos",
+        title=f"attention of the last answer token: {title}",
+    )
+    for kind, title in (("pattern", "weights, the latent code"), ("scores", "scores"))
+}
+"""Charts with which layers and instances are stepped through."""
+
 STUDY = engine.Study(
     name="raven_latent_code",
     question="What does a trained transformer's latent code know about Raven rules?",
@@ -361,6 +373,7 @@ STUDY = engine.Study(
     claims=CLAIMS,
     table=TABLE,
     views=VIEWS,
+    browsers=BROWSERS,
 )
 
 if __name__ == "__main__":

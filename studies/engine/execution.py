@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -30,6 +31,8 @@ from studies.engine.workers import Workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from studies.report.page import Exhibit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +214,9 @@ class Run:
                 name: code_of(measure, *setups, Trained, Examples)
                 for name, measure in self.plan.measures.items()
             },
-            "report": code_of(study.table, *study.claims, *study.views.values(), Run),
+            "report": code_of(
+                study.table, *study.claims, *study.views.values(), *study.browsers.values(), Run
+            ),
             "claims": folders.config_hash([study.claims, study.trained]),
             "table": folders.config_hash(study.table),
             "reported": folders.config_hash([setup.paper() for setup in setups]),
@@ -279,11 +284,24 @@ class Run:
             drawings = [
                 partial(draw, draft.absolute(), name, view) for name, view in study.views.items()
             ]
-            workers.call(drawings, list(study.views))
+            exhibits = workers.call(drawings, list(study.views))
         if study.export is not None:
             study.export(result, self.folder)
         # The result is put in place last, so that it never exists without its figures.
         draft.replace(self.folder / "result.nc")
+        self._write_report(result, [exhibit for exhibit in exhibits if exhibit is not None])
+
+    def _write_report(self, result: xr.DataTree, exhibits: Sequence[Exhibit]) -> None:
+        """Write the page of the result. What keeps it from being made does not end the run."""
+        from studies.report.page import REPORT, report
+
+        path = self.folder / REPORT
+        path.unlink(missing_ok=True)
+        try:
+            page = report(result, self.plan.study, exhibits, "result.nc")
+            folders.write_atomically(path, lambda to: to.write_text(page, encoding="utf-8"))
+        except Exception as error:
+            warnings.warn(f"{path} was not written: {error}", stacklevel=2)
 
     def _attributes(self, axes: Mapping[str, Any]) -> dict[str, str]:
         """The attributes of the result: text as it is, everything else as JSON."""
@@ -352,19 +370,24 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
     return np.array([chosen in best.values() for chosen in settings_of_cells], dtype=np.int8)
 
 
-def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> None:
+def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> Exhibit | None:
     """Draw a view of a result file into its folder, as PNG and PDF.
 
     Figures of one or two seeds are marked as such.
+
+    Returns:
+        The figure for the page of the result; None if there is none.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.pyplot import close
 
+    from studies.report.page import exhibit
+
     result = _load_cached(path, path.stat().st_mtime_ns)
     figure = view(result)
     if figure is None:
-        return
+        return None
     n_seeds = len(json.loads(result.attrs["seeds"]))
     if n_seeds < 3:
         note = "one seed" if n_seeds == 1 else "two seeds"
@@ -382,7 +405,9 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
             # `savefig` would first draw the figure once more, for a layout that stays as it is.
             save = getattr(canvas_class(figure), f"print_{suffix}")
         folders.write_atomically(path.with_name(f"{name}.{suffix}"), save)
+    shown = exhibit(name, figure)
     close(figure)
+    return shown
 
 
 @lru_cache(maxsize=1)

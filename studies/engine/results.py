@@ -29,6 +29,7 @@ import numpy as np
 import xarray as xr
 
 from studies.engine.folders import write_atomically
+from studies.engine.settings import with_tuples
 
 Config = TypeVar("Config")
 
@@ -229,6 +230,12 @@ def code_in(path: Path) -> dict[str, Any] | None:
         return json.loads(file.getncattr("code"))
 
 
+def is_result(path: Path) -> bool:
+    """Whether a netCDF file is the result of a study, and not of a measure or of the ledger."""
+    with netCDF4.Dataset(path) as file:
+        return "config_hash" in file.ncattrs()
+
+
 def config_of(result: xr.DataTree) -> dict[str, Any]:
     """All settings of the study that made a result, as JSON values."""
     return json.loads(result.attrs["config"])
@@ -247,4 +254,4 @@ def task_config_of(result: xr.DataTree, kind: type[Config], **changes: Any) -> C
     """
     stored = config_of(result)["setup"]["task"]
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{name: stored[name] for name in names & set(stored)} | changes)
+    return kind(**{name: with_tuples(stored[name]) for name in names & set(stored)} | changes)

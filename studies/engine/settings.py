@@ -54,7 +54,7 @@ def from_plain(values: Mapping[str, Any], like: Config) -> Config:
         if isinstance(value, Mapping):
             fields[path] = from_plain(value, of_like)
         else:
-            fields[path] = _with_tuples(value)
+            fields[path] = with_tuples(value)
     return dataclasses.replace(like, **fields)  # pyright: ignore[reportArgumentType, reportReturnType, reportCallIssue]
 
 
@@ -186,8 +186,9 @@ def unknown_setting(name: str, *configs: object) -> ValueError:
     return ValueError(f"unknown setting {name!r}; nearest are {', '.join(nearest)}")
 
 
-def _with_tuples(value: Any) -> Any:
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+def with_tuples(value: Any) -> Any:
+    """A JSON value as a setting has it: tuples in place of lists."""
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 def _is_group(value: object) -> bool:

@@ -77,6 +77,8 @@ class Study:
         claims: the claims that the engine decides.
         table: the table that is printed at the end; by default each metric on each split.
         views: functions of the result that draw a figure, by file name.
+        browsers: functions of the result that return a chart (of Vega-Lite) with which examples are
+            stepped through, by name; for the page of the result. See `studies.report.browsers`.
         export: function of the result and a folder that writes further files.
 
     Raises:
@@ -100,6 +102,9 @@ class Study:
     trained: TrainedIf | None = None
     claims: tuple[Claim, ...] = ()
     views: Mapping[str, Callable[[xr.DataTree], Figure | None]] = field(default_factory=dict)
+    browsers: Mapping[str, Callable[[xr.DataTree], dict[str, Any] | None]] = field(
+        default_factory=dict
+    )
     export: Callable[[xr.DataTree, Any], None] | None = None
 
     def __post_init__(self):

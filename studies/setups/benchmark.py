@@ -16,7 +16,7 @@ from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
 from studies.engine.readings import conditions_of, pairs_of
 from studies.engine.study import Grid, Where
 from studies.engine.training_config import Checkpoint, Optimizer
-from studies.report import plots
+from studies.report import browsers, plots
 from studies.report.panels import CONDITIONS, values, values_of
 from studies.setups.pairing import MODELS, PairingSetup
 from studies.setups.scan import ScanSetup
@@ -284,6 +284,15 @@ def benchmark(
         tuned=("training.learning_rate",),
         claims=(*are_better, AS_MANY_PARAMETERS, *claims),
         table=_table(name, grids, shown, readings | dict(further or {}), references),
+        browsers={
+            "value_scores": partial(
+                browsers.matrices,
+                data=values("value_scores", "value_scores"),
+                y="search",
+                x="retrieval",
+                title="mean value scores: which search chooses which retrieval",
+            )
+        },
         views={
             "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
             "loss": partial(

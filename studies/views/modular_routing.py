@@ -29,7 +29,7 @@ from studies.measures.modular_routing import (
     TRAINED,
     without_outliers,
 )
-from studies.report import drawings, panels, plots
+from studies.report import browsers, drawings, panels, plots
 from studies.report.panels import group, values
 from studies.setups.equations import MODULAR
 
@@ -282,3 +282,15 @@ VIEWS = {
         log="x",
     ),
 }
+
+BROWSERS = {
+    "modules_by_combination": partial(
+        browsers.matrices,
+        data=values("combinations", "activation"),
+        y="combination",
+        x="module",
+        names={"combination": values("combinations", "name")},
+        title="share of each module in a combination of operators",
+    ),
+}
+"""Charts with which a combination's modules are stepped through."""
