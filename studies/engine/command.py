@@ -23,7 +23,7 @@ from rich.table import Table
 
 from studies.engine import settings
 from studies.engine.execution import Resources, Run
-from studies.engine.folders import RunError
+from studies.engine.folders import REPORT, RunError
 from studies.engine.results import read_result
 from studies.engine.study import Study
 from studies.engine.training import TrainingError
@@ -151,6 +151,8 @@ def print_result(run: Run) -> None:
         console().print(made)
     print_findings(result, run.plan.study.table.render(result))
     console().print(f"results and figures: {run.folder}", soft_wrap=True)
+    if (page := run.folder / REPORT).exists():
+        console().print(f"to look at them in a browser: {page}", soft_wrap=True)
 
 
 def print_findings(result: xr.DataTree, table: Table) -> None:

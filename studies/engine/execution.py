@@ -293,9 +293,9 @@ class Run:
 
     def _write_report(self, result: xr.DataTree, exhibits: Sequence[Exhibit]) -> None:
         """Write the page of the result. What keeps it from being made does not end the run."""
-        from studies.report.page import REPORT, report
+        from studies.report.page import report
 
-        path = self.folder / REPORT
+        path = self.folder / folders.REPORT
         path.unlink(missing_ok=True)
         try:
             page = report(result, self.plan.study, exhibits, "result.nc")

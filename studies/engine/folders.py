@@ -21,6 +21,9 @@ from filelock import FileLock, Timeout
 
 from studies.engine.settings import plain
 
+REPORT = "report.html"
+"""The page of a result, in the folder of a run."""
+
 LIBRARIES = ("modscope", "torch", "transformer-lens", "numpy", "scipy", "scikit-learn", "xarray")
 
 

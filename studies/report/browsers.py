@@ -75,7 +75,7 @@ def with_models(result: xr.DataTree, values: xr.DataArray) -> xr.DataArray:
     names = [""] * result["scores"].sizes["cell"]
     for condition in shown_conditions(result):
         for cell in condition.cells:
-            seed = int(result["scores"]["seed"][cell])
+            seed = result["scores"].to_dataset()["seed"].to_numpy()[cell]
             names[cell] = ", ".join(filter(None, [condition.label, f"seed {seed}"]))
     # Cells that differ in tuned settings or draws alone have the same name.
     names = [
@@ -183,7 +183,7 @@ def _rows(values: xr.DataArray, others: Sequence[Any], y: str, x: str) -> Iterat
 
     Whole numbers take little room.
     """
-    largest = np.abs(values).max([dim for dim in values.dims if dim not in others[:1]])
+    largest = abs(values).max([dim for dim in values.dims if dim not in others[:1]])
     levels = (LEVELS * values / largest.where(largest > 0, 1)).round()
     arrays = levels.transpose(*others, y, x).to_numpy()
     for index in product(*(range(values.sizes[dim]) for dim in others)):
@@ -202,7 +202,7 @@ def _largest_of(values: xr.DataArray, dims: Sequence[Any]) -> str:
         return str(_rounded(float(np.abs(values).max())))
     (dim,) = dims
     labels = map(str, labels_of(values, dim))
-    largest = np.abs(values).max([other for other in values.dims if other != dim]).to_numpy()
+    largest = abs(values).max([other for other in values.dims if other != dim]).to_numpy()
     table = {label: _rounded(value) for label, value in zip(labels, largest, strict=True)}
     return f"({json.dumps(table)})[{dim}]"
 

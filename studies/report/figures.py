@@ -29,7 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from probes.plots import MARKERS
 
-SHAPES = dict(
+SHAPES: dict[Any, str] = dict(
     zip(
         MARKERS,
         (
@@ -249,7 +249,7 @@ def read_axes(axis: Axes, titles: dict[int, str]) -> Panel:
                 panel.lines.extend(_segments(axis, artist))
             case StepPatch():
                 panel.lines.append(_outline(artist))
-            case AxesImage() if artist.get_array().ndim == 2:
+            case AxesImage() if _values_of(artist).ndim == 2:
                 panel.matrices.append(_matrix(artist, titles.get(id(artist))))
             case Annotation():
                 raise NotReadable("an arrow")
@@ -267,13 +267,16 @@ def _titles(axis: Axes) -> list[Text]:
 
 
 def _scale(axis: Axes, side: str) -> Scale:
-    one = axis.xaxis if side == "x" else axis.yaxis
+    one: Any = axis.xaxis if side == "x" else axis.yaxis
     low, high = axis.get_xlim() if side == "x" else axis.get_ylim()
     formatter, names = one.get_major_formatter(), {}
     locator = one.get_major_locator()
     # Names that were set are in a function, from positions.
     if isinstance(locator, FixedLocator) and isinstance(formatter, FuncFormatter):
-        names = {float(at): formatter(at, number) for number, at in enumerate(locator.locs)}
+        names = {
+            float(at): formatter(at, number)
+            for number, at in enumerate(locator.tick_values(low, high))
+        }
     kind = one.get_scale()
     if kind not in ("linear", "log"):
         raise NotReadable(f"a scale {kind}")
@@ -354,7 +357,7 @@ def _shape(points: Any) -> str:
     outline = points.get_paths()[0].vertices
     for marker, shape in SHAPES.items():
         style = MarkerStyle(marker)
-        path = style.get_path().transformed(style.get_transform()).vertices
+        path: Any = style.get_path().transformed(style.get_transform()).vertices
         if path.shape == outline.shape and np.allclose(path, outline):
             return shape
     return OTHER_SHAPE
@@ -382,7 +385,8 @@ def _box(axis: Axes, box: Any, bars: dict[int, str]) -> Box:
 def _on_white(colour: Any) -> str:
     """A colour that may be transparent, as it is on white."""
     red, green, blue, alpha = to_rgba(colour)
-    return to_hex([1 - alpha * (1 - part) for part in (red, green, blue)])
+    red, green, blue = (1 - alpha * (1 - part) for part in (red, green, blue))
+    return to_hex((red, green, blue))
 
 
 def _outline(patch: Any) -> Line:
@@ -393,8 +397,13 @@ def _outline(patch: Any) -> Line:
     return Line(_label(patch.get_label()), colour, x, y, [], None, [])
 
 
+def _values_of(image: Any) -> Float[np.ndarray, "row column ..."]:
+    """The values of an image: two dims, or three for colours themselves."""
+    return np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+
+
 def _matrix(image: Any, title: str | None) -> Matrix:
-    values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+    values = _values_of(image)
     left, right, bottom, top = image.get_extent()
     if image.origin == "lower":
         bottom, top = top, bottom
@@ -464,7 +473,7 @@ def rows(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
                     yield where | {"x": x, "y": y, "value": short_number(value)}
 
 
-def _named(scale: Scale, value: float) -> str | float | None:
+def _named(scale: Scale, value: Any) -> str | float | None:
     """The name of a position, if it has one, or the number."""
     return scale.names.get(float(value)) or short_number(value)
 

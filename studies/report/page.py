@@ -26,7 +26,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from studies.engine.folders import write_atomically
+from studies.engine.folders import REPORT, write_atomically
 from studies.engine.readings import conditions_of, varied
 from studies.report import figures
 from studies.report.charts import Spec, chart
@@ -38,8 +38,8 @@ from tasks.cache import DEFAULT_CACHE
 if TYPE_CHECKING:
     from studies.engine.study import Study
 
-REPORT, INDEX = "report.html", "index.html"
-"""The names of the page of a result, and of the page of several runs."""
+INDEX = "index.html"
+"""The page of several runs."""
 
 MOST = 6_000_000
 """The largest size of a page, in bytes."""
@@ -251,7 +251,7 @@ def libraries() -> str:
         ReportError: `vl-convert-python` is not installed.
     """
     try:
-        import vl_convert
+        import vl_convert  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ReportError(
             "pages need the package vl-convert-python: pip install 'modscope[report]'"
@@ -290,7 +290,7 @@ def _run(path: str, result: xr.DataTree) -> dict[str, Any]:
         "path": path,
         "claims": ", ".join(f"{n} {verdict}" for verdict, n in counts.items()),
         "n_models": result["scores"].sizes["cell"],
-        **result.attrs,
+        **{str(name): value for name, value in result.attrs.items()},
     }
 
 

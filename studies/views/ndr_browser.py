@@ -39,13 +39,13 @@ class Stepped(NamedTuple):
     tokens: list[str]
     data: xr.Dataset
     graphs: dict[str, xr.Dataset]
-    truth: xr.Dataset | None
+    truth: xr.Dataset
 
 
 def examples_of(result: xr.DataTree) -> Iterator[Stepped]:
     """The drawn examples of the first model of each condition."""
     for condition, cell, data in first_cells(result):
-        seed = int(result["scores"]["seed"][cell])
+        seed = result["scores"].to_dataset()["seed"].to_numpy()[cell]
         for number in range(data.sizes["example"]):
             one = data.isel(example=[number])
             graphs = {nodes: graphs_of(one, nodes) for nodes in NODES} if has_gates(data) else {}
@@ -57,11 +57,8 @@ def examples_of(result: xr.DataTree) -> Iterator[Stepped]:
             yield Stepped(f"{name} ({answers})", tokens, one, graphs, truth)
 
 
-def true_dataflow(result: xr.DataTree, cell: int, tokens: list[str]) -> xr.Dataset | None:
-    """The true dataflow between the columns of an expression, from its task.
-
-    None where the expression cannot be read by a task of the result's settings.
-    """
+def true_dataflow(result: xr.DataTree, cell: int, tokens: list[str]) -> xr.Dataset:
+    """The true dataflow between the columns of an expression, from its task."""
     setup = config_of(result)["setup"]
     kind = next(one for one in TASKS if one.__name__ == setup["task"]["class"])
     axes = json.loads(result.attrs["axes"])["coordinates"]
@@ -172,9 +169,9 @@ def _flow(examples: list[Stepped]) -> Spec:
                 edges += [
                     {"example": one.name, "criterion": name, **edge} for edge in _reads(graphs)
                 ]
-    x = {"field": "pos", "type": "quantitative", "title": "column", "axis": {"grid": False}}
+    x: Spec = {"field": "pos", "type": "quantitative", "title": "column", "axis": {"grid": False}}
     x["scale"] = {"domain": [-0.6, width - 0.4], "nice": False}
-    y = {"field": "at", "type": "quantitative", "title": "step"}
+    y: Spec = {"field": "at", "type": "quantitative", "title": "step"}
     y["axis"] = {
         "grid": False,
         "tickMinStep": 1,
@@ -260,7 +257,7 @@ def _truth(examples: list[Stepped]) -> Spec:
     """The true dataflow: columns along x, depths of values upwards; framed: updates at the step."""
     width = max(len(one.tokens) for one in examples)
     nodes, edges = [], []
-    for one in (one for one in examples if one.truth is not None):
+    for one in examples:
         level = one.truth["level"].to_numpy().astype(int)
         used = one.truth["used"].to_numpy()
         level[int(one.truth["readout"])] = level.max() + 1
@@ -277,9 +274,9 @@ def _truth(examples: list[Stepped]) -> Spec:
                 levels = {"level": int(level[argument]), "to_level": int(level[operation])}
                 edges.append({"example": one.name, **ends, **levels, "used": bool(is_used)})
     highest = max((node["level"] for node in nodes), default=1)
-    x = {"field": "pos", "type": "quantitative", "title": "column", "axis": {"grid": False}}
+    x: Spec = {"field": "pos", "type": "quantitative", "title": "column", "axis": {"grid": False}}
     x["scale"] = {"domain": [-0.6, width - 0.4], "nice": False}
-    y = {"field": "level", "type": "quantitative", "title": "depth of the value"}
+    y: Spec = {"field": "level", "type": "quantitative", "title": "depth of the value"}
     y |= {"scale": {"domain": [-0.6, highest + 0.6], "nice": False}, "axis": {"grid": False}}
     updates = {"condition": {"test": "indexof(datum.updates, step) >= 0", "value": "black"}}
     return {

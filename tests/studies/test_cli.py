@@ -178,3 +178,34 @@ def test_a_result_is_of_the_study_that_made_it(own):
     status, printed = modscope("show", own[1], "--preset", "smoke")
     assert status == 1
     assert "options of a result must be --study FILE.py" in printed
+
+
+def test_view_makes_pages_of_one_and_of_many_results(own, tmp_path):
+    pytest.importorskip("vl_convert", reason="no vl_convert: pip install '.[dev]'")
+    file, made = own
+    status, printed = modscope("view", made, "--study", file)
+    assert status == 0, printed
+    assert (made / "report.html").as_posix() in printed
+    of_study = (made / "report.html").read_text()
+    status, _ = modscope("view", made / "result.nc", "--to", tmp_path / "page.html")
+    assert status == 0
+    # Without the study there is its stored summary, and the address of the result is another one.
+    without = (tmp_path / "page.html").read_text()
+    assert TOY.question in without
+    assert 'href="result.nc"' in of_study
+    assert f'{made.name}/result.nc"' in without
+    status, printed = modscope("view", made.parent)
+    assert status == 0, printed
+    index = (made.parent / "index.html").read_text()
+    assert f'href="{made.name}/report.html"' in index
+    # Not the files of measures.
+    assert index.count("<tr data-text") == 1
+
+
+def test_view_needs_a_result(tmp_path):
+    status, printed = modscope("view", tmp_path)
+    assert status == 1
+    assert "RESULT must have results in it" in printed
+    status, printed = modscope("view", tmp_path / "none.nc")
+    assert status == 1
+    assert "a result must be a file or the folder of a run" in printed

@@ -28,10 +28,12 @@ from studies.ledger import (
     result_files,
     summarize,
 )
+from studies.report import page
 from studies.report.ledger import ledger_page
 from studies.report.pages import loose_words
 from studies.report.verdicts import render_claims
 from tests.contracts.test_studies import STUDIES
+from tests.studies import browser as browsing
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
@@ -93,12 +95,52 @@ def test_the_table_of_a_result_is_on_its_page(path):
         assert row in text
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_figures_can_be_drawn_again(path):
-    result = stored_in(path)
+@functools.cache
+def exhibits_of(path):
+    """The figures of a stored result, drawn again once for all tests."""
+    result, exhibits = stored_in(path), []
     for name, view in BY_NAME[result.attrs["study"]].views.items():
         figure = view(result)
         assert figure is None or figure.axes, name
+        if figure is not None:
+            exhibits.append(page.exhibit(name, figure))
+    return exhibits
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_figures_can_be_drawn_again(path):
+    for exhibit in exhibits_of(path):
+        # What is neither line, point, bar nor matrix is an image.
+        is_image = exhibit.name in ("pictures", "graphs_gate", "graphs_change")
+        assert (exhibit.spec is None) == bool(exhibit.image) == is_image, exhibit.name
+        assert bool(exhibit.numbers) != is_image
+
+
+@pytest.fixture(scope="module")
+def browser():
+    yield from browsing.start()
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_the_page_of_a_result_works(browser, path, tmp_path):
+    result = stored_in(path)
+    study, file = BY_NAME[result.attrs["study"]], tmp_path / "report.html"
+    text = page.report(result, study, exhibits_of(path), path.name)
+    assert "too large for this page" not in text
+    file.write_text(text, encoding="utf-8")
+    with browsing.opened(browser, file) as opened:
+        charts = opened.locator("[data-chart]")
+        assert charts.count() == len(study.browsers) + sum(
+            exhibit.spec is not None for exhibit in exhibits_of(path)
+        )
+        first = charts.first
+        browsing.draw(opened, first)
+        sliders = first.locator("input[type=range]")
+        assert sliders.count() > 0 or "example" not in first.get_attribute("data-chart")
+        if sliders.count():
+            before = browsing.picture(first)
+            sliders.first.fill("1")
+            assert browsing.picture(first) != before
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -294,7 +294,7 @@ def test_redrawing_needs_complete_cells_and_trains_nothing(folder):
     folder.run(redraw=True)
     after = modification_times(folder.path / "runs")
     assert {p.name for p in after if after[p] != before.get(p)} == {
-        "config.json", "result.nc", "picture.png", "picture.pdf",
+        "config.json", "result.nc", "report.html", "picture.png", "picture.pdf",
     }  # fmt: skip
 
 
