@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
 import mechanisms
 import probes
 import tasks
-from mechanisms.attention.alignment import DenseProjection
 from studies import engine
 from studies.engine import Metric, reported
 from studies.engine.setup import References, Role, Scores
@@ -41,7 +40,7 @@ class ReaderSetup(QuasiSetup):
     d_embed: int
     n_layers: int
     n_factors: int
-    projection: DenseProjection = "linear"
+    projection: Literal["relu", "linear"] = "linear"
     dropout: float = 0.0
 
     shown: ClassVar = "Q1"

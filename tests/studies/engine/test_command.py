@@ -20,8 +20,8 @@ FILES = sorted(
 SCRIPTS = [*FILES, "ledger", "paper_gpu", "zoo"]
 
 
-def test_there_are_eight_studies():
-    assert len(FILES) == 8
+def test_there_are_eleven_files_of_studies():
+    assert len(FILES) == 11
 
 
 def test_help_imports_no_heavy_libraries():
