@@ -186,12 +186,12 @@ def _rows(values: xr.DataArray, others: Sequence[Any], y: str, x: str) -> Iterat
     largest = abs(values).max([dim for dim in values.dims if dim not in others[:1]])
     levels = (LEVELS * values / largest.where(largest > 0, 1)).round()
     arrays = levels.transpose(*others, y, x).to_numpy()
-    for index in product(*(range(values.sizes[dim]) for dim in others)):
+    every = [labels_of(values, dim) for dim in others]
+    for index in product(*(range(len(labels)) for labels in every)):
         matrix = arrays[index]
         if np.isfinite(matrix).any():
-            labels = {
-                dim: labels_of(values, dim)[at] for dim, at in zip(others, index, strict=True)
-            }
+            of_each = (labels[at] for labels, at in zip(every, index, strict=True))
+            labels = dict(zip(others, of_each, strict=True))
             numbers = matrix.ravel().tolist()
             yield labels | {"value": [int(v) if np.isfinite(v) else None for v in numbers]}
 
@@ -218,10 +218,10 @@ def _name_expression(field: str, dim: str, values: xr.DataArray, names: xr.DataA
         return f"{json.dumps([name_of(label) for label in labels_of(values, dim)])}[datum.{field}]"
     others = [other for other in names.dims if other != dim]
     arrays = names.transpose(*others, dim).to_numpy()
-    table = {}
-    for index in product(*(range(names.sizes[other]) for other in others)):
-        key = "|".join(str(labels_of(names, o)[at]) for o, at in zip(others, index, strict=True))
-        table[key] = [str(name) for name in arrays[index]]
+    every = [labels_of(names, other) for other in others]
+    rows = arrays.reshape(-1, arrays.shape[-1]).tolist()
+    keys = ("|".join(map(str, labels)) for labels in product(*every))
+    table = {key: list(map(str, row)) for key, row in zip(keys, rows, strict=True)}
     key = " + '|' + ".join(f"datum.{other}" for other in others) or "''"
     # Numbers keep labels apart that have the same name.
     return f"datum.{field} + ' ' + ({json.dumps(table)})[{key}][datum.{field}]"

@@ -38,7 +38,7 @@ def start() -> Iterator[Any]:
 @contextmanager
 def opened(browser: Any, path: Path) -> Iterator[Any]:
     """A page, in which nothing may go wrong until the end: no error, no warning, no request."""
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page = browser.new_page(viewport={"width": 1200, "height": 600})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))
