@@ -205,7 +205,6 @@ RANKS = (
     Row("MAP, id", ranked(MAP, "id")),
     Row("MAP, ood", ranked(MAP, "ood")),
     Row("MAP untr.", ranked(MAP, "ood", "untrained"), spread=False),
-    Row("R@1, ood", ranked(FIRST, "ood")),
     *(
         Row(
             f"{label}, {split}",

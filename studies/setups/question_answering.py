@@ -52,7 +52,6 @@ class ReaderSetup(QuasiSetup):
     }
     selection: ClassVar = engine.Selection("id", "exact_match")
     evaluation_batch_size: ClassVar = 256
-    reported: ClassVar = reported("tay_2019", "open_domain_question_answering")
 
     def __post_init__(self):
         super().__post_init__()
@@ -141,6 +140,7 @@ class StoredQuestionsSetup(ReaderSetup):
     selection: ClassVar = engine.Selection("valid", "exact_match")
     # Scores of all spans of a passage take memory.
     evaluation_batch_size: ClassVar = 16
+    reported: ClassVar = reported("tay_2019", "open_domain_question_answering")
 
     @property
     def splits(self) -> Mapping[str, Role]:

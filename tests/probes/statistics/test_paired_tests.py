@@ -3,8 +3,10 @@ import importlib
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+import mechanisms
 from probes import holm, paired_test, pairs_needed
 
 RNG = np.random.default_rng(0)
@@ -85,6 +87,7 @@ def test_invalid_input_is_refused(call, message):
 @pytest.mark.parametrize("name", ["statistics.paired_tests", "costs"])
 def test_examples_in_docstrings_are_right(name):
     module = importlib.import_module(f"probes.{name}")
-    failed, tried = doctest.testmod(module, extraglobs={"numpy": np})
+    names = {"numpy": np, "torch": torch, "mechanisms": mechanisms}
+    failed, tried = doctest.testmod(module, extraglobs=names)
     assert tried >= 2
     assert failed == 0
