@@ -119,12 +119,6 @@ def coda(**more: Any) -> dict[str, Any]:
     return {"model": "coda"} | views.BASIC | more
 
 
-def grid(*models: str, **more: Any) -> dict[str, Any]:
-    """A grid of models with the paper's settings of CoDA, except the given axes."""
-    default = {name: (value,) for name, value in views.BASIC.items()}
-    return {"model": models or ("coda",)} | default | more
-
-
 # Claims
 
 TAY = "Tay et al. 2019, "

@@ -256,9 +256,11 @@ def libraries() -> str:
         raise ReportError(
             "pages need the package vl-convert-python: pip install 'modscope[report]'"
         ) from error
-    path = DEFAULT_CACHE / f"vega-{vl_convert.__version__}.js"
+    # Its types lack the version, and the default of the snippet.
+    library: Any = vl_convert
+    path = DEFAULT_CACHE / f"vega-{library.__version__}.js"
     if not path.exists():
-        bundle = vl_convert.javascript_bundle()
+        bundle = library.javascript_bundle()
         write_atomically(path, lambda to: to.write_text(bundle, encoding="utf-8"))
     return path.read_text(encoding="utf-8")
 
