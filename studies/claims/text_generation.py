@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from studies.claims.coda import GATES, NEGATIVE, SOFTMAX, TAY, coda, learns, weighs
+from studies.claims.coda import GATES, NEGATIVE, SOFTMAX, TAY, coda, learns, raised, weighs
 from studies.engine import Claim, Reading, metric, read
 
 # Readings
@@ -33,15 +33,6 @@ def aligned(control: str = "observed", target: str = "aligned") -> Reading:
         return share.sel(split="ood").isel(head_of=best).to_numpy()
 
     return Reading(f"pointing to the {target} token, best head ({control})", values)
-
-
-def raised(reading: Reading, model: str, gain: float) -> Reading:
-    """A reading with a gain added for one model, which another model should reach."""
-
-    def values(result: xr.DataTree) -> np.ndarray:
-        return reading.values(result) + np.where(result["scores"]["model"] == model, gain, 0.0)
-
-    return Reading(f"{reading.label}, that of {model} + {gain:g}", values)
 
 
 # Claims
