@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from studies import check_shadows
+
 if TYPE_CHECKING:
     import xarray as xr
     from rich.table import Table
@@ -175,11 +177,12 @@ def run_file(study: str, words: list[str]) -> None:
     """
     from studies.engine.command import exit_on
 
-    with exit_on(ValueError):
+    with exit_on(ValueError, ImportError):
         path, chosen = file_of(study)
+        if str(path.parent) not in sys.path and path.parent != FOLDER:
+            sys.path.insert(0, str(path.parent))
+            check_shadows()
     sys.argv = [str(path), *chosen, *words]
-    if str(path.parent) not in sys.path and path.parent != FOLDER:
-        sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
 
 

@@ -156,7 +156,7 @@ LAPTOP = LanguageSetup(
 WHOLE = "scores.n_test=1000000 "
 SMOKE = (
     "d_model=16 n_heads=2 d_mlp=32 training.n_steps=20 training.batch_size=8 "
-    "training.warmup_steps=5 training.evaluate_every=10 n_validation=16"
+    "training.warmup_steps=5 training.evaluate_every=10 n_validation=16 scores.n_test=32"
 )
 # The run of the published code of Schug et al. 2024, on WikiText-103.
 PAPER = (
@@ -201,7 +201,7 @@ STUDY = engine.Study(
     grids=grids(ALL, ("softmax", "hyla")),
     presets={
         "laptop": engine.Preset(changes=WHOLE),
-        "smoke": engine.Preset(changes=WHOLE + SMOKE, grids=FEW),
+        "smoke": engine.Preset(changes=SMOKE, grids=FEW),
         "rates": engine.Preset(
             changes=WHOLE + "training.learning_rate=1e-3,3e-3,1e-2",
             grids=grids(ALL, ("softmax", "hyla"), seed=(0, 1, 2)),

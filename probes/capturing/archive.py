@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ class Archive:
         ragged: dims whose size may differ between batches; see `Quantity`.
 
     Raises:
+        ImportError: zarr is not installed.
         ValueError: there is a folder that holds something else.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], ragged: Collection[str] = ()):
+        if find_spec("zarr") is None:
+            raise ImportError("captures on disk need zarr: pip install 'modscope[disk]'")
         self._ragged = frozenset(ragged)
         self.path, self.identity = path, json.dumps(identity, sort_keys=True)
         self.batches = self.examples = 0

@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -110,16 +109,13 @@ def now() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of Python, modscope (installed, or this checkout) and its main libraries."""
+    """The versions of Python, modscope and its main libraries."""
     versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
             versions[library] = version(library)
         except PackageNotFoundError:
             versions[library] = "not installed"
-    if versions["modscope"] == "not installed":
-        checkout = Path(__file__).parents[2] / "pyproject.toml"
-        versions["modscope"] = tomllib.loads(checkout.read_text())["project"]["version"]
     return versions
 
 

@@ -35,6 +35,7 @@ def score_bleu(
         seed: seed of the resamples.
 
     Raises:
+        ImportError: sacrebleu is not installed.
         ValueError: there are no sentences, or not as many references.
 
     Source:
@@ -45,7 +46,10 @@ def score_bleu(
         100.0
     """
     # Imported here, since most studies need no BLEU.
-    from sacrebleu.metrics.bleu import BLEU
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise ImportError("BLEU needs sacrebleu: pip install 'modscope[translation]'") from error
 
     if not translations or len(translations) != len(references):
         raise ValueError(

@@ -1,6 +1,8 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -209,3 +211,31 @@ def test_view_needs_a_result(tmp_path):
     status, printed = modscope("view", tmp_path / "none.nc")
     assert status == 1
     assert "a result must be a file or the folder of a run" in printed
+
+
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_a_module_that_comes_before_a_package_is_named(tmp_path, place):
+    shadow = tmp_path / "tasks.py" if place == "file" else tmp_path / "tasks" / "__init__.py"
+    shadow.parent.mkdir(exist_ok=True)
+    shadow.write_text("")
+    (tmp_path / "mine.py").write_text("from studies import engine")
+    script = [sys.executable, str(tmp_path / "mine.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(script, capture_output=True, text=True, env=environment)
+    assert process.stderr.strip().endswith(
+        f"ImportError: {shadow} comes before modscope's package 'tasks' and has its name: "
+        "rename it, or run from another folder"
+    )
+    (tmp_path / "mine.py").rename(tmp_path / "other.py")
+    with mock.patch.object(sys, "path", list(sys.path)):
+        status, printed = modscope("run", tmp_path / "other.py")
+    assert status == 1
+    assert "comes before modscope's package 'tasks'" in printed
+
+
+def test_a_folder_of_the_same_name_without_modules_is_no_package(tmp_path):
+    (tmp_path / "probes").mkdir()
+    script = [sys.executable, "-c", "import studies, probes; print(probes.__file__)"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    process = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert process.stdout.strip() == str(ROOT / "probes" / "__init__.py"), process.stderr

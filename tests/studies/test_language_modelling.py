@@ -39,7 +39,8 @@ def settings(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # Nothing is left in the user's cache.
         patch.setattr("tasks.stored.text.save_arrays", lambda *_: None)
-        yield [f"task.path={path}", "task.vocabulary_size=280", "task.length=16"]
+        text = [f"task.path={path}", "task.vocabulary_size=280", "task.length=16"]
+        yield [*text, "scores.n_test=1000000"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Captures on disk: complete, continued after an interruption, and refused where they differ."""
 
+import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -141,3 +143,12 @@ def test_batches_without_latents_are_refused(toy_model, batch):
     with pytest.raises(TypeError, match=r"batches must have inputs and latents .* got ") as caught:
         capture(toy_model(), [batch], QUANTITIES)
     assert len(str(caught.value)) < 300
+
+
+def test_without_zarr_it_is_named(toy_model, make_batches, tmp_path):
+    with (
+        mock.patch.dict(sys.modules, {"zarr": None}),
+        pytest.raises(ImportError, match=r"need zarr: pip install 'modscope\[disk\]'"),
+    ):
+        capture(toy_model(), make_batches(1), QUANTITIES, to=tmp_path / "x.zarr")
+    assert not (tmp_path / "x.zarr").exists()

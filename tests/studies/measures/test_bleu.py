@@ -1,6 +1,8 @@
 """BLEU, against cases that are computed by hand."""
 
 import math
+import sys
+from unittest import mock
 
 import pytest
 
@@ -68,3 +70,11 @@ def test_each_translation_needs_a_reference(references):
         bleu(["a"], references)
     with pytest.raises(ValueError, match="got 0 and 0"):
         bleu([], [])
+
+
+def test_without_sacrebleu_it_is_named():
+    with (
+        mock.patch.dict(sys.modules, {"sacrebleu.metrics.bleu": None}),
+        pytest.raises(ImportError, match=r"needs sacrebleu: pip install 'modscope\[translation\]'"),
+    ):
+        score_bleu(["a"], ["a"])
