@@ -77,6 +77,10 @@ class DecaProp(HookedRootModule):
     - pointers (3.4): an LSTM H_1 over U_2 with all features of the core, an LSTM H_2 over H_1; the
       logits of the start are W_start · H_1, those of the end W_end · H_2, -inf at padding.
 
+    The authors' published code (NIPS2018_DECAPROP) departs from its paper: no features are inputs
+    of the encoder's layers, its connectors have features of attention within each text, too, and
+    the pointers read the features of the core alone.
+
     Hook points: `hook_embed` (passage) and `hook_embed_question` [batch, pos, d_embed + 2];
     `connectors.{i}.{j}.*` (P_i and Q_j), `core_connectors.{0 or 1}.{j}.*` (U_1 or U_2, and Q_j),
     see `BidirectionalConnector`, with the passage as a; `attend.*`, `attend_self.*`, see
