@@ -4,7 +4,7 @@ BIN := .venv/bin
 # seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims docs test lint bench
+.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims docs test lint bench stress
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
@@ -62,6 +62,10 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m pytest tests/benchmarks --override-ini python_files='bench_*.py' --override-ini addopts=--import-mode=importlib
+
+# At most an hour; STRESS=0.05 runs a share of it.
+stress: .venv/installed
+	$(BIN)/python -m pytest tests/stress --override-ini python_files='stress_*.py' --override-ini addopts=--import-mode=importlib
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -223,8 +222,7 @@ class Cell:
             "git": folders.git_commits(sources_of(setup, self._measures[name])),
         }
         tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
-        write = functools.partial(tree.to_netcdf, engine="netcdf4")
-        folders.write_atomically(self.path_of(name), write)
+        results.write_tree(tree, self.path_of(name))
         return tree
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:

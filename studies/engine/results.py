@@ -17,8 +17,10 @@ study:
 
 from __future__ import annotations
 
-import functools
+import errno
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -195,7 +197,24 @@ def write_result(result: xr.DataTree, path: Path) -> None:
         }
         for group in result.subtree
     }
-    write = functools.partial(result.to_netcdf, engine="netcdf4", encoding=encoding)
+    write_tree(result, path, encoding)
+
+
+def write_tree(tree: xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None) -> None:
+    """Write a tree as netCDF, atomically.
+
+    Raises:
+        RunError: the file cannot be written (no space, no permission); an old file stays.
+    """
+
+    def write(to: Path) -> None:
+        try:
+            tree.to_netcdf(to, engine="netcdf4", encoding=encoding)
+        except RuntimeError as error:
+            # HDF5 does not pass on what the operating system says, which mostly is this.
+            full = shutil.disk_usage(to.parent).free < tree.nbytes
+            raise OSError(os.strerror(errno.ENOSPC) if full else str(error)) from error
+
     write_atomically(path, write)
 
 

@@ -1,16 +1,18 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from studies.engine import Resources, SchemaError, read_result, run
+from studies.engine import Resources, RunError, SchemaError, read_result, run
 from studies.engine.results import (
     ATTRIBUTES,
     GROUPS,
     SCHEMA_VERSION,
     check_result,
     join_cells,
+    write_tree,
 )
 from tests.studies.engine.toy import TOY
 
@@ -153,3 +155,17 @@ def test_cells_with_different_labels_are_joined_with_nan():
     np.testing.assert_array_equal(joined["training"]["loss"], expected)
     np.testing.assert_array_equal(joined["only"]["x"], [[np.nan] * 2, [7, 8]])
     assert joined["only"]["kind"].to_numpy().tolist() == ["z", "a"]
+
+
+@pytest.mark.parametrize("free", [0, 10**9])
+def test_a_file_that_cannot_be_written_is_an_error_that_says_why(tmp_path, monkeypatch, free):
+    def fails(self, *_, **__):
+        raise RuntimeError("NetCDF: HDF error")
+
+    monkeypatch.setattr(xr.DataTree, "to_netcdf", fails)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    tree = xr.DataTree(xr.Dataset({"x": ("cell", np.zeros(100))}))
+    why = "NetCDF: HDF error" if free else "No space left on device"
+    with pytest.raises(RunError, match=f"cannot write {tmp_path / 'x.nc'}: {why}"):
+        write_tree(tree, tmp_path / "x.nc")
+    assert not list(tmp_path.iterdir())
