@@ -9,7 +9,15 @@ from torch import nn
 
 
 class ComponentConfig(Protocol):
-    """A frozen config that builds its module, such as a feed-forward layer."""
+    """A frozen config that builds its module, such as a feed-forward layer.
+
+    Example:
+        >>> class FourTimesAsWide:
+        ...     def build(self, d_model, *, generator=None):
+        ...         return FeedForwardConfig(d_mlp=4 * d_model).build(d_model, generator=generator)
+        >>> FourTimesAsWide().build(16).W_in.shape
+        torch.Size([16, 64])
+    """
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""
@@ -21,6 +29,11 @@ class AttentionProtocol(ComponentConfig, Protocol):
 
     The module has the call signature of `MultiHeadAttention`: `x_query`
     [batch, query_pos, d_model], `x_key` [batch, key_pos, d_model], `bias`, `mask` and `hooks`.
+
+    Example:
+        >>> config: AttentionProtocol = GeometricAttentionConfig(n_heads=4, d_head=4)
+        >>> config.n_heads, config.measures_distances, config.needs_all_queries
+        (4, True, False)
     """
 
     @property

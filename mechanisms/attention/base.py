@@ -49,7 +49,15 @@ class DistanceAttentionConfig:
 
 
 class Attention(nn.Module, ABC, Generic[Config]):
-    """Attention from query positions to key positions; a mechanism implements `_attend`."""
+    """Attention from query positions to key positions; a mechanism implements `_attend`.
+
+    Example:
+        >>> attention = RelativeAttentionConfig(n_heads=4, d_head=4).build(16)
+        >>> isinstance(attention, Attention)
+        True
+        >>> attention(x[:, -2:], x).shape  # the last two of five tokens attend to all
+        torch.Size([2, 2, 16])
+    """
 
     def __init__(self, config: Config):
         super().__init__()

@@ -44,6 +44,13 @@ class DecomposableAttentionConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> config = DecomposableAttentionConfig(
+        ...     d_input=10, d_output=3, padding=-1, d_model=16, composition=QuasiAttentionConfig()
+        ... )
+        >>> DecomposableAttention(config)(tokens, tokens[:, :3]).shape  # [batch, 1, d_output]
+        torch.Size([40, 1, 3])
     """
 
     d_input: int
@@ -151,6 +158,12 @@ class DecomposableAttention(HookedRootModule):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> config = DecomposableAttentionConfig(d_input=10, d_output=3, padding=-1, d_model=16)
+        >>> _, cache = DecomposableAttention(config).run_with_cache(tokens, tokens[:, :3])
+        >>> cache["hook_pattern"].shape, cache["hook_pattern_b"].shape  # from a to b, from b to a
+        (torch.Size([40, 1, 5, 3]), torch.Size([40, 1, 3, 5]))
     """
 
     def __init__(

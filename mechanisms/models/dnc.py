@@ -366,6 +366,14 @@ class Dnc(RecurrentModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> sizes = {"d_embed": 8, "d_hidden": 16, "n_cells": 6, "d_cell": 4}
+        >>> model = Dnc(DncConfig(d_input=10, d_output=3, **sizes))
+        >>> model.set_positions(5)  # the hook points of five tokens
+        >>> _, cache = model.run_with_cache(tokens)
+        >>> cache["steps.4.hook_memory"].shape  # after the last token
+        torch.Size([40, 6, 4])
     """
 
     def __init__(self, config: DncConfig, *, generator: torch.Generator | None = None):

@@ -73,6 +73,15 @@ class EncoderDecoderConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> config = EncoderDecoderConfig(
+        ...     d_input=10, d_output=12, d_model=16, n_layers=2, begin=10, end=11, padding=-1,
+        ...     attention=AttentionConfig(n_heads=4, d_head=4),
+        ...     feed_forward=FeedForwardConfig(d_mlp=32),
+        ... )
+        >>> EncoderDecoder(config)(tokens, tokens[:, :3]).shape  # [batch, target_pos, d_output]
+        torch.Size([40, 3, 12])
     """
 
     d_input: int
@@ -167,6 +176,13 @@ class EncoderDecoder(SteppedModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> parts = {"attention": attention, "feed_forward": feed_forward, "n_layers": 2}
+        >>> ids = {"d_input": 10, "d_output": 12, "begin": 10, "end": 11, "padding": -1}
+        >>> model = EncoderDecoder(EncoderDecoderConfig(d_model=16, **parts, **ids))
+        >>> model.greedy(tokens, max_length=3).shape
+        torch.Size([40, 3])
     """
 
     def __init__(self, config: EncoderDecoderConfig, *, generator: torch.Generator | None = None):

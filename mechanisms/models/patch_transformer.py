@@ -62,6 +62,15 @@ class PatchTransformerConfig:
     Raises:
         ValueError: a setting is not allowed, also with others as said above, there are both a
             condition and several tasks, or d_model is odd with a condition beside every token.
+
+    Example:
+        >>> config = PatchTransformerConfig(
+        ...     image_size=8, patch_size=4, n_channels=3, d_output=10, d_model=16, n_layers=2,
+        ...     attention=AttentionConfig(n_heads=4, d_head=4),
+        ...     feed_forward=FeedForwardConfig(d_mlp=32),
+        ... )
+        >>> PatchTransformer(config)(torch.randn(2, 3, 8, 8)).shape  # [batch, 1, d_output]
+        torch.Size([2, 1, 10])
     """
 
     image_size: int
@@ -167,6 +176,14 @@ class PatchTransformer(SteppedModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> parts = {"attention": attention, "feed_forward": feed_forward, "n_layers": 2}
+        >>> sizes = {"image_size": 8, "patch_size": 4, "n_channels": 3, "d_model": 16}
+        >>> model = PatchTransformer(PatchTransformerConfig(d_output=10, **parts, **sizes))
+        >>> _, cache = model.run_with_cache(torch.randn(2, 3, 8, 8))
+        >>> cache["hook_embed"].shape  # four patches and the class token
+        torch.Size([2, 5, 16])
     """
 
     def __init__(self, config: PatchTransformerConfig, *, generator: torch.Generator | None = None):

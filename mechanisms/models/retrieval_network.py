@@ -35,6 +35,14 @@ class RetrievalNetworkConfig:
 
     Raises:
         ValueError: a width is less than 1, or the initialization is unknown.
+
+    Example:
+        >>> config = RetrievalNetworkConfig(
+        ...     d_input=14, d_output=1, d_model=16, d_mlp=32,
+        ...     attention=CompositionalAttentionConfig(n_searches=2, n_retrievals=4, d_head=8),
+        ... )
+        >>> RetrievalNetwork(config)(torch.randn(3, 10, 14)).shape  # an output for each object
+        torch.Size([3, 10, 1])
     """
 
     d_input: int
@@ -82,6 +90,14 @@ class RetrievalNetwork(HookedRootModule):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> attention = CompositionalAttentionConfig(n_searches=2, n_retrievals=4, d_head=8)
+        >>> sizes = {"d_input": 14, "d_output": 1, "d_model": 16, "d_mlp": 32}
+        >>> model = RetrievalNetwork(RetrievalNetworkConfig(attention=attention, **sizes))
+        >>> _, cache = model.run_with_cache(torch.randn(3, 10, 14))
+        >>> cache["blocks.0.attn.hook_value_scores"].shape  # [batch, pos, search, retrieval]
+        torch.Size([3, 10, 2, 4])
     """
 
     def __init__(self, config: RetrievalNetworkConfig, *, generator: torch.Generator | None = None):

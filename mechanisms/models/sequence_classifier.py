@@ -50,6 +50,15 @@ class SequenceClassifierConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> config = SequenceClassifierConfig(
+        ...     d_input=10, d_output=2, padding=-1, d_model=16, n_layers=2,
+        ...     attention=AttentionConfig(n_heads=4, d_head=4),
+        ...     feed_forward=FeedForwardConfig(d_mlp=32),
+        ... )
+        >>> SequenceClassifier(config)(tokens).shape  # [batch, 1, d_output]
+        torch.Size([40, 1, 2])
     """
 
     d_input: int
@@ -98,6 +107,14 @@ class SequenceClassifier(SteppedModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> parts = {"attention": attention, "feed_forward": feed_forward, "n_layers": 2}
+        >>> sizes = {"d_input": 10, "d_output": 2, "padding": -1, "d_model": 16}
+        >>> model = SequenceClassifier(SequenceClassifierConfig(**parts, **sizes)).eval()
+        >>> wider = torch.nn.functional.pad(tokens, (0, 3), value=-1)  # padding has no effect
+        >>> torch.allclose(model(tokens), model(wider), atol=1e-5)
+        True
     """
 
     def __init__(

@@ -35,7 +35,13 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class BlockConfig(Protocol):
-    """The settings of a `Block`, which the config of every model with such blocks has."""
+    """The settings of a `Block`, which the config of every model with such blocks has.
+
+    Example:
+        >>> config: BlockConfig = model.config  # that of a `Transformer`
+        >>> config.d_model, config.attention.n_heads, config.feed_forward.d_mlp
+        (16, 4, 16)
+    """
 
     @property
     def d_model(self) -> int:
@@ -183,6 +189,11 @@ class Block(ResidualBlock):
         post_norm: whether the norms come after the sums.
         dropout: dropout probability of what attention and feed-forward layer add to the stream.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> block = Block(model.config, norm="rms_norm")
+        >>> block(x).shape, block(x, n_queries=1).shape  # all positions, the last one
+        (torch.Size([2, 5, 16]), torch.Size([2, 1, 16]))
     """
 
     def __init__(
@@ -314,6 +325,11 @@ class Transformer(SteppedModel):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> logits, cache = model.run_with_cache(tokens)
+        >>> logits.shape, cache["blocks.1.attn.hook_pattern"].shape
+        (torch.Size([40, 5, 10]), torch.Size([40, 4, 5, 5]))
     """
 
     def __init__(self, config: TransformerConfig, *, generator: torch.Generator | None = None):

@@ -79,6 +79,11 @@ class MlpPoolConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> pool = MlpPoolConfig(d_mlp=32).build(n_modules=4, d_operands=2)
+        >>> pool(torch.randn(3, 1, 2)).shape  # all modules have the same operands
+        torch.Size([3, 4])
     """
 
     d_mlp: int = 300
@@ -100,6 +105,12 @@ class MlpPool(nn.Module):
 
     Parameters: `W_in` [module, operand, d_mlp], depth - 2 times `W_hidden` [module, d_mlp, d_mlp],
     `W_out` [module, d_mlp] and their biases.
+
+    Example:
+        >>> pool, operands = MlpPool(MlpPoolConfig(d_mlp=32), 4, 2), torch.randn(3, 1, 2)
+        >>> result = pool.selected(operands, torch.tensor([0, 3, 1]))  # of one module each
+        >>> torch.allclose(result[1], pool(operands)[1, 3], atol=1e-5)
+        True
     """
 
     def __init__(
@@ -176,6 +187,11 @@ class OperationPoolConfig:
 
     Raises:
         ValueError: an operation is unknown, or there is none.
+
+    Example:
+        >>> pool = OperationPoolConfig(names=("add", "multiply")).build(n_modules=2, d_operands=2)
+        >>> pool(torch.tensor([[[3.0, 4.0]]]))
+        tensor([[ 7., 12.]])
     """
 
     names: tuple[str, ...]
@@ -201,7 +217,14 @@ class OperationPoolConfig:
 
 
 class OperationPool(nn.Module):
-    """The operations of a config as modules, without parameters; `generator` is not used."""
+    """The operations of a config as modules, without parameters; `generator` is not used.
+
+    Example:
+        >>> pool = OperationPool(OperationPoolConfig(names=("subtract", "maximum")))
+        >>> operands = torch.tensor([[[3.0, 4.0]], [[3.0, 4.0]]])
+        >>> pool.selected(operands, torch.tensor([0, 1]))
+        tensor([-1.,  4.])
+    """
 
     def __init__(self, config: OperationPoolConfig, *, generator: torch.Generator | None = None):
         super().__init__()

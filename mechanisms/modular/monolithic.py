@@ -28,6 +28,11 @@ class MonolithicConfig:
 
     Raises:
         ValueError: a setting is not allowed.
+
+    Example:
+        >>> config = MonolithicConfig(n_variables=5, d_input=9, d_mlp=32)
+        >>> Monolithic(config)(inputs).shape
+        torch.Size([3, 1])
     """
 
     n_variables: int
@@ -49,6 +54,12 @@ class Monolithic(HookedRootModule):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> model = Monolithic(MonolithicConfig(n_variables=5, d_input=9, d_mlp=32, depth=3))
+        >>> _, cache = model.run_with_cache(inputs)
+        >>> cache["layers.1.hook_post"].shape  # of the second of two hidden layers
+        torch.Size([3, 32])
     """
 
     def __init__(self, config: MonolithicConfig, *, generator: torch.Generator | None = None):

@@ -159,6 +159,14 @@ class ModularNetwork(HookedRootModule):
     Args:
         config: the configuration.
         generator: random generator of the initial weights; None for torch's global generator.
+
+    Example:
+        >>> router = CrossAttentionRouterConfig(matching=MatchingConfig(d_key=8))
+        >>> sizes = {"n_variables": 5, "d_input": 9, "d_model": 16, "n_layers": 2, "n_modules": 4}
+        >>> model = ModularNetwork(ModularNetworkConfig(router=router, **sizes)).eval()
+        >>> _, cache = model.run_with_cache(inputs)
+        >>> cache["layers.1.hook_module_choice"].sum(-1)  # a single module for each example
+        tensor([1., 1., 1.])
     """
 
     def __init__(self, config: ModularNetworkConfig, *, generator: torch.Generator | None = None):

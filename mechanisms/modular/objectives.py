@@ -25,6 +25,11 @@ def sampled_path_loss(
         inputs: the variables.
         targets: the correct answers.
         temperature: temperature of the Gumbel softmax; None for that of the network's config.
+
+    Example:
+        >>> sampled_path_loss(network, inputs, targets).backward()
+        >>> network.router.W_Q.grad.shape  # the straight-through gradient reaches the router
+        torch.Size([2, 16, 8])
     """
     return (network(inputs, temperature=temperature) - targets).square().mean()
 
@@ -47,6 +52,11 @@ def all_paths_loss(
         targets: the correct answers.
         entropy: weight of the mean entropy of the paths (nats), which is subtracted: a positive
             weight rewards exploring many paths.
+
+    Example:
+        >>> loss = all_paths_loss(network, inputs, targets)
+        >>> bool(all_paths_loss(network, inputs, targets, entropy=0.1) < loss)  # of the paths
+        True
     """
     answers, probabilities = network.all_paths(inputs)
     paths = probabilities[:, 0]

@@ -35,7 +35,14 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSizes:
-    """Sizes of the network that a router belongs to, as in `ModularNetworkConfig`."""
+    """Sizes of the network that a router belongs to, as in `ModularNetworkConfig`.
+
+    Example:
+        >>> sizes = RouterSizes(n_variables=5, d_model=16, n_layers=2, n_modules=4)
+        >>> router = CrossAttentionRouterConfig(matching=MatchingConfig(d_key=8)).build(sizes)
+        >>> router(torch.randn(3, 5, 16)).modules.shape  # [batch, layer, variable, module]
+        torch.Size([3, 2, 5, 4])
+    """
 
     n_variables: int
     d_model: int
@@ -158,7 +165,13 @@ def _selector(
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionRouterConfig:
-    """Configuration of `CrossAttentionRouter`, with one query per variable."""
+    """Configuration of `CrossAttentionRouter`, with one query per variable.
+
+    Example:
+        >>> config = CrossAttentionRouterConfig(matching=MatchingConfig(d_key=8))
+        >>> config.build(sizes)(encoded).modules.shape  # [batch, layer, variable, module]
+        torch.Size([3, 2, 5, 4])
+    """
 
     matching: MatchingConfig
     selection_bottleneck: bool = False
@@ -175,6 +188,11 @@ class CrossAttentionRouter(nn.Module):
     query weights are the same for all variables, so only E(x) can distinguish them.
 
     Parameters: `W_Q` [layer, d_model, d_key], and those of `matching` and `selector`.
+
+    Example:
+        >>> config = CrossAttentionRouterConfig(matching=matching, selection_bottleneck=True)
+        >>> CrossAttentionRouter(config, sizes)(encoded).variables.shape  # [batch, layer, variable]
+        torch.Size([3, 2, 5])
     """
 
     def __init__(
@@ -201,7 +219,13 @@ class CrossAttentionRouter(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ConcatenationRouterConfig:
-    """Configuration of `ConcatenationRouter`, with one query from all variables."""
+    """Configuration of `ConcatenationRouter`, with one query from all variables.
+
+    Example:
+        >>> config = ConcatenationRouterConfig(matching=MatchingConfig(d_key=8))
+        >>> config.build(sizes)(encoded).modules.shape  # once for all five variables
+        torch.Size([3, 2, 1, 4])
+    """
 
     matching: MatchingConfig
     selection_bottleneck: bool = False
@@ -218,6 +242,11 @@ class ConcatenationRouter(nn.Module):
     replaced by zeros.
 
     Parameters: `W_Q` [layer, variable, d_model, d_key], and those of `matching` and `selector`.
+
+    Example:
+        >>> config = ConcatenationRouterConfig(matching=matching, selection_bottleneck=True)
+        >>> ConcatenationRouter(config, sizes)(encoded).modules.shape  # given each variable
+        torch.Size([3, 2, 5, 4])
     """
 
     def __init__(
@@ -264,6 +293,11 @@ class EncoderRouterConfig:
 
     Raises:
         ValueError: a size is less than 1.
+
+    Example:
+        >>> config = EncoderRouterConfig(matching=MatchingConfig(d_key=8), d_mlp=32)
+        >>> config.build(sizes)(encoded).modules.shape  # once for all five variables
+        torch.Size([3, 2, 1, 4])
     """
 
     matching: MatchingConfig
@@ -292,6 +326,12 @@ class EncoderRouter(nn.Module):
 
     Raises:
         ValueError: n_heads does not divide d_model.
+
+    Example:
+        >>> router = EncoderRouter(EncoderRouterConfig(matching=MatchingConfig(d_key=8)), sizes)
+        >>> scores, reversed_scores = router(encoded).modules, router(encoded.flip(1)).modules
+        >>> torch.allclose(scores, reversed_scores, atol=1e-5)  # there are no positions
+        True
     """
 
     def __init__(
@@ -349,6 +389,11 @@ class StructuralOracleRouterConfig:
     Args:
         matching: how the variable's query is matched with modules.
         variables: for each layer, the index of the variable that determines the module.
+
+    Example:
+        >>> config = StructuralOracleRouterConfig(matching=matching, variables=(3, 4))
+        >>> config.build(sizes)(encoded).modules.shape  # [batch, layer, variable, module]
+        torch.Size([3, 2, 5, 4])
     """
 
     matching: MatchingConfig
@@ -367,6 +412,12 @@ class StructuralOracleRouter(nn.Module):
 
     Raises:
         ValueError: `variables` is not one index in [0, n_variables) for each layer.
+
+    Example:
+        >>> config = StructuralOracleRouterConfig(matching=matching, variables=(3, 4))
+        >>> router = StructuralOracleRouter(config, sizes)
+        >>> router(encoded).variables[0].argmax(-1)  # the variable that each layer selects
+        tensor([3, 4])
     """
 
     def __init__(

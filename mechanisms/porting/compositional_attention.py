@@ -96,8 +96,11 @@ def compositional_attention_from_torch(
             not that of the weights.
 
     Example:
-        >>> attention = compositional_attention_from_torch(theirs.state_dict())
-        >>> out = attention(x, x, mask=~torch.eye(x.shape[1], dtype=bool)[None, None])
+        >>> attention = compositional_attention_from_torch(their_attention.state_dict())
+        >>> attention.config.n_searches, attention.config.n_retrievals
+        (4, 2)
+        >>> attention(x, x).shape
+        torch.Size([2, 5, 16])
     """
     source = PublishedWeights(state)
     config, weights, d_model = read_attention(source, n_heads)
@@ -120,7 +123,9 @@ def compositional_block_from_torch(
         ValueError: as for `compositional_attention_from_torch`.
 
     Example:
-        >>> block = compositional_block_from_torch(theirs.state_dict(), post_norm=False)
+        >>> block = compositional_block_from_torch(their_block.state_dict(), post_norm=True)
+        >>> torch.equal(block.mlp.W_in.T, their_block.state_dict()["res.0.weight"])
+        True
     """
     source = PublishedWeights(state)
     settings, weights = read_block(source, n_heads)
@@ -145,8 +150,9 @@ def retrieval_network_from_torch(
         ValueError: as for `compositional_attention_from_torch`.
 
     Example:
-        >>> model = retrieval_network_from_torch(torch.load("model.pt"))
-        >>> answers = model(task.batch("ood", 0, 100).inputs)
+        >>> model = retrieval_network_from_torch(their_network.state_dict())
+        >>> model(torch.randn(3, 10, 14)).shape  # [batch, object, d_output]
+        torch.Size([3, 10, 1])
     """
     source = PublishedWeights(state)
     d_mlp, d_input = source.sizes("encoder.0.weight", "d_mlp", "d_input")
@@ -178,9 +184,11 @@ def patch_transformer_from_torch(
             `PatchTransformerConfig`.
 
     Example:
-        >>> model = patch_transformer_from_torch(theirs.state_dict(), image_size=75, n_steps=4)
-        >>> images, questions = batch.inputs
-        >>> logits = model(published_sort_of_clevr_images(images), questions)
+        >>> state = their_image_network.state_dict()
+        >>> model = patch_transformer_from_torch(state, image_size=75, n_steps=4)
+        >>> images, questions = torch.rand(2, 3, 75, 75), torch.zeros(2, 18)
+        >>> model(published_sort_of_clevr_images(images), questions).shape
+        torch.Size([2, 1, 10])
     """
     source = PublishedWeights(state)
     patches, question = "encoder.patch_embeddings", "encoder.question_representation"
@@ -236,8 +244,10 @@ def relation_classifier_from_torch(
             `RelationClassifierConfig`.
 
     Example:
-        >>> model = relation_classifier_from_torch(theirs.state_dict(), windows=(2, 2, 2))
-        >>> logits = model(images[:, :, None])
+        >>> state = their_relation_network.state_dict()
+        >>> model = relation_classifier_from_torch(state, windows=(2, 2, 2))
+        >>> model(torch.rand(3, 6, 16, 16)[:, :, None]).shape
+        torch.Size([3, 1, 4])
     """
     source = PublishedWeights(state)
     d_hidden, d_flat = source.sizes("encoder.fc1.weight", "d_hidden", "features")
@@ -274,7 +284,14 @@ def relation_classifier_from_torch(
 def published_sort_of_clevr_images(
     images: Float[Tensor, "batch 3 height width"],
 ) -> Float[Tensor, "batch 3 width height"]:
-    """The images of our task as their networks read them: blue first, and columns before rows."""
+    """The images of our task as their networks read them: blue first, and columns before rows.
+
+    Example:
+        >>> image = torch.zeros(1, 3, 75, 75)
+        >>> image[0, 0, 10, 20] = 1  # red, in row 10 and column 20
+        >>> published_sort_of_clevr_images(image).nonzero()
+        tensor([[ 0,  2, 20, 10]])
+    """
     return images.flip(1).mT
 
 
@@ -285,6 +302,12 @@ def published_sort_of_clevr_answers(
 
     Classes 4 to 9 are counts, in ternary questions counts from 0, which for us is "no" (class 1)
     and for which 1 is class 4. All others are alike, but what a ternary `line` means is not.
+
+    Example:
+        >>> questions = torch.zeros(2, 18)
+        >>> questions[1, 14] = questions[1, 15] = 1  # ternary, asks for a count
+        >>> published_sort_of_clevr_answers(torch.tensor([[1], [1]]), questions).tolist()
+        [[1], [4]]
     """
     is_ternary, is_line = questions[:, 14, None] == 1, questions[:, 16, None] == 1
     counts = torch.where(targets == 1, 4, targets + 1)
@@ -294,7 +317,13 @@ def published_sort_of_clevr_answers(
 def published_triangle_images(
     images: Float[Tensor, "batch 1 height width"],
 ) -> Float[Tensor, "batch 1 height width"]:
-    """The images of our task with their values: 255 at points, else 0."""
+    """The images of our task with their values: 255 at points, else 0.
+
+    Example:
+        >>> published_triangle_images(torch.eye(2)[None, None])[0, 0]
+        tensor([[255.,   0.],
+                [  0., 255.]])
+    """
     return 255 * images
 
 

@@ -104,11 +104,10 @@ def attention_from_flax(
             unknown.
 
     Example:
-        >>> block = variables["params"]["transformer_block_0"]
-        >>> attention = attention_from_flax(
-        ...     block["sequence_mixer"], sequence_mixer="linear_hypatt"
-        ... )
-        >>> weights = attention.state_dict()
+        >>> parameters = variables["params"]["transformer_block_0"]["sequence_mixer"]
+        >>> attention = attention_from_flax(parameters, sequence_mixer="linear_hypatt")
+        >>> attention.config.value_network, attention(x, x).shape
+        ('relu', torch.Size([2, 5, 16]))
     """
     source = _parameters(parameters)
     config = _attention_config(source, "", sequence_mixer, dropout)
@@ -132,9 +131,10 @@ def block_from_flax(
         ValueError: as for `attention_from_flax`.
 
     Example:
-        >>> block = block_from_flax(
-        ...     variables["params"]["transformer_block_0"], sequence_mixer="softmax_attention"
-        ... )
+        >>> parameters = variables["params"]["transformer_block_0"]
+        >>> block = block_from_flax(parameters, sequence_mixer="softmax_attention")
+        >>> block.relative_bias.table.shape, block(x).shape
+        (torch.Size([4, 8]), torch.Size([2, 5, 16]))
     """
     source = _parameters(parameters)
     settings = _block_settings(source, [""], sequence_mixer, dropout)
@@ -177,7 +177,8 @@ def transformer_from_flax(
         >>> model = transformer_from_flax(
         ...     variables["params"], sequence_mixer="linear_hypatt", causal=False, n_readout=4
         ... )
-        >>> logits = model(torch.from_numpy(one_hot_panels))
+        >>> model(torch.randn(2, 36, 8)).shape  # at the four last of 36 positions
+        torch.Size([2, 4, 8])
         >>> mechanisms.save(model, "hyla.safetensors")
     """
     source = _parameters(parameters)

@@ -79,8 +79,10 @@ def router_attention_from_torch(
             not that of the weights; or `normalize` is missing for geometric attention.
 
     Example:
-        >>> attention = router_attention_from_torch(theirs.state_dict(), normalize=False)
-        >>> out = attention(x, x, mask=~hidden[:, None, None])
+        >>> attention = router_attention_from_torch(their_attention.state_dict(), normalize=False)
+        >>> hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        >>> attention(x, x, mask=~hidden[:, None, None]).shape
+        torch.Size([2, 5, 16])
     """
     source = PublishedWeights(state)
     config, weights, d_model = _attention(source, n_heads, normalize)
@@ -97,9 +99,10 @@ def copy_gate_from_torch(state: Mapping[str, Tensor]) -> CopyGate:
         ValueError: a weight is missing, unknown or has the wrong shape.
 
     Example:
-        >>> gate = copy_gate_from_torch(
-        ...     {name: w for name, w in theirs.state_dict().items() if name.startswith("g")}
-        ... )
+        >>> state = their_layer.state_dict()
+        >>> gate = copy_gate_from_torch({name: w for name, w in state.items() if name[0] == "g"})
+        >>> gate(x).shape
+        torch.Size([2, 5, 16])
     """
     source = PublishedWeights(state)
     _, d_model = source.sizes("g1.weight", "d_hidden", "d_model")
@@ -124,8 +127,9 @@ def router_block_from_torch(
         ValueError: as for `router_attention_from_torch`.
 
     Example:
-        >>> block = router_block_from_torch(theirs.state_dict())
-        >>> h = block(h, mask=~hidden[:, None, None])
+        >>> block = router_block_from_torch(their_layer.state_dict())
+        >>> block.gate.config.width, block(x).shape
+        ('vector', torch.Size([2, 5, 16]))
     """
     source = PublishedWeights(state)
     settings, weights = _block(source, n_heads, normalize)
@@ -157,8 +161,9 @@ def router_from_torch(
         ValueError: as for `router_attention_from_torch`, or as for `NeuralDataRouterConfig`.
 
     Example:
-        >>> model = router_from_torch(theirs.state_dict(), n_steps=14, readout="last")
-        >>> logits = model(tokens)  # padded with negative ids
+        >>> model = router_from_torch(their_model.state_dict(), n_steps=6, readout="last")
+        >>> model(torch.tensor([[1, 2, 3, 4], [5, 0, -1, -1]])).shape  # padded with negative ids
+        torch.Size([2, 1, 3])
     """
     source = PublishedWeights(state)
     n_embeddings, d_model = source.sizes("embedding.weight", "d_input + 2", "d_model")

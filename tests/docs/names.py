@@ -12,6 +12,7 @@ import mechanisms
 import probes
 import tasks
 from probes import plots
+from tests.docs import published
 
 
 def names_of(module: str) -> dict[str, object]:
@@ -47,8 +48,22 @@ def words(seed, n=40):
 
 @cache
 def of_mechanisms():
-    batch = words(0)
-    return {"model": transformer(), "x": torch.randn(2, 5, 16), "tokens": batch.inputs}
+    parts = {
+        "attention": mechanisms.AttentionConfig(n_heads=4, d_head=4),
+        "feed_forward": mechanisms.FeedForwardConfig(d_mlp=32),
+    }
+    return parts | {"model": transformer(), "x": torch.randn(2, 5, 16), "tokens": words(0).inputs}
+
+
+@cache
+def of_modular():
+    sizes = {"n_variables": 5, "d_model": 16, "n_layers": 2, "n_modules": 4}
+    matching = mechanisms.MatchingConfig(d_key=8)
+    router = mechanisms.CrossAttentionRouterConfig(matching=matching)
+    config = mechanisms.ModularNetworkConfig(router=router, d_input=9, **sizes)
+    names = {"sizes": mechanisms.RouterSizes(**sizes), "matching": matching}
+    names |= {"network": mechanisms.ModularNetwork(config), "encoded": torch.randn(3, 5, 16)}
+    return names | {"inputs": torch.randn(3, 5, 9), "targets": torch.randn(3, 1)}
 
 
 @cache
@@ -389,6 +404,10 @@ def of_matrices():
 
 BY_MODULE = {
     "mechanisms": of_mechanisms,
+    "mechanisms.modular": of_modular,
+    "mechanisms.porting.compositional_attention": cache(published.of_compositional_attention),
+    "mechanisms.porting.hypernetwork_attention": cache(published.of_hypernetwork_attention),
+    "mechanisms.porting.neural_data_router": cache(published.of_neural_data_router),
     "mechanisms.randomness": of_randomness,
     "tasks": of_tasks,
     "tasks.expressions": of_expressions,
