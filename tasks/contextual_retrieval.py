@@ -45,6 +45,11 @@ class ContextualRetrievalConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = ContextualRetrievalConfig(n_objects=6, n_searches=3)
+        >>> ContextualRetrieval(config).batch("train", 0, 8).inputs.shape  # 3 + 4 + 3 * 4 features
+        torch.Size([8, 6, 19])
     """
 
     n_objects: int = 10

@@ -56,6 +56,13 @@ class ESBNConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = ESBN(ESBNConfig(rule="rmts", n_withheld=50))
+        >>> task.batch("train", 0, 8).inputs.shape  # three pairs of images
+        torch.Size([8, 6, 1, 32, 32])
+        >>> len(set(task.objects("train")) & set(task.objects("ood")))
+        0
     """
 
     rule: Literal["same_different", "rmts", "distribution_of_three", "identity_rules"]

@@ -81,6 +81,13 @@ class MathEquationsConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = MathEquationsConfig(n_operators=3)
+        >>> len(MathEquations(config).task_names), config.n_held_out
+        (9, 3)
+        >>> MathEquations(config).batch("ood", 0, 8).inputs.shape  # [batch, variable, feature]
+        torch.Size([8, 5, 9])
     """
 
     n_operators: int = 5

@@ -49,6 +49,14 @@ class MLUConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = MLUConfig(low=0, high=10, ood_share=0.2)
+        >>> config.n_pairs, config.n_ood
+        (55, 11)
+        >>> line, shifted = MLU(config).batch("train", 0, 64).inputs
+        >>> MLU(config).decode(line[0]).count("=")  # such as y=2,x=4,x-y
+        2
     """
 
     low: int = -1000
@@ -90,6 +98,13 @@ class MLULinesConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = MLULinesConfig(low=0, high=10)
+        >>> config.n_lines, config.n_test  # each of three operators with each x and y
+        (300, 30)
+        >>> MLULines(config).batch("train", 0, 64).targets.shape  # 81, -9, `<eos>`
+        torch.Size([64, 3])
     """
 
     low: int = -1000

@@ -45,6 +45,13 @@ class NegatedSentimentConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = NegatedSentiment(NegatedSentimentConfig(clauses=(1, 1), words=(2, 4)))
+        >>> batch = task.batch("train", 0, 100)
+        >>> latents = batch.latents
+        >>> bool(((latents["effect"] * latents["value"]).sum(1) == latents["total"]).all())
+        True
     """
 
     n_polar: int = 24

@@ -26,6 +26,11 @@ class PlantedRankingConfig(PlantedTextsConfig):
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = PlantedRanking(PlantedRankingConfig(n_answers=3))
+        >>> task.batch("ood", 0, 6).targets[:, 0]  # the right answer is the first of each question
+        tensor([1, 0, 0, 1, 0, 0])
     """
 
     n_answers: int = 4

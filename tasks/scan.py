@@ -72,6 +72,13 @@ class ScanConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = Scan(ScanConfig(split="add_jump", n_id=0))
+        >>> task.size("train"), task.size("ood")  # as published
+        (14670, 7706)
+        >>> "jump" in task.text(task.batch("ood", 0, 1), 0)
+        True
     """
 
     split: _Split

@@ -49,6 +49,14 @@ class SortOfClevrConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = SortOfClevr(SortOfClevrConfig(n_train=2, n_valid=1, n_test=1))
+        >>> task.size("train")  # 30 questions about each of two images
+        60
+        >>> image, question = task.batch("train", 0, 8).inputs
+        >>> image.shape, question.shape
+        (torch.Size([8, 3, 75, 75]), torch.Size([8, 18]))
     """
 
     n_train: int = 9_800

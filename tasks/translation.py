@@ -54,6 +54,11 @@ class TranslationConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = TranslationConfig(n_nouns=5, n_verbs=4, held_out=0.2)
+        >>> len(Translation(config).pairs("train")), len(Translation(config).pairs("ood"))
+        (16, 4)
     """
 
     n_nouns: int = 20

@@ -44,6 +44,11 @@ class TrianglesConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> batch = Triangles(TrianglesConfig(n_train=10, n_valid=2, n_test=4)).batch("test", 0, 4)
+        >>> batch.inputs.shape, batch.targets.sum()  # half of them are equilateral
+        (torch.Size([4, 1, 64, 64]), tensor(2))
     """
 
     n_train: int = 50_000

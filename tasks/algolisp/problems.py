@@ -67,7 +67,9 @@ def read_problems(path: str) -> dict[str, list[AlgoLispProblem]]:
         ValueError: a line has another format.
 
     Example:
-        `read_problems("~/algolisp")["test"][0].is_solved_by("reduce a 0 +")`
+        >>> problem = read_problems("algolisp")["test"][0]
+        >>> problem.is_solved_by("reduce a 0 +"), problem.is_solved_by("len a")
+        (True, False)
     """
     folder = Path(path).expanduser()
     files = split_files(folder, ".jsonl", SPLIT_FILES) if folder.is_dir() else {}

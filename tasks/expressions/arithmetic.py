@@ -35,6 +35,12 @@ class ArithmeticConfig(NestedConfig):
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
             max_length.
+
+    Example:
+        >>> config = ArithmeticConfig(n_train=1000, n_id=100, n_valid=100, n_ood=100)
+        >>> batch = Arithmetic(config).batch("ood", 0, 8)
+        >>> sorted(set(batch.latents["depth"].tolist()))  # `train` has depths up to 5
+        [7, 8]
     """
 
     NOTATION: ClassVar = _NOTATION

@@ -56,6 +56,12 @@ class ExpressionTask(FiniteTask, CausalTask):
     `node_value`. The structure of the tree cannot. If a value is set, the inputs stay, and values
     of the operations above it follow; whether the answer can depend on an edge is always judged by
     the symbols and the values of the arguments.
+
+    Example:
+        >>> arithmetic: ExpressionTask = Arithmetic(ArithmeticConfig())
+        >>> batch = arithmetic.examples_of(["(3+(4*5))"])
+        >>> arithmetic.answers[batch.targets[0, 0]], batch.latents["node_depth"][0, :5]  # modulo 10
+        ('3', tensor([0, 2, 0, 1, 0]))
     """
 
     SPLITS: ClassVar = ("train", "id", "valid", "ood")

@@ -56,6 +56,12 @@ class ListOpsConfig(NestedConfig):
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
             max_length.
+
+    Example:
+        >>> depths = {"train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4)}
+        >>> config = ListOpsConfig(n_train=200, n_id=50, n_valid=20, n_ood=20, **depths)
+        >>> ListOps(config, cache=None).batch("ood", 0, 3).latents["depth"]
+        tensor([4, 4, 4])
     """
 
     NOTATION: ClassVar = _NOTATION

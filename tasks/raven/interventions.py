@@ -24,6 +24,12 @@ class RavenPairs(NamedTuple):
         answers: [pair, K] int64 each, -1 for all features but that of the pair: `source_rule`,
             the answer of the source's rule on the base's panels (-1 where undefined), and
             `base_rule`, the base's own answer.
+
+    Example:
+        >>> base, source = (task.batch("id_unpermuted", index, 200) for index in (0, 1))
+        >>> pairs = raven_pairs(task, base, source, 10)["other_rule"]
+        >>> pairs.base.shape, pairs.query.shape, pairs.keys.shape
+        (torch.Size([10, 18, 8]), torch.Size([10]), torch.Size([10, 2]))
     """
 
     base: Tensor

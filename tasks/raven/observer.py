@@ -38,6 +38,11 @@ class Observation:
         n_answers_by_any_rules: [batch] int64, the number of answers that any rules explain,
             whether or not the split has that combination of rules.
         n_values: F.
+
+    Example:
+        >>> observation = IdealObserver(task, "id_unpermuted").observe(batch.inputs)
+        >>> observation.posterior.shape, observation.marginals.shape  # [batch, F**K], [batch, K, F]
+        (torch.Size([20, 64]), torch.Size([20, 2, 8]))
     """
 
     example: Tensor
@@ -121,6 +126,11 @@ class RavenCeiling:
         ambiguous: the share of instances with several possible answers under the prior.
         ambiguous_by_any_rules: the share with several possible answers without a prior.
         n_instances: number of instances of the measurement.
+
+    Example:
+        >>> ceiling = IdealObserver(task, "ood").ceiling(100)
+        >>> 0.5 < ceiling.accuracy <= ceiling.feature_accuracy <= 1
+        True
     """
 
     accuracy: float
@@ -181,7 +191,14 @@ def _ceiling(config: RavenConfig, split: str, n_instances: int) -> RavenCeiling:
 
 
 class IdealObserver:
-    """Computes the exact posterior over answers under the prior of one split."""
+    """Computes the exact posterior over answers under the prior of one split.
+
+    Example:
+        >>> observation = IdealObserver(task, "id_unpermuted").observe(batch.inputs)
+        >>> is_right = (observation.answer == batch.targets).all(-1)
+        >>> is_right[~observation.ambiguous].all()  # where a single answer is possible
+        tensor(True)
+    """
 
     def __init__(self, task: Raven, split: str) -> None:
         """Build the observer of a split.

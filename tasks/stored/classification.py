@@ -96,6 +96,13 @@ class ClassificationConfig(LabelledConfig):
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = ClassificationConfig(
+        ...     name="own", path="reviews", columns=("text", "label"), labels=("bad", "good")
+        ... )
+        >>> Classification(config).classes
+        ('bad', 'good')
     """
 
     FORMATS: ClassVar = _FORMATS
@@ -131,7 +138,11 @@ class Classification(LabelledTask[Tensor]):
         ValueError: the data has an unknown format, or `n_valid` leaves nothing in `train`.
 
     Example:
-        >>> Classification(ClassificationConfig(name="sst2", path="~/sst2")).batch("train", 0, 32)
+        >>> columns = {"columns": ("text", "label"), "labels": ("bad", "good")}
+        >>> task = Classification(ClassificationConfig(name="own", path="reviews", **columns))
+        >>> batch = task.batch("test", 0, 2)
+        >>> batch.inputs.shape, sorted(batch.targets[:, 0].tolist())  # balanced over labels
+        (torch.Size([2, 4]), [0, 1])
     """
 
     def __init__(self, config: ClassificationConfig) -> None:

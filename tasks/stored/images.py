@@ -53,6 +53,13 @@ class ImagesConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> triangles = TrianglesConfig(n_train=10, n_valid=2, n_test=2)
+        >>> task = Images(ImagesConfig(sources=("triangles",), triangles=triangles))
+        >>> image, dataset = task.batch("test", 0, 2).inputs
+        >>> image.shape, dataset
+        (torch.Size([2, 3, 32, 32]), tensor([0, 0]))
     """
 
     sources: tuple[str, ...] = (*HUB, _TRIANGLES)

@@ -144,6 +144,11 @@ class PairsConfig(LabelledConfig):
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> task = Pairs(PairsConfig(name="snli", path="snli_1.0"))
+        >>> task.classes
+        ('entailment', 'neutral', 'contradiction')
     """
 
     FORMATS: ClassVar = _FORMATS
@@ -177,7 +182,10 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
         ValueError: the data has an unknown format.
 
     Example:
-        >>> Pairs(PairsConfig(name="snli", path="~/snli_1.0")).batch("train", 0, 32)
+        >>> task = Pairs(PairsConfig(name="snli", path="snli_1.0"))
+        >>> premise, hypothesis = task.batch("train", 0, 32).inputs
+        >>> premise.shape, hypothesis.shape  # padded to the longest of all
+        (torch.Size([32, 4]), torch.Size([32, 3]))
     """
 
     def __init__(self, config: PairsConfig) -> None:

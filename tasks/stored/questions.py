@@ -113,7 +113,12 @@ class Questions(FiniteTask[tuple[Tensor, Tensor]]):
             the passage.
 
     Example:
-        `Questions(QuestionsConfig(name="quasar-t", path="~/quasar-t")).batch("train", 0, 32)`
+        >>> task = Questions(QuestionsConfig(name="own", path="trivia", min_count=1))
+        >>> batch = task.batch("test", 0, 1)
+        >>> passage, question = task.words(batch, 0)
+        >>> first, last = batch.targets[0].tolist()
+        >>> passage[first : last + 1]
+        ['william', 'shakespeare']
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

@@ -57,6 +57,12 @@ class SequencesConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> config = SequencesConfig(path="algolisp", source="text", target="short_tree")
+        >>> task = Sequences(config)
+        >>> task.decode(task.batch("test", 0, 1).targets[0])
+        'reduce a 0 +'
     """
 
     path: str
@@ -100,7 +106,10 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
         ValueError: the files have another format, or all examples of a split are too long.
 
     Example:
-        >>> Sequences(SequencesConfig(path="~/iwslt15", source="en", target="vi")).size("train")
+        >>> config = SequencesConfig(path="algolisp", source="text", target="short_tree")
+        >>> source, target = Sequences(config).batch("test", 0, 1).inputs
+        >>> target[0, 0]  # the target begins with the begin token
+        tensor(1)
     """
 
     SPLITS: ClassVar = ("train", "valid", "test")

@@ -74,6 +74,15 @@ class TextConfig:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Example:
+        >>> _ = Path("notes.txt").write_text("to be or not to be\\n" * 100)
+        >>> config = TextConfig(path="notes.txt", tokens="words", vocabulary_size=10, length=8)
+        >>> task = Text(config, cache=None)
+        >>> task.vocabulary_size  # four words, the line end, `<unk>` and the start token
+        7
+        >>> task.batch("train", 0, 4).inputs.shape  # [batch, length]
+        torch.Size([4, 8])
     """
 
     name: Literal[

@@ -12,11 +12,14 @@ import mechanisms
 import probes
 import tasks
 from probes import plots
-from tests.docs import published
+from tests.docs import data_sets, published
 
 
 def names_of(module: str) -> dict[str, object]:
-    """The names for the examples of a module: libraries, all exports, and what its folder adds."""
+    """The names for the examples of a module: libraries, all exports, and what its folder adds.
+
+    Data sets for it are written to the current folder.
+    """
     package = {"mechanisms": mechanisms, "tasks": tasks, "probes": probes}[module.split(".")[0]]
     names: dict[str, object] = {name: getattr(package, name) for name in package.__all__}
     names |= {"numpy": np, "torch": torch, "xarray": xr, "xr": xr, "Path": Path}
@@ -411,7 +414,11 @@ BY_MODULE = {
     "mechanisms.randomness": of_randomness,
     "tasks": of_tasks,
     "tasks.expressions": of_expressions,
-    "tasks.stored.pairs": of_ranking,
+    "tasks.algolisp.problems": data_sets.of_programs,
+    "tasks.stored.classification": data_sets.of_texts,
+    "tasks.stored.pairs": lambda: of_ranking() | data_sets.of_pairs(),
+    "tasks.stored.questions": data_sets.of_questions,
+    "tasks.stored.sequences": data_sets.of_programs,
     "probes.capturing": of_capturing,
     "probes.decoding": of_decoding,
     "probes.interventions": of_interventions,
