@@ -59,7 +59,9 @@ def measure_loss_by_context(
         ValueError: there is no batch, or logits and targets do not match in shape.
 
     Example:
-        >>> measure_loss_by_context(model, [task.batch("test", 0, 100)])
+        >>> found = measure_loss_by_context(model, batches)
+        >>> found["seen"].values, found["tokens"].values  # of 20 windows of 8 tokens
+        (array([1, 2, 4, 8]), array([20., 20., 40., 80.]))
     """
     losses, masks = [], []
     with evaluating(model):

@@ -16,7 +16,14 @@ from probes.checking import checked
 
 @runtime_checkable
 class HookedModel(Protocol):
-    """A model that TransformerLens can hook: a HookedRootModule or a TransformerBridge."""
+    """A model that TransformerLens can hook: a HookedRootModule or a TransformerBridge.
+
+    Example:
+        >>> isinstance(model, HookedModel), isinstance(torch.nn.Linear(2, 2), HookedModel)
+        (True, False)
+        >>> model.hook_dict["blocks.1.attn.hook_pattern"].name
+        'blocks.1.attn.hook_pattern'
+    """
 
     @property
     def hook_dict(self) -> Mapping[str, Any]:

@@ -22,7 +22,16 @@ from probes.checking import shape_of
 
 
 class Batch(Protocol):
-    """An object with inputs and latents, such as a task's batch."""
+    """An object with inputs and latents, such as a task's batch.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> tokens = torch.randint(10, (20, 5))
+        >>> batch: Batch = SimpleNamespace(inputs=tokens, latents={"parity": tokens[:, 0] % 2})
+        >>> z = probes.Quantity("blocks.*.attn.hook_z", ("example", "pos", "head", "d_head"))
+        >>> sorted(probes.capture(model, [batch], {"z": z}))
+        ['parity', 'z']
+    """
 
     @property
     def inputs(self) -> Inputs:

@@ -121,10 +121,11 @@ def align(
         ...     probes.swap(task, *fit, {"rule": {"rule": fit[1].latents["rule"]}}),
         ...     {"ood": probes.swap(task, *ood, {"rule": {"rule": ood[1].latents["rule"]}})},
         ...     sites={"layer 1": probes.Vector("blocks.1.hook_resid_post", numpy.s_[:, -1])},
-        ...     logits=lambda output: output[:, -1],
+        ...     logits=lambda output: output,
         ...     ranks=[4],
         ... )
-        >>> found["accuracy"].sel(pairs="changed")
+        >>> found["accuracy"].sel(pairs="changed")["control"].values.tolist()
+        ['learned', 'none', 'whole', 'pca', 'random']
     """
     numbers = {"draws": draws, "epochs": epochs, "batch_size": batch_size, "resamples": resamples}
     _check_arguments(fit, test, sites, ranks, numbers)

@@ -97,7 +97,8 @@ def attribute(
     Example:
         >>> found = attribute(bridge, clean, corrupted, metric=lambda logits, rows:
         ...     logits[:, -1].gather(1, targets[rows, None])[:, 0])
-        >>> found["edge"].sel(writer="head 0.1", reader="v 1.0").sum("pos")
+        >>> found["edge"].sum("pos").sel(reader="logits").idxmax("writer").item()
+        'head 0.1'
     """
     examples = check_pairs(model, clean, corrupted)
     config = EdgeAttributionConfig(granularity=granularity)

@@ -80,8 +80,10 @@ def patch_edges(
             number for each example.
 
     Example:
-        >>> found = attribute(bridge, clean[:50], corrupted[:50], metric=metric)
-        >>> patch_edges(bridge, clean[50:], corrupted[50:], found, metric=metric)["size"]
+        >>> found = attribute(bridge, clean[:1], corrupted[:1], metric=metric)
+        >>> patched = patch_edges(bridge, clean[1:], corrupted[1:], found, metric=metric, n_edges=2)
+        >>> bool(patched["size"].sel(group="strongest") > patched["size"].sel(group="random"))
+        True
     """
     examples = check_pairs(model, clean, corrupted)
     ranked = ranked_edges(attribution, clean.shape[1])

@@ -85,8 +85,12 @@ def measure_faithfulness(
             each example.
 
     Example:
-        >>> found = attribute(bridge, clean[:50], corrupted[:50], metric=metric)
-        >>> measure_faithfulness(bridge, clean[50:], corrupted[50:], found, metric=metric)
+        >>> found = attribute(bridge, clean[:1], corrupted[:1], metric=metric)
+        >>> measured = measure_faithfulness(
+        ...     bridge, clean[1:], corrupted[1:], found, metric=metric, sizes=[2], draws=1
+        ... )
+        >>> measured["recovered"].sel(circuit="strongest").values.round(3)  # by two edges
+        array([1.])
     """
     examples = check_pairs(model, clean, corrupted)
     ranked = ranked_edges(attribution, clean.shape[1])

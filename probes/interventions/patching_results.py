@@ -45,8 +45,10 @@ def label_patching(result: PatchingResult, *, resamples: int = 1000, seed: int =
 
     Example:
         >>> swept = get_act_patch_attn_head_out_by_pos(
-        ...     bridge, corrupted, clean_cache, metric, reduce="none", baseline=True)
-        >>> label_patching(swept)["effect"].sel(layer=0, head=1)  # [pos]
+        ...     bridge, corrupted, clean_cache, lambda logits: metric(logits, slice(None)),
+        ...     reduce="none", baseline=True)
+        >>> label_patching(swept)["effect"].sel(layer=0, head=1).argmax("pos").item()
+        3
     """
     metric = ("metric",) if result.has_metric_axis else ()
     dims, coordinates = _axes(result)

@@ -27,6 +27,13 @@ class PathModel(Protocol):
 
     A path is the sequence of modules (m_1, ..., m_L); the result of a layer depends only on the
     inputs, the partial result and the module.
+
+    Example:
+        >>> isinstance(model, PathModel), model.n_layers, model.n_modules
+        (True, 2, 4)
+        >>> results = model.advance(inputs, 0, model.begin(inputs))
+        >>> results.shape  # [example, path, module, state]: of each module of the first layer
+        torch.Size([300, 1, 4, 1])
     """
 
     @property

@@ -32,7 +32,10 @@ def alignment(result: xr.Dataset, ax: Axes | None = None) -> Axes:
         ValueError: a further dim has several labels, such as `variable`.
 
     Example:
-        >>> probes.plots.alignment(found.sel(split="ood", variable="rule", rank=4, pairs="all"))
+        >>> accuracy = found.sel(split="ood", variable="rule", rank=4, pairs="all")
+        >>> ax = probes.plots.alignment(accuracy)
+        >>> [label.get_text() for label in ax.get_xticklabels()]
+        ['layer 1']
     """
     values, low, high = (
         variable_of(result, f"accuracy{end}", "control", "site", probe="align")

@@ -137,7 +137,9 @@ def gates(
         ValueError: the values have other dims.
 
     Example:
-        >>> probes.plots.gates(columns["gates"].isel(example=0, step=3), labels=tokens)
+        >>> ax = probes.plots.gates(columns["gates"].isel(example=0, step=3), labels=tokens)
+        >>> ax.get_xlabel()
+        'column'
 
     Source: Csordás et al. 2021, "The Neural Data Router", figure 4.
     """

@@ -147,6 +147,37 @@ def of_latent_codes():
 
 
 @cache
+def of_alignment():
+    names = of_latent_codes()
+    fit, ood = (
+        tuple(names["task"].batch(split, index, 40) for index in range(2))
+        for split in ("id_unpermuted", "ood_unpermuted")
+    )
+    return names | {"fit": fit, "ood": ood}
+
+
+@cache
+def of_attribution():
+    """A bridge whose head 0.1 moves the token at position 1 to the last logits."""
+    from transformer_lens.patching import get_act_patch_attn_head_out_by_pos
+
+    from tests.probes.interventions import planted
+
+    bridge, read = planted.planted_bridge(), planted.READ
+    clean, corrupted = planted.pairs(2, read)
+    clean[:, read], corrupted[:, read] = 0, 1
+
+    def metric(logits, rows):
+        return logits[:, -1, 0] - logits[:, -1, 1]
+
+    with torch.no_grad():
+        clean_cache = bridge.run_with_cache(clean)[1]
+    names = {"bridge": bridge, "clean": clean, "corrupted": corrupted, "metric": metric}
+    names |= {"targets": clean[:, read], "clean_cache": clean_cache}
+    return names | {"get_act_patch_attn_head_out_by_pos": get_act_patch_attn_head_out_by_pos}
+
+
+@cache
 def of_swaps():
     task = tasks.Raven(tasks.RavenConfig(n_features=2))
     base, source = (task.batch("id", index, 20) for index in range(2))
@@ -385,6 +416,33 @@ def of_curves():
 
 
 @cache
+def of_subspaces():
+    names = of_alignment()
+    (base, source), task = names["fit"], names["task"]
+    swaps = probes.swap(task, base, source, {"rule": {"rule": source.latents["rule"]}})
+    found = probes.align(
+        names["model"],
+        swaps,
+        {"ood": swaps},
+        sites={"layer 1": probes.Vector("blocks.1.hook_resid_post", np.s_[:, -1])},
+        logits=lambda output: output,
+        ranks=[4],
+        epochs=1,
+        draws=1,
+        resamples=20,
+    )
+    return {"found": found}
+
+
+@cache
+def of_windows():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(10, (20, 9), generator=generator)
+    batch = tasks.Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(20, 8).bool(), {})
+    return {"model": transformer(causal=True), "batches": [batch]}
+
+
+@cache
 def of_decoders():
     names = of_decoding()
     found = probes.compare_means(names["data"].rename(rule="label"), label="label")
@@ -393,7 +451,10 @@ def of_decoders():
 
 @cache
 def of_matrices():
-    columns, signs = of_control_flow()["columns"], of_signedness()
+    routed, signs = of_control_flow(), of_signedness()
+    gates = probes.Quantity("blocks.*.hook_gate", ("example", "pos", "channel"))
+    captured = probes.capture(routed["model"], routed["batches"], {"gates": gates})
+    columns = routed["columns"].assign(gates=captured["gates"].rename(layer="step"))
     value_scores = of_pairing()["data"]["value_scores"].isel(pos=-1)
     groups = xr.DataArray(
         np.ones((1, 60), bool), dims=("group", "example"), coords={"group": ["all"]}
@@ -420,9 +481,15 @@ BY_MODULE = {
     "tasks.stored.questions": data_sets.of_questions,
     "tasks.stored.sequences": data_sets.of_programs,
     "probes.capturing": of_capturing,
+    "probes.context": of_windows,
     "probes.decoding": of_decoding,
     "probes.interventions": of_interventions,
+    "probes.interventions.alignment": of_alignment,
+    "probes.interventions.attribution": of_attribution,
+    "probes.interventions.edge_patching": of_attribution,
+    "probes.interventions.faithfulness": of_attribution,
     "probes.interventions.latent_codes": of_latent_codes,
+    "probes.interventions.patching_results": of_attribution,
     "probes.interventions.swaps": of_swaps,
     "probes.control_flow": of_control_flow,
     "probes.loops": of_loops,
@@ -434,6 +501,7 @@ BY_MODULE = {
     "probes.signedness.capture": of_places,
     "probes.statistics.grouping": of_grouping,
     "probes.pointing": of_pointing,
+    "probes.plots.alignments": of_subspaces,
     "probes.plots.curves": of_curves,
     "probes.plots.decoders": of_decoders,
     "probes.plots.graphs": of_control_flow,
