@@ -37,7 +37,7 @@ class ArithmeticConfig(NestedConfig):
             max_length.
 
     Example:
-        >>> config = ArithmeticConfig(n_train=1000, n_id=100, n_valid=100, n_ood=100)
+        >>> config = ArithmeticConfig(n_train=200, n_id=20, n_valid=20, n_ood=20)
         >>> batch = Arithmetic(config).batch("ood", 0, 8)
         >>> sorted(set(batch.latents["depth"].tolist()))  # `train` has depths up to 5
         [7, 8]

@@ -59,7 +59,7 @@ class ListOpsConfig(NestedConfig):
 
     Example:
         >>> depths = {"train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4)}
-        >>> config = ListOpsConfig(n_train=200, n_id=50, n_valid=20, n_ood=20, **depths)
+        >>> config = ListOpsConfig(n_train=50, n_id=20, n_valid=20, n_ood=20, **depths)
         >>> ListOps(config, cache=None).batch("ood", 0, 3).latents["depth"]
         tensor([4, 4, 4])
     """
