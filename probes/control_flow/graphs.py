@@ -138,13 +138,14 @@ def collapse_columns(graphs: xr.Dataset, *, groups: xr.DataArray | None = None) 
         Target and source are columns, or groups from 0 to the largest.
 
     Raises:
+        KeyError: a variable of the graphs is missing.
         TypeError, ValueError: groups are not integers of at least -1, or sizes do not match.
 
     Example:
         >>> collapse_columns(graphs) > 0
     """
-    size = graphs.sizes["pos"]
     read = graphs["head"].to_numpy() != NO_HEAD
+    size = graphs.sizes["pos"]
     example = graphs["edge_example"].to_numpy()[read]
     target = graphs["target_pos"].to_numpy()[read]
     source = graphs["source_pos"].to_numpy()[read]
