@@ -5,8 +5,8 @@
 
 Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
 data `claims.nc` are then written beside them, and the pages that have templates in `studies/pages`:
-`NAME.md` from the result files in the folder `NAME`, `summary.md` from all of them and the ledger,
-and from `readme.md` a part of the README.
+`NAME.md` from the result files in the folder `NAME`, `findings.md` and `summary.md` from all of them
+and the ledger, and from `readme.md` a part of the README.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ PAGE, DATA = "claims.md", "claims.nc"
 TEMPLATES = Path(__file__).parent / "pages"
 """The folder of templates of pages."""
 
-SUMMARY, IN_README = TEMPLATES / "summary.md", TEMPLATES / "readme.md"
-"""The templates of the page about all studies, and of a part of the README."""
+OVERVIEWS = tuple(TEMPLATES / name for name in ("findings.md", "summary.md"))
+"""The templates of the pages about all studies."""
+
+IN_README = TEMPLATES / "readme.md"
+"""The template of a part of the README."""
 
 README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- from studies/pages/readme.md -->\n", "<!-- end -->\n"
@@ -88,7 +91,7 @@ def make_pages(files: Mapping[str, xr.DataTree]) -> Mapping[str, str]:
         ValueError, KeyError: a template has what is in no result (see `render_page`).
     """
     pages = {}
-    for template in sorted(set(TEMPLATES.glob("*.md")) - {SUMMARY, IN_README}):
+    for template in sorted(set(TEMPLATES.glob("*.md")) - {*OVERVIEWS, IN_README}):
         folder = f"{template.stem}/"
         own = {
             name.removeprefix(folder): of for name, of in files.items() if name.startswith(folder)
@@ -126,7 +129,7 @@ def main(
         pages = {results / PAGE: page}
         pages |= {results / name: text for name, text in make_pages(files).items()}
         if results.resolve() == RESULTS.resolve():
-            pages[results / SUMMARY.name] = overview(SUMMARY, data, files)
+            pages |= {results / one.name: overview(one, data, files) for one in OVERVIEWS}
             pages[README] = summarize(README.read_text(), data, files)
         for path, text in pages.items():
             write_atomically(path, lambda to, text=text: to.write_text(text))

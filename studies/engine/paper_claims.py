@@ -10,6 +10,7 @@ if it is not given, or `most`.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,12 @@ class Claimed:
 
     citation: str
     claims: tuple[PaperClaim, ...]
+
+    @property
+    def short(self) -> str:
+        """The first author and the year."""
+        year = re.search(r"\b(?:19|20)\d\d\b", self.citation)
+        return f"{self.citation.split(',')[0]} et al. {year[0] if year else ''}".strip()
 
 
 @functools.cache

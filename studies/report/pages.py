@@ -9,7 +9,8 @@ A template is Markdown with expressions of Jinja2, in which
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
 - `{{ machine_time() }}` is the time that all models trained, together;
 - `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study;
-- `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger;
+- `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger, and
+  `{{ list_claims("holds") }}` is a list of them;
 - all take `file="triangles.nc"`, where a page is about several result files.
 
 What is left as text has no numbers and verdicts of its own: `loose_words` finds them.
@@ -27,12 +28,14 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from jinja2 import Environment, StrictUndefined
 from rich.console import Console, RenderableType
 
 from studies.engine.claims import VERDICTS
+from studies.engine.paper_claims import read_claims
 from studies.engine.study import Study
 from studies.report.table import count, short
 from studies.report.verdicts import render_claims
@@ -150,6 +153,7 @@ def render_page(
         "machine_time": of_file(machine_time),
         "verdict": of_file(verdict),
         "n_claims": of_file(n_claims),
+        "list_claims": of_file(list_claims),
         "table": of_file(partial(_table, studies, width)),
         "claims": of_file(partial(_claims, width)),
     }
@@ -223,18 +227,40 @@ def verdict(result: xr.DataTree, pattern: str, context: str = "*") -> str:
     return " or ".join(name for name in VERDICTS if name in verdicts)
 
 
-def n_claims(ledger: xr.DataTree, verdict: str | None = None) -> int:
-    """How many claims of papers a ledger has, of all or with a verdict.
+def n_claims(ledger: xr.DataTree, verdict: str | None = None, paper: str | None = None) -> int:
+    """How many claims of papers a ledger has, of all or with a verdict, of all papers or of one.
 
     Raises:
-        ValueError: there is no such verdict.
+        ValueError: there is no such verdict or paper.
     """
-    verdicts = ledger["claims"]["verdict"].to_numpy()
-    if verdict is None:
-        return len(verdicts)
-    if verdict not in VERDICTS:
-        raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, got {verdict!r}")
-    return int((verdicts == verdict).sum())
+    return len(_claims_of_papers(ledger, verdict, paper))
+
+
+def list_claims(ledger: xr.DataTree, verdict: str, paper: str | None = None) -> str:
+    """The claims of papers with a verdict, a line each, with the paper.
+
+    Raises:
+        ValueError: there is no such verdict or paper.
+    """
+    found, papers = _claims_of_papers(ledger, verdict, paper), read_claims()
+    return "\n".join(
+        f"- {claim} ({papers[paper].short})"
+        for claim, paper in zip(found.claimed, found.paper, strict=True)
+    )
+
+
+def _claims_of_papers(ledger: xr.DataTree, verdict: str | None, paper: str | None) -> pd.DataFrame:
+    """The claims of a ledger with a verdict, of a paper."""
+    found = ledger["claims"].to_dataset().to_dataframe()
+    for column, wanted, known in (
+        ("verdict", verdict, VERDICTS),
+        ("paper", paper, tuple(dict.fromkeys(found.get("paper", ())))),
+    ):
+        if wanted is not None and wanted not in known:
+            raise ValueError(f"{column} must be one of {', '.join(known)}, got {wanted!r}")
+        if wanted is not None:
+            found = found[found[column] == wanted]
+    return found
 
 
 def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str:

@@ -17,9 +17,9 @@ from studies.engine.paper_claims import read_claims
 from studies.engine.results import load_tree
 from studies.ledger import (
     DATA,
+    OVERVIEWS,
     PAGE,
     README,
-    SUMMARY,
     TEMPLATES,
     judged,
     make_ledger,
@@ -51,7 +51,8 @@ def stored_in(path):
 
 
 FILES = result_files()
-PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name not in (PAGE, SUMMARY.name))
+OF_ALL = {PAGE, *(template.name for template in OVERVIEWS)}
+PAGES = sorted(page for page in RESULTS.glob("*.md") if page.name not in OF_ALL)
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -172,7 +173,8 @@ def test_pages_are_what_their_templates_make_of_results():
     for name, text in make_pages(results).items():
         assert (RESULTS / name).read_text() == text, name
     data, readme = load_tree(RESULTS / DATA), README.read_text()
-    assert overview(SUMMARY, data, results) == (RESULTS / SUMMARY.name).read_text()
+    for template in OVERVIEWS:
+        assert overview(template, data, results) == (RESULTS / template.name).read_text()
     assert summarize(readme, data, results) == readme
 
 

@@ -120,6 +120,20 @@ def test_claims_of_papers_are_counted():
         render_page('{{ n_claims("open") }}', files, {}, width=80)
 
 
+def test_claims_of_papers_are_listed_and_counted_by_paper():
+    of = {
+        "verdict": ("claim", ["holds", "undecided", "holds"]),
+        "paper": ("claim", ["tay_2019", "tay_2019", "csordas_2021"]),
+        "claimed": ("claim", ["it subtracts", "it does not", "NDR waits"]),
+    }
+    files = {"claims.nc": xr.DataTree.from_dict({"claims": xr.Dataset(of)})}
+    template = '{{ list_claims("holds") }}; {{ n_claims("holds", paper="tay_2019") }}'
+    lines = "- it subtracts (Tay et al. 2019)\n- NDR waits (Csordás et al. 2021)"
+    assert render_page(template, files, {}, width=80) == f"{lines}; 1"
+    with pytest.raises(ValueError, match=r"paper must be one of tay_2019, .*, got 'tay'"):
+        render_page('{{ n_claims("holds", paper="tay") }}', files, {}, width=80)
+
+
 def test_each_file_of_a_page_can_be_asked(result):
     other = two_models([0.1], [0.2])
     results = {"result.nc": result, "other.nc": other}
