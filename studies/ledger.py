@@ -5,8 +5,8 @@
 
 Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
 data `claims.nc` are then written beside them, and the pages that have templates in `studies/pages`:
-`NAME.md` from the result files in the folder `NAME`, `findings.md` and `summary.md` from all of them
-and the ledger, and from `readme.md` a part of the README.
+`NAME.md` from the result files in the folder `NAME`, `findings.md` and `summary.md` from all of
+them and the ledger, and from `readme.md` a part of the README.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ def list_claims(ledger: xr.DataTree, verdict: str, paper: str | None = None) -> 
 
 def _claims_of_papers(ledger: xr.DataTree, verdict: str | None, paper: str | None) -> pd.DataFrame:
     """The claims of a ledger with a verdict, of a paper."""
-    found = ledger["claims"].to_dataset().to_dataframe()
+    # The types of pandas do not know what a selection by a mask is.
+    found: Any = ledger["claims"].to_dataset().to_dataframe()
     for column, wanted, known in (
         ("verdict", verdict, VERDICTS),
         ("paper", paper, tuple(dict.fromkeys(found.get("paper", ())))),
