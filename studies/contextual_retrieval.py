@@ -24,7 +24,7 @@ from studies.measures.retrieval import (
     combinations,
     early_error,
 )
-from studies.report import drawings, plots
+from studies.report import browsers, drawings, plots
 from studies.report.panels import values
 from studies.setups.retrieval import RetrievalSetup
 from studies.views import retrieval
@@ -266,6 +266,24 @@ VIEWS = {
     ),
 }
 
+BROWSERS = {
+    "retrievals_by_network": partial(
+        browsers.matrices,
+        data=values("pairing", "pairing"),
+        y="model_search",
+        x="model_retrieval",
+        title="how often a search uses a retrieval",
+    ),
+    "errors_by_network": partial(
+        browsers.matrices,
+        data=values("combinations", "error"),
+        y="preference_0",
+        x="preference_1",
+        title="mean absolute error by combination of preferences",
+    ),
+}
+"""Charts with which networks are stepped through."""
+
 STUDY = engine.Study(
     name="contextual_retrieval",
     question="Does attention that pairs searches and retrievals answer unseen pairings better?",
@@ -283,6 +301,7 @@ STUDY = engine.Study(
     claims=CLAIMS,
     table=TABLE,
     views=VIEWS,
+    browsers=BROWSERS,
 )
 
 if __name__ == "__main__":

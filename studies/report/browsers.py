@@ -70,20 +70,24 @@ def matrices(
 def with_models(result: xr.DataTree, values: xr.DataArray) -> xr.DataArray:
     """Values whose trained models have readable names: the dim `model` in place of `cell`.
 
-    Models for which nothing was measured are left out.
+    Left out are models for which nothing was measured, and those of settings that were tried and
+    not chosen.
     """
-    names = [""] * result["scores"].sizes["cell"]
-    for condition in shown_conditions(result):
-        for cell in condition.cells:
-            seed = result["scores"].to_dataset()["seed"].to_numpy()[cell]
-            names[cell] = ", ".join(filter(None, [condition.label, f"seed {seed}"]))
+    seeds = result["scores"].to_dataset()["seed"].to_numpy()
+    of_cells = {
+        cell: ", ".join(filter(None, [condition.label, f"seed {seeds[cell]}"]))
+        for condition in shown_conditions(result)
+        for cell in condition.cells
+    }
+    cells = sorted(of_cells)
+    names = [of_cells[cell] for cell in cells]
     # Cells that differ in tuned settings or draws alone have the same name.
     names = [
         f"{name} ({names[:number].count(name) + 1})" if names.count(name) > 1 else name
         for number, name in enumerate(names)
     ]
     plain = values.drop_vars([name for name in values.coords if name not in values.dims])
-    named = plain.assign_coords(cell=names).rename(cell="model")
+    named = plain.isel(cell=cells).assign_coords(cell=names).rename(cell="model")
     if named.dtype.kind == "f":
         named = named.dropna("model", how="all")
     return named.transpose("model", ...)

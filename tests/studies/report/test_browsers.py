@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from studies.report import browsers
-from tests.studies.engine.synthetic import two_models
+from tests.studies.engine.synthetic import result_of, two_models
 
 SHAPE = {"cell": 2, "layer": 3, "kind": 2, "query": 2, "key": 4}
 
@@ -79,3 +79,16 @@ def test_names_of_labels_may_differ_between_examples(result, values):
 
 def test_nothing_measured_is_no_chart(result):
     assert browsers.matrices(result, data=lambda result: xr.Dataset(), y="y", x="x") is None
+
+
+def test_models_with_settings_that_were_not_chosen_are_left_out():
+    cells = [
+        {"model": "a", "seed": 0, "rate": rate, "id": right, "ood": 0.0}
+        for rate, right in ((0.1, 0.4), (1.0, 0.9))
+    ]
+    result = result_of(cells, tuned=("rate",))
+    values = xr.DataArray(np.array([[1.0], [2.0]]), dims=("cell", "x"))
+    shown = browsers.with_models(result, values)
+    assert shown.to_numpy().tolist() == [[2.0]]
+    (name,) = shown["model"].to_numpy().tolist()
+    assert "seed 0" in name
