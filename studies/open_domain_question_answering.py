@@ -7,7 +7,7 @@ questions that need one fact of a passage, or two, where it is known which; pair
 held out. It is measured whether the attention is signed, and whether connectors weigh the needed
 facts most.
 
-    python studies/open_domain_question_answering.py                 # 15 to 25 minutes
+    python studies/open_domain_question_answering.py                 # about 45 minutes
     python studies/open_domain_question_answering.py --preset smoke
     python studies/open_domain_question_answering.py --preset ablation      # of F and of centring
     python studies/open_domain_question_answering.py --preset paper --device cuda
@@ -222,9 +222,9 @@ TABLE = engine.Table(
         Row("EM, paper", metric("exact_match_paper", "test"), spread=False),
         Row("F1, paper", metric("f1_paper", "test"), spread=False),
         Row("1st", FIRST["trained"]),
-        Row("untr.", FIRST["untrained"], spread=False),
+        Row("untr. 1st", FIRST["untrained"], spread=False),
         Row("2nd", SECOND["trained"]),
-        Row("untrained", SECOND["untrained"], spread=False),
+        Row("untr. 2nd", SECOND["untrained"], spread=False),
         Row("M<0", NEGATIVE),
     ),
     caption="On generated questions (id, ood), or on the test questions of Quasar-T or SearchQA. "
