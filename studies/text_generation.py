@@ -46,7 +46,7 @@ from tasks import AlgoLispConfig, SequencesConfig, TranslationConfig
 # Axes
 
 BOTH = grid("softmax", "coda")
-SEEDS, RATES = {"seed": (0, 1, 2)}, {"training.learning_rate": (1e-3, 3e-3, 1e-2)}
+SEEDS, RATES = {"seed": (0, 1, 2)}, {"training.learning_rate": (1e-3, 3e-3, 1e-2, 3e-2)}
 COMPOSITIONS = (
     grid(affinity=("tanh", "sigmoid"), gate=GATES),
     grid(affinity_centring=("matrix",), gate_centring=("none", "matrix")),
