@@ -59,7 +59,8 @@ def matrices(
     of_dims = {dim: with_models(result, labels) for dim, labels in of_dims.items()}
     panel = matrix_panel(values, y=y, x=x, names=of_dims)
     return {
-        "description": f"{title}: a matrix of {name_of(y)} by {name_of(x)}, chosen with the lists below it",
+        "description": f"{title}: a matrix of {name_of(y)} by {name_of(x)}, chosen with the lists "
+        "below it",
         "title": title_of(title),
         "params": [control(values, dim) for dim in values.dims if dim not in (y, x)],
         "config": CONFIG,
