@@ -7,7 +7,7 @@ questions that need one fact of a passage, or two, where it is known which; pair
 held out. It is measured whether the attention is signed, and whether connectors weigh the needed
 facts most.
 
-    python studies/open_domain_question_answering.py                 # about 45 minutes
+    python studies/open_domain_question_answering.py                 # 75 minutes or so
     python studies/open_domain_question_answering.py --preset smoke
     python studies/open_domain_question_answering.py --preset ablation      # of F and of centring
     python studies/open_domain_question_answering.py --preset paper --device cuda
@@ -230,8 +230,8 @@ TABLE = engine.Table(
     caption="On generated questions (id, ood), or on the test questions of Quasar-T or SearchQA. "
     "EM: exact match. One, two facts: EM of questions that need so many, on id; those of ood need "
     "two, with pairs of relations that are held out. 1st, 2nd: share of questions of ood of which "
-    "a connector weighs the first or the second needed fact most, mean over connectors; untr., "
-    "untrained: with untrained weights. M<0: share of weights below -0.1. Paper: on Quasar-T or "
+    "a connector weighs the first or the second needed fact most, mean over connectors; untr.: "
+    "with untrained weights. M<0: share of weights below -0.1. Paper: on Quasar-T or "
     "SearchQA.",
 )
 

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from tests.stress.stress_kills import ENVIRONMENT, of_run, run_until
+from tests.stress.processes import ENVIRONMENT, LONGEST, run_until
+from tests.stress.stress_kills import of_run
 from tests.studies.engine.test_execution import StudyFolder
 
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-LONGEST = 2000
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """kill -9 at random moments: what was killed and is run again ends like what was not."""
 
 import hashlib
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +13,14 @@ import xarray as xr
 from safetensors.numpy import load_file
 
 from studies.engine import read_result
+from tests.stress.processes import ROOT, run_until
 from tests.studies.engine.test_execution import StudyFolder
 
-ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "studies" / "results" / "contextual_retrieval" / "result.nc"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 CAPTURE = """
 import sys, time
+from pathlib import Path
 import mechanisms, probes
 from studies.zoo import setup_of
 
@@ -36,8 +32,13 @@ def batches():
         time.sleep(0.1)
         yield task.batch("id", index, 8)
 
-hidden = [probes.Quantity(f"blocks.*.{name}") for name in ("hook_resid_post", "attn.hook_pattern")]
-probes.capture(mechanisms.load(f"zoo:{name}"), batches(), hidden, to=sys.argv[1] + "/x.zarr")
+hidden = {
+    "stream": probes.Quantity("blocks.*.hook_resid_post", ("example", "pos", "d_model")),
+    "pattern": probes.Quantity(
+        "blocks.*.attn.hook_pattern", ("example", "head", "query_pos", "key_pos")
+    ),
+}
+probes.capture(mechanisms.load(f"zoo:{name}"), batches(), hidden, to=Path(sys.argv[1], "x.zarr"))
 """
 
 
@@ -105,14 +106,19 @@ def capture(folder):
 
 
 def view(folder):
-    return ["-m", "studies.cli", "view", str(RESULT), "--to", str(folder / "page.html")]
+    script = "from studies.cli import app; app()"
+    return ["-c", script, "view", str(RESULT), "--to", str(folder / "page.html")]
 
 
 KINDS = {
     "one worker": Kind(of_study("--workers", "1"), of_run, 15),
     "two workers": Kind(of_study("--workers", "2"), of_run, 20),
     "seeds together": Kind(of_study("--together", "2"), of_run, 15),
-    "a dask scheduler": Kind(of_study("--scheduler", "ADDRESS"), of_run, 15),
+    "a dask scheduler, triangles": Kind(
+        of_package("compositional_benchmarks.py", "--study", "triangles", "--scheduler", "ADDRESS"),
+        of_run,
+        15,
+    ),
     "triangles, all of a study": Kind(
         of_package("compositional_benchmarks.py", "--study", "triangles", "--workers", "2"),
         of_run,
@@ -130,31 +136,6 @@ def scheduler():
     options = {"threads_per_worker": 1, "memory_limit": None, "dashboard_address": None}
     with LocalCluster(n_workers=2, silence_logs=50, **options) as cluster:
         yield cluster.scheduler_address
-
-
-def run_until(command, log, seconds=None):
-    """Run a command; after some seconds it and all its processes are killed.
-
-    Returns:
-        Whether it came to its end before.
-    """
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=ENVIRONMENT,
-            cwd=log.parent,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return False
-    assert process.returncode == 0, log.read_text()
-    return True
 
 
 @pytest.mark.parametrize("name", KINDS)
