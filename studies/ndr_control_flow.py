@@ -111,6 +111,10 @@ TABLE = engine.Table(
 BOTH = {"task.direction": ("forward", "backward")}
 SEEDS = {"seed": (0, 1, 2, 3, 4)}
 FIVE = ("lstm", "transformer", "relative", "abs_rel_gate", "ndr")
+GATES = ("ndr", "ndr_undirected", "relative_gate", "abs_rel_gate")
+ONE_LACKING = ("relative_own_gate", "relative_late_gate")
+WITHOUT_GATES = ("transformer", "relative", "geometric", "act")
+RECURRENT_NETWORKS = ("lstm", "bilstm", "dnc")
 EIGHT = ("lstm", "dnc", *FIVE[1:3], "relative_gate", "abs_rel_gate", "geometric", "ndr")
 
 # Settings of the paper's tables 4 to 6 for models other than NDR.
@@ -159,6 +163,16 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
 
 LOOKUP_PRESETS = {
     "smoke": smoke("task.n_tables=3 task.n_compositions=150"),
+    # Those of the paper, and what it says of others: all for the same number of steps. Muon needs
+    # half of AdamW's.
+    "models": engine.Preset(
+        changes="training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
+        "training.n_steps=6000 training.stop_at=none drawn.n=1",
+        grids=tuple(
+            {"model": models} | BOTH | {"seed": (0, 1, 2)}
+            for models in (GATES, WITHOUT_GATES, RECURRENT_NETWORKS, ONE_LACKING)
+        ),
+    ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
         changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "

@@ -50,7 +50,7 @@ class Resources:
         minutes: stop at the last checkpoint before so many minutes have passed; start again to go
             on.
         scheduler: address of a running dask scheduler whose workers run the cells instead. They
-            have modscope and the study installed, and see the root under the same absolute path.
+            have modscope installed, and see the root under the same absolute path.
         fresh: start over; earlier runs are moved aside.
         accept_code: accept models that other code trained; the result says so.
         pretrained: take models that have not begun to train from the zoo, `mechanisms.zoo`, if it

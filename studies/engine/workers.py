@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -232,7 +233,9 @@ def _work_on_scheduler(
         raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
 
     def call(job: Job) -> Any:
-        future = client.submit(_call_exclusively, job, pure=False)
+        # As bytes: the scheduler would unpickle the job, and it knows no module of the study.
+        pickled = cloudpickle.dumps(job)
+        future = client.submit(_call_exclusively, pickled, list(sys.path), pure=False)
         try:
             return future.result()
         except KilledWorker as error:
@@ -240,6 +243,11 @@ def _work_on_scheduler(
             raise RunError(f"its process died {deaths} times (out of memory?)") from error
         except CancelledError as error:
             raise RunError(gone) from error
+        except ModuleNotFoundError as error:
+            raise RunError(
+                f"the workers of the scheduler cannot import {error.name!r}: install it there, or "
+                "start them with its folder in PYTHONPATH"
+            ) from error
         finally:
             # Otherwise dask would call the job again if the worker that holds its result dies.
             future.release()
@@ -258,7 +266,11 @@ def _work_on_scheduler(
 _PROCESS_LOCK = threading.Lock()
 
 
-def _call_exclusively(job: Job) -> Any:
-    """Call a job while no other job runs in this process: jobs use the global random state."""
+def _call_exclusively(job: bytes, folders: Sequence[str]) -> Any:
+    """Call a job while no other job runs in this process: jobs use the global random state.
+
+    Modules are looked for in `folders`, too: those where the caller finds its own.
+    """
     with _PROCESS_LOCK:
-        return job()
+        sys.path.extend(folder for folder in folders if folder not in sys.path)
+        return _call_pickled(job)

@@ -1,4 +1,5 @@
 import functools
+import importlib
 import os
 import signal
 import subprocess
@@ -66,6 +67,21 @@ def records_process(folder):
     return 3
 
 
+def unpickled_elsewhere(pid):
+    assert os.getpid() != pid
+    return functools.partial(pow, 2, 3)
+
+
+class OfWorkers:
+    """A job that cannot be unpickled in the process that made it."""
+
+    def __reduce__(self):
+        return unpickled_elsewhere, (os.getpid(),)
+
+    def __call__(self):
+        raise AssertionError("was not pickled")
+
+
 def call(jobs, n, *, scheduler=None, names=None):
     with Workers(n, scheduler=scheduler) as workers:
         return workers.call(jobs, names)
@@ -111,6 +127,29 @@ def test_this_process_is_one_of_the_workers_and_the_others_persist(tmp_path):
 def test_results_are_in_the_order_of_the_jobs(scheduler):
     jobs = [functools.partial(pow, 2, n) for n in range(10)]
     assert call(jobs, 1) == call(jobs, 1, scheduler=scheduler) == [2**n for n in range(10)]
+
+
+def test_a_scheduler_finds_a_study_of_a_file_of_its_own(scheduler, tmp_path, monkeypatch):
+    (tmp_path / "my_own.py").write_text("def answer():\n    return 42\n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        answer = importlib.import_module("my_own").answer
+        assert call([answer], 1, scheduler=scheduler) == [42]
+
+
+def test_only_workers_unpickle_a_job(scheduler):
+    # The scheduler of a local cluster runs in this process.
+    assert call([OfWorkers()], 1, scheduler=scheduler) == [8]
+
+
+def test_a_module_that_workers_do_not_have_is_named(scheduler, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def answer():\n    return 42\n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        answer = importlib.import_module("only_here").answer
+    expected = "cannot import 'only_here': install it there, or start them with its folder"
+    with pytest.raises(RunError, match=expected):
+        call([answer], 1, scheduler=scheduler)
 
 
 @pytest.mark.parametrize("n", [1, 3])
