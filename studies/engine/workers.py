@@ -231,6 +231,8 @@ def _work_on_scheduler(
         client = Client(address)
     except (OSError, ValueError) as error:
         raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
+    except TypeError as error:  # dask raises it where there are no certificates for tls://
+        raise RunError(f"cannot connect to the dask scheduler at {address!r}: {error}") from error
 
     def call(job: Job) -> Any:
         # As bytes: the scheduler would unpickle the job, and it knows no module of the study.

@@ -252,6 +252,11 @@ def test_a_missing_scheduler_is_an_error(tmp_path):
         call([functools.partial(works, tmp_path, "a")], 1, scheduler="nowhere")
 
 
+def test_a_scheduler_that_wants_certificates_is_an_error_without_them():
+    with pytest.raises(RunError, match="'tls://127.0.0.1:1': TLS expects"):
+        call([functools.partial(pow, 2, 3)], 1, scheduler="tls://127.0.0.1:1")
+
+
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
     script = f"""
 import functools, pathlib
