@@ -46,6 +46,8 @@ MONOLITHIC = {"model": "monolithic"}
 SAMPLED, ALL_PATHS = {"objective": "sampled"}, {"objective": "all_paths"}
 FREE, TIGHT = ({"model": "encoder", "selection_bottleneck": value} for value in (0, 1))
 FEW, MANY = {"n_points": 1000}, {"n_points": 20_000}
+MIN_METHODS = 6
+"""How many methods are ranked at least: more than the routers."""
 
 PAPER = "Ostapenko et al. 2022, "
 
@@ -193,10 +195,13 @@ def claims_about_routing() -> Iterator[Claim]:
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's correlation; NaN for fewer than three pairs, or if one side is constant."""
+    """Spearman's correlation; NaN for fewer than `MIN_METHODS` pairs, or if one side is constant.
+
+    Of the four routers alone it would be chance that decides: one order in 24 has a value of 1.
+    """
     from scipy.stats import rankdata
 
-    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+    if len(first) < MIN_METHODS or np.ptp(first) == 0 or np.ptp(second) == 0:
         return np.nan
     return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
 
