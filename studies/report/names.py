@@ -21,7 +21,7 @@ KNOWN = {
     "compositional": ("compositional", "#332288"),
     "transformer_xl": ("Transformer-XL", "#117733"),
     "ndr": ("NDR", "#cc3311"),
-    "ndr_undirected": ("NDR, no sides", "#aa3377"),
+    "ndr_undirected": ("NDR, no direction", "#aa3377"),
     "geometric": ("geometric, no gate", "#ee6677"),
     "relative_gate": ("relative, gate", "#ddcc77"),
     "relative_own_gate": ("relative, gate by own state", "#999933"),
