@@ -253,7 +253,7 @@ def test_a_missing_scheduler_is_an_error(tmp_path):
 
 
 def test_a_scheduler_that_wants_certificates_is_an_error_without_them():
-    with pytest.raises(RunError, match="'tls://127.0.0.1:1': TLS expects"):
+    with pytest.raises(RunError, match="TLS expects"):
         call([functools.partial(pow, 2, 3)], 1, scheduler="tls://127.0.0.1:1")
 
 
