@@ -76,7 +76,8 @@ class Workers:
                 all jobs have begun. The result of a job is then the list of theirs.
 
         Raises:
-            RunError: a job's process died at every attempt, or the scheduler is out of reach.
+            RunError: a job's process died at every attempt, the scheduler is out of reach, or its
+                workers lack a module.
             RunError, TrainingError, ValueError: a job raised this error.
             RuntimeError: a job raised any other error, which is the cause of this one.
         """
