@@ -114,7 +114,7 @@ def exhibits_of(path):
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_figures_can_be_drawn_again(path):
     for exhibit, has_arrows in exhibits_of(path):
-        # What is neither line, point, bar nor matrix is an image. Graphs without reads are matrices.
+        # What is neither line, point, bar nor matrix is an image: a graph only if it has reads.
         is_image = exhibit.name == "pictures" or has_arrows
         assert not has_arrows or exhibit.name in ("graphs_gate", "graphs_change")
         assert (exhibit.spec is None) == bool(exhibit.image) == is_image, exhibit.name
