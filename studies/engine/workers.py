@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -225,11 +226,17 @@ def _work_on_scheduler(
     A worker has at most one job at a time, because dask counts the death of a worker against all
     jobs that were assigned to it.
     """
-    from distributed import CancelledError, Client, KilledWorker
+    from distributed import CancelledError, Client, KilledWorker, Security
+    from distributed.comm.core import connect
+
+    async def reach() -> None:
+        comm = await connect(address, **Security().get_connection_args("client"))
+        await comm.close()
 
     gone = f"the dask scheduler at {address!r} is gone"
     try:
-        client = Client(address)
+        # A client that cannot connect leaves threads behind, and a minute of waiting at the exit.
+        threads.submit(asyncio.run, reach()).result()
     except (OSError, ValueError) as error:
         raise RunError(f"there is no dask scheduler at {address!r}: {error}") from error
     except TypeError as error:  # dask raises it where there are no certificates for tls://
@@ -256,7 +263,8 @@ def _work_on_scheduler(
             future.release()
 
     try:
-        with client:
+        # As the default it would be in the way of other uses of dask.
+        with Client(address, set_as_default=False) as client:
             client.wait_for_workers(1)
             running: set[Future[None]] = set()
             while not running or wait(running, timeout=1).not_done:

@@ -1,14 +1,17 @@
+import asyncio
 import functools
 import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -255,6 +258,22 @@ def test_a_missing_scheduler_is_an_error(tmp_path):
 def test_a_scheduler_that_wants_certificates_is_an_error_without_them():
     with pytest.raises(RunError, match="TLS expects"):
         call([functools.partial(pow, 2, 3)], 1, scheduler="tls://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "tcp://127.0.0.1:1", "tls://127.0.0.1:1"])
+def test_nothing_is_left_of_a_scheduler_out_of_reach(address):
+    before = threading.enumerate()
+    with dask.config.set({"distributed.comm.timeouts.connect": "10ms"}), pytest.raises(RunError):
+        call([functools.partial(pow, 2, 3)], 1, scheduler=address)
+    assert set(threading.enumerate()) <= set(before)
+    assert dask.config.get("scheduler", None) is None
+
+
+def test_a_scheduler_is_found_where_an_event_loop_runs(scheduler):
+    async def notebook():
+        return call([functools.partial(pow, 2, 3)], 1, scheduler=scheduler)
+
+    assert asyncio.run(notebook()) == [8]
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
