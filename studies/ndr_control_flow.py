@@ -63,7 +63,11 @@ def rows() -> Iterator[engine.Row | engine.Section]:
     yield engine.Row("  chance", metric("accuracy_chance", "ood"), spread=False)
     for nodes, title in KINDS.items():
         yield engine.Section(title)
-        for score, control in product(SCORES, ("trained", *CONTROLS, *HABITS)):
+        # All controls of the edges; order and tau have theirs in the figures.
+        for score, control in (
+            *product(["f1"], ("trained", *CONTROLS, *HABITS)),
+            *product(["order", "tau"], ("trained", "untrained")),
+        ):
             label = f"{SCORES[score]}, {control}".removesuffix(", trained")
             yield engine.Row(label, flow(score, nodes, control))
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):

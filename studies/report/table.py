@@ -18,6 +18,9 @@ from studies.engine.results import cell_coordinates, described
 MOST_ROWS = 60
 """Largest number of conditions shown as rows; the group `summary` of a result has all."""
 
+MOST_COLUMNS = 6
+"""Largest number of conditions beside each other; further ones are shown below them."""
+
 STATISTICS = {
     "mean": "mean over seeds",
     "low": "lower 95% bound of the mean over seeds (Student's t)",
@@ -177,15 +180,34 @@ class Table:
     def _fill_columns(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
         rows = [row for row in self.rows if isinstance(row, Row)]
         extra_columns = dict.fromkeys(column for row in rows for column in row.beside)
-        table.add_column("")
-        for heading in (*headings, *extra_columns):
-            table.add_column(heading, justify="right")
+        width = min(len(headings), MOST_COLUMNS)
+        for start in range(0, len(headings), MOST_COLUMNS):
+            block = slice(start, start + MOST_COLUMNS)
+            padding = [""] * (width - len(headings[block]))
+            heading = ["", *headings[block], *padding, *extra_columns]
+            if start == 0:
+                for title in heading:
+                    table.add_column(title, justify="right" if title else "left")
+            else:
+                table.add_section()
+                table.add_row(*heading, end_section=True)
+            self._fill_block(table, summary, block, padding, list(extra_columns))
+
+    def _fill_block(
+        self,
+        table: RichTable,
+        summary: xr.Dataset,
+        block: slice,
+        padding: list[str],
+        extra_columns: list[str],
+    ) -> None:
+        """Add the rows of some conditions, without those in which nothing was measured."""
         section = None
         for name, row in self._named_rows():
             if isinstance(row, Section):
                 section = row
                 continue
-            cells = _cells(summary, name, row)
+            cells = [*_cells(summary, name, row)[block], *padding]
             for column in extra_columns:
                 mean = np.nan
                 if column in row.beside:

@@ -2,6 +2,7 @@ import json
 import re
 from io import StringIO
 
+import numpy as np
 import pytest
 import xarray as xr
 from rich.console import Console
@@ -169,3 +170,22 @@ def test_rows_without_any_number_are_not_shown(conditions):
     rows = (Row("right", OOD), Row("nothing", metric("accuracy", "test")))
     lines = printed(two_models([0.5], [0.75]), *rows, conditions=conditions)
     assert not any("nothing" in line for line in lines)
+
+
+def test_further_conditions_are_shown_below_with_the_rows_that_they_have(monkeypatch):
+    monkeypatch.setattr("studies.report.table.MOST_COLUMNS", 1)
+    lines = printed(two_models([0.5], [np.nan]), Row("right", OOD), Section("part"), Row("id", ID))
+    first = [["a"], ["right", "50.0"], ["part"], ["id", "90.0"]]
+    below = [["b"], ["part"], ["id", "90.0"]]
+    assert [line for line in lines if line in first + below] == first + below
+
+
+def test_extra_columns_are_under_their_heading_where_a_block_is_narrower(monkeypatch):
+    monkeypatch.setattr("studies.report.table.MOST_COLUMNS", 2)
+    result = result_of([{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in "abc"])
+    table = Table(title="", rows=(Row("right", OOD, beside={"chance": CHANCE}),)).render(result)
+    assert [list(column.cells) for column in table.columns][1:] == [
+        ["50.0", "c", "50.0"],
+        ["50.0", "", ""],
+        ["10.0", "chance", "10.0"],
+    ]
