@@ -21,7 +21,16 @@ from itertools import product
 
 from studies import engine
 from studies.claims import ndr as claims
-from studies.claims.ndr import CONTROLS, HABITS, KINDS, SCORES, best_head, broken, flow
+from studies.claims.ndr import (
+    CONTROLS,
+    HABITS,
+    KINDS,
+    SCORES,
+    best_head,
+    broken,
+    flow,
+    right_above_wrong,
+)
 from studies.engine import metric, short
 from studies.engine.study import Grid
 from studies.measures import control_flow as measures
@@ -70,6 +79,10 @@ def rows() -> Iterator[engine.Row | engine.Section]:
         ):
             label = f"{SCORES[score]}, {control}".removesuffix(", trained")
             yield engine.Row(label, flow(score, nodes, control))
+        for score in ("f1", "tau"):
+            yield engine.Row(
+                f"{SCORES[score]}, right above wrong answers", right_above_wrong(score, nodes)
+            )
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):
         yield engine.Section(title)
         yield engine.Row("on path", broken(f"{kind} on the path"))
@@ -100,7 +113,8 @@ TABLE = engine.Table(
     "changes. Edges: which column reads which, by attention, against the true dataflow; in order: "
     "share of dependencies whose source is done first; tau: rank correlation of first update and "
     "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes; "
-    "left and right neighbour: each column reads the next one that holds a value, in turn. "
+    "left and right neighbour: each column reads the next one that holds a value, in turn; right "
+    "above wrong answers: of the same depth, where there are enough wrong ones. "
     "Closed gate, cut read: share of right answers that become wrong when, from a node (change) "
     "on, its gate stays closed or attention to one column is set to zero. Best head: attention "
     "at any step to the pairs of columns of a role, mean over pairs, of the head that has most; "

@@ -29,6 +29,9 @@ ROLES = ("operator reads argument", "operator reads result")
 BLURRED = 4
 """The step at which attention is compared with that of the first one: "within a few steps"."""
 
+FEWEST_WRONG = 20
+"""The smallest number of wrong answers whose graphs are compared with those of right ones."""
+
 accuracy = partial(metric, "accuracy")
 
 
@@ -45,6 +48,28 @@ def broken(condition: str, cut: str = "lasting") -> Reading:
     """The share of right answers that a cut makes wrong, in graphs of changes."""
     select: Any = {"outcome": "broken", "nodes": "change", "cut": cut}
     return read("control_flow", "rate", condition=condition, **select)
+
+
+def right_above_wrong(score: str, nodes: str) -> Reading:
+    """How far a score of the graphs of right answers is above that of wrong ones of the same depth.
+
+    The mean over the depths with both, weighted by wrong answers, of which there must be
+    `FEWEST_WRONG`.
+    """
+
+    def values(result: xr.DataTree) -> np.ndarray:
+        try:
+            flows = result["control_flow"].sel(nodes=nodes, metric=score, control="trained")
+        except KeyError:
+            return np.full(result["scores"].sizes["cell"], np.nan)
+        flows = flows.to_dataset().drop_sel(depth="all")
+        right, wrong = (flows.sel(correct=correct) for correct in ("True", "False"))
+        difference = right["score"] - wrong["score"]
+        n = wrong["examples"].where(difference.notnull(), 0)
+        mean = (difference * n).sum("depth") / n.sum("depth").clip(1)
+        return mean.where(n.sum("depth") >= FEWEST_WRONG).to_numpy()
+
+    return Reading(f"{SCORES[score]}, right above wrong answers, {nodes}", values)
 
 
 def best_head(role: str, control: str = "trained") -> Reading:
@@ -301,6 +326,12 @@ def of_ours() -> Iterator[Claim]:
         "Changes show when a column is done, open gates do not: changes are in order more often",
         reading=flow("order", "change") - flow("order", "gate"),
     )
+    for score in ("f1", "tau"):
+        yield positive(
+            f"Graphs of changes: {SCORES[score]} of right answers above that of wrong ones of the "
+            "same depth",
+            reading=right_above_wrong(score, "change"),
+        )
     for kind in ("node", "edge"):
         for (other, name), (cut, read_as_often) in product(
             ((f"{kind} off the path", "one off the path"), (f"no {kind}", "elsewhere")),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import probes
 import tasks
-from studies.claims.ndr import CONTROLS, HABITS, KINDS, broken, flow
+from studies.claims.ndr import CONTROLS, HABITS, KINDS, broken, flow, right_above_wrong
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
@@ -120,14 +120,40 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     score[:] = 0.2
     score.loc[{"control": "trained"}] = 0.6
     score.loc[{"control": "trained", "nodes": "change"}] = 0.9
+    score.loc[{"control": "trained", "correct": "False"}] = 0.7
+    flows["examples"][:] = 30
     rate[:] = 0.1
     for kind in ("node", "edge"):
         rate.loc[{"condition": f"{kind} on the path", "cut": ["lasting", "lasting, matched"]}] = 0.8
     score.loc[{"cell": without}] = rate.loc[{"cell": without}] = np.nan
     claims = [one for one in STUDY.claims if one.source == "ours" and one.exceeds == 0.0]
     found = judge(tree, claims, assess(tree, None))
-    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 8 + 1
+    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 2 + 8 + 1
     assert (found["effect"] > 0).all()
+
+
+def test_right_and_wrong_answers_are_compared_at_the_same_depth():
+    """Deeper examples have lower scores and more wrong answers."""
+    score = xr.DataArray(
+        [[0.9, 0.8, np.nan], [0.4, 0.1, np.nan], [0.5, 0.2, np.nan]],
+        {"depth": ["2", "9", "all"], "correct": ["True", "False", "all"]},
+        ("depth", "correct"),
+    )
+    n = score.copy(data=[[90, 10, 100], [10, 30, 40], [100, 40, 140]])
+
+    def value(n):
+        data = xr.Dataset({"score": score, "examples": n}).expand_dims(
+            cell=["a"], nodes=["change"], metric=["f1"], control=["trained"]
+        )
+        tree = xr.DataTree.from_dict({"scores": data[["cell"]], "control_flow": data})
+        return right_above_wrong("f1", "change").values(tree)[0]
+
+    assert value(n) == pytest.approx((10 * 0.1 + 30 * 0.3) / 40)
+    assert value(n.copy(data=[[90, 10, 100], [10, 10, 20], [100, 20, 120]])) == pytest.approx(0.2)
+    assert np.isnan(value(n.copy(data=[[90, 10, 100], [10, 9, 19], [100, 19, 119]])))
+    # Without right answers at a depth, its wrong ones have nothing to be compared with.
+    score.loc["9", "True"] = np.nan
+    assert np.isnan(value(n))
 
 
 def test_the_table_renders(result):
