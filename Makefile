@@ -61,11 +61,11 @@ lint: .venv/installed
 	$(BIN)/pyright
 
 bench: .venv/installed
-	$(BIN)/python -m pytest tests/benchmarks --override-ini python_files='bench_*.py' --override-ini addopts=--import-mode=importlib
+	$(BIN)/python -m pytest tests/benchmarks --override-ini python_files='bench_*.py' --override-ini addopts=--import-mode=importlib --timeout 0
 
 # At most an hour; STRESS=0.05 runs a share of it.
 stress: .venv/installed
-	$(BIN)/python -m pytest tests/stress --override-ini python_files='stress_*.py' --override-ini addopts=--import-mode=importlib
+	$(BIN)/python -m pytest tests/stress --override-ini python_files='stress_*.py' --override-ini addopts=--import-mode=importlib --timeout 0
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
