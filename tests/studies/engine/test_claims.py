@@ -232,6 +232,21 @@ def test_p_values_are_corrected_for_the_number_of_claims():
     assert together["p_holm"].to_numpy()[0] > alone["p"].item()
 
 
+def test_claims_of_ours_do_not_change_what_is_said_of_a_paper():
+    result = two_models([0.60, 0.62, 0.61, 0.66], [0.55, 0.58, 0.59, 0.57])
+    ours = [
+        replace(BETTER, statement=f"claim {k}", exceeds=0.611 + k / 1000, source="ours")
+        for k in range(10)
+    ]
+    papers = replace(BETTER, source="a paper")
+    alone, together = judged(result, papers), judged(result, papers, *ours)
+    for name in ("verdict", "p_holm", "seeds_needed"):
+        np.testing.assert_array_equal(together[name][:1], alone[name])
+    of_ours = judged(result, *ours)
+    for name in ("verdict", "p_holm", "seeds_needed"):
+        np.testing.assert_array_equal(together[name][1:], of_ours[name])
+
+
 def test_a_claim_needs_more_seeds_if_there_are_other_claims():
     result = two_models([0.60, 0.70, 0.62], [0.59, 0.63, 0.64])
     alone = judged(result)["seeds_needed"].item()
