@@ -133,9 +133,11 @@ class Classification(LabelledTask[Tensor]):
 
     Words are in lower case, and punctuation marks are words. The data is read on first use.
 
-    Raises, on first use:
-        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
-        ValueError: the data has an unknown format, or `n_valid` leaves nothing in `train`.
+    Raises:
+        FileNotFoundError: on first use, if the data set is missing: says what to fetch and where to
+            put it.
+        ValueError: on first use, if the data has an unknown format, or `n_valid` leaves nothing in
+            `train`.
 
     Example:
         >>> columns = {"columns": ("text", "label"), "labels": ("bad", "good")}

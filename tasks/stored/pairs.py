@@ -177,9 +177,10 @@ class Pairs(LabelledTask[tuple[Tensor, Tensor]]):
 
     Words are in lower case, and punctuation marks are words. The data is read on first use.
 
-    Raises, on first use:
-        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
-        ValueError: the data has an unknown format.
+    Raises:
+        FileNotFoundError: on first use, if the data set is missing: says what to fetch and where to
+            put it.
+        ValueError: on first use, if the data has an unknown format.
 
     Example:
         >>> task = Pairs(PairsConfig(name="snli", path="snli_1.0"))

@@ -107,10 +107,11 @@ class Questions(FiniteTask[tuple[Tensor, Tensor]]):
 
     The data are read on first use.
 
-    Raises, on first use:
-        FileNotFoundError: the data set is missing; says what to fetch and where to put it.
-        ValueError: the data have an unknown layout, or no question of `train` has its answer in
-            the passage.
+    Raises:
+        FileNotFoundError: on first use, if the data set is missing: says what to fetch and where to
+            put it.
+        ValueError: on first use, if the data have an unknown layout, or no question of `train` has
+            its answer in the passage.
 
     Example:
         >>> task = Questions(QuestionsConfig(name="own", path="trivia", min_count=1))

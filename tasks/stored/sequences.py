@@ -101,9 +101,11 @@ class Sequences(FiniteTask[tuple[Tensor, Tensor]]):
 
     The files are read on first use.
 
-    Raises, on first use:
-        FileNotFoundError: the files are missing; says what to fetch and where to put it.
-        ValueError: the files have another format, or all examples of a split are too long.
+    Raises:
+        FileNotFoundError: on first use, if the files are missing: says what to fetch and where to
+            put it.
+        ValueError: on first use, if the files have another format, or all examples of a split are
+            too long.
 
     Example:
         >>> config = SequencesConfig(path="algolisp", source="text", target="short_tree")
