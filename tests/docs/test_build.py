@@ -10,10 +10,22 @@ from html import unescape
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.studies import browser as browsing
 
 
-@pytest.mark.skipif(importlib.util.find_spec("myst_nb") is None, reason="the extra docs is needed")
-def test_it_builds_without_warnings(tmp_path):
+@pytest.fixture(scope="module")
+def browser():
+    yield from browsing.start()
+
+
+needs_docs = pytest.mark.skipif(
+    importlib.util.find_spec("myst_nb") is None, reason="the extra docs is needed"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("site")
     options = ["-q", "-W", "--keep-going", "-D", "nb_execution_mode=off", "-c", "docs"]
     done = subprocess.run(
         [
@@ -33,8 +45,22 @@ def test_it_builds_without_warnings(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "html" / "index.html").exists()
-    page = (tmp_path / "html" / "docs" / "reference" / "mechanisms.html").read_text()
+    return tmp_path / "html"
+
+
+@needs_docs
+def test_it_builds_without_warnings(site):
+    assert (site / "index.html").exists()
+    page = (site / "docs" / "reference" / "mechanisms.html").read_text()
     assert "x_query: Float[Tensor, 'batch query_pos d_model']" in unescape(
         re.sub("<.*?>", "", page)
     )
+
+
+@needs_docs
+@pytest.mark.parametrize("width", [400, 900, 1010, 1200, 1320, 1600])
+def test_pages_fit_the_window(site, browser, width):
+    for page in ("index", "gallery", "howto/model"):
+        with browsing.opened(browser, site / "docs" / f"{page}.html") as opened:
+            opened.set_viewport_size({"width": width, "height": 800})
+            assert opened.evaluate("document.documentElement.scrollWidth") <= width, page
