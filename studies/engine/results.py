@@ -218,7 +218,7 @@ def write_tree(tree: xr.DataTree, path: Path, encoding: Mapping[str, Any] | None
     write_atomically(path, write)
 
 
-def read_result(path: Path) -> xr.DataTree:
+def read_result(path: str | Path) -> xr.DataTree:
     """Read a result file and check it.
 
     Raises:
@@ -226,14 +226,14 @@ def read_result(path: Path) -> xr.DataTree:
         FileNotFoundError: there is no file.
 
     Example:
-        `read_result(Path("studies/results/raven_latent_code/curves.nc"))["scores"]`
+        `read_result("studies/results/raven_latent_code/curves.nc")["scores"]`
     """
     result = load_tree(path)
     check_result(result)
     return result
 
 
-def load_tree(path: Path) -> xr.DataTree:
+def load_tree(path: str | Path) -> xr.DataTree:
     """Load a netCDF file completely into memory."""
     # DataTree.load leaves arrays on disk, and the file may be replaced before they are read.
     with xr.open_datatree(path, engine="netcdf4", cache=False) as tree:
