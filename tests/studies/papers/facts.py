@@ -4,7 +4,9 @@ The values come from the task, the model and the training that the cell builds, 
 a preset.
 """
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from studies.engine import Setup
@@ -38,7 +40,7 @@ from tests.studies.papers.equation_facts import equation_facts
 from tests.studies.papers.expression_facts import expression_facts
 from tests.studies.papers.generation_facts import generation_facts
 from tests.studies.papers.language_facts import language_facts
-from tests.studies.papers.latent_code_facts import fuzzy_facts, raven_facts
+from tests.studies.papers.latent_code_facts import fuzzy_facts, raven_facts, seed_fact
 from tests.studies.papers.retrieval_facts import retrieval_facts
 
 
@@ -53,7 +55,7 @@ def training_facts(setup: Setup) -> dict[str, Any]:
     selection = f"{setup.selection.split} {setup.selection.metric}"
     # Batches are drawn from all lengths.
     more = {"training.selection": selection, "training.length_bucketed_batches": False}
-    return facts | more | {"seed": setup.seed}
+    return facts | more
 
 
 FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
@@ -85,11 +87,18 @@ FACTS: Mapping[type[Setup], Callable[[Any], dict[str, Any]]] = {
 
 def facts_of(setup: Setup, plan: Plan) -> dict[str, Any]:
     """All facts about a cell of a plan by their names; None is "none"."""
+    facts = facts_but_seeds(replace(setup, seed=0), plan.measures["scores"].n_test)
+    seeds = {"seed": setup.seed}
+    if "task.seed" in facts:
+        seeds["task.seed"] = seed_fact(setup)
+    return facts | seeds
+
+
+@functools.cache
+def facts_but_seeds(setup: Setup, n_test: int) -> dict[str, Any]:
+    """The facts of all cells that differ in their seed alone."""
     training = setup.training
     # A task with a fixed training set has its own number of examples.
-    facts = {
-        "task.n_train": training.n_steps * training.batch_size,
-        "task.n_test": plan.measures["scores"].n_test,
-    }
+    facts = {"task.n_train": training.n_steps * training.batch_size, "task.n_test": n_test}
     facts |= training_facts(setup) | FACTS[type(setup)](setup)
     return {name: "none" if value is None else value for name, value in facts.items()}
