@@ -175,9 +175,21 @@ SHARES = {
 }
 """The shares of the loss on `ood` that the path, the read-out and the modules explain."""
 routing = partial(read, "specialization", split="id", control="observed", layer="pooled")
-ROUTING = ("specialization", "collapse", "collapse_attainable")
+ROUTING = ("collapse", "collapse_attainable")
 SCORES = {name: routing(name) for name in ROUTING}
-SPECIAL, COLLAPSE = SCORES["specialization"], SCORES["collapse"]
+COLLAPSE = SCORES["collapse"]
+
+
+def _special(result: xr.DataTree) -> np.ndarray:
+    try:
+        routing = result["specialization"]["specialization"].sel(split="id", control="observed")
+    except KeyError:
+        return np.full(result["scores"].sizes["cell"], np.nan)
+    return routing.drop_sel(layer="pooled").mean("layer").to_numpy()
+
+
+# Within layers: nothing tells a router to choose the same module for an operation in both.
+SPECIAL = Reading("specialization/specialization (id, observed, mean over layers)", _special)
 DIGITS = read("combinations", "digits", mean=("layer",), split="id")
 path_loss = partial(read, "paths", "loss", split="ood")
 PATHS = ("sample", "task", "routed", "mean")

@@ -240,7 +240,10 @@ VIEWS = {
         plots.scatter, x=SPECIAL, y=OOD, xlabel="specialization", ylabel=ON_OOD, log="y"
     ),
     "routing_by_n_operators": partial(
-        plots.against, setting="n_operators", readings=SCORES, ylabel="score"
+        plots.against,
+        setting="n_operators",
+        readings={"specialization": SPECIAL} | SCORES,
+        ylabel="score",
     ),
     "by_n_points": partial(losses_by, setting="n_points", log="xy"),
     **{f"by_{name}": partial(losses_by, setting=name, log="y") for name in AXES},

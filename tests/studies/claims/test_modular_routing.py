@@ -305,3 +305,11 @@ def test_outliers_are_those_of_grubbs_test():
         assert np.isnan(kept).sum() == n_outliers
         if n_outliers:
             assert np.flatnonzero(np.isnan(kept)) == np.flatnonzero(is_encoder)[-1]
+
+
+def test_specialization_is_that_within_layers():
+    tree = made_up(all_models())
+    values = tree["specialization"]["specialization"]
+    values.loc[{"layer": "0"}], values.loc[{"layer": "1"}] = 0.9, 0.7
+    values.loc[{"layer": "pooled"}] = 0.1
+    np.testing.assert_allclose(SPECIAL.values(tree), 0.8)
