@@ -153,18 +153,18 @@ class Cell:
         code = results.code_in(self.path_of(name))
         return code is not None and not changed_files(code, self._code_of(name))
 
-    def measured(self) -> xr.DataTree:
-        """The measurements: a group per measure that applies to the model, and `training`.
-
-        Measures that are not on disk are computed and written.
-        """
-        tree = xr.DataTree()
+    def measure(self) -> None:
+        """Compute and write the measures that are not on disk."""
         for name in self._measures:
             with folders.locked(self.folder, wait=True):
-                groups = (
-                    results.load_tree(self.path_of(name)) if self.has(name) else self._measure(name)
-                )
-            tree.update(groups.children)
+                if not self.has(name):
+                    self._measure(name)
+
+    def load(self) -> xr.DataTree:
+        """The measurements on disk: a group per measure that applies to it, and `training`."""
+        tree = xr.DataTree()
+        for name in self._measures:
+            tree.update(results.load_tree(self.path_of(name)).children)
         tree["training"] = xr.DataTree(training_dataset(self.setup, read_log(self.folder)))
         return tree
 
@@ -204,7 +204,7 @@ class Cell:
         """Digests of the current code that a measure runs."""
         return code_of(self._measures[name], self.setup, Trained, Examples)
 
-    def _measure(self, name: str) -> xr.DataTree:
+    def _measure(self, name: str) -> None:
         """Compute a measure, at the tested checkpoint and if asked for along training; write it."""
         log, setup = read_log(self.folder), self.setup
         tested = log[tested_entry(setup, log)]
@@ -223,7 +223,6 @@ class Cell:
         }
         tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
         results.write_tree(tree, self.path_of(name))
-        return tree
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
         """The result of a measure for the model at a checkpoint."""

@@ -270,16 +270,13 @@ class Run:
         scheduler = resources.scheduler if incomplete else None
         with Workers(resources.workers if incomplete else 1, scheduler=scheduler) as workers:
             workers.begin(partial(code_of, *self.plan.cells, run_training), len(incomplete))
-            measured = run_jobs(
+            run_jobs(
                 jobs_of(incomplete, resources.together),
                 workers,
                 threads=resources.threads,
                 deadline=self._deadline,
             )
-            rest = [cell for cell in self.cells if cell.name not in measured]
-            measured |= {cell.name: cell.measured() for cell in rest}
-            measured = {cell.name: measured[cell.name] for cell in self.cells}
-            result = self.assemble(measured)
+            result = self.assemble({cell.name: cell.load() for cell in self.cells})
             results.write_result(result, draft)
             drawings = [
                 partial(draw, draft.absolute(), name, view) for name, view in study.views.items()

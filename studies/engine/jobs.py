@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from studies.engine.cells import Cell, train_together
@@ -60,10 +59,11 @@ def run_jobs(
     *,
     threads: int,
     deadline: Deadline = NEVER,
-) -> dict[str, xr.DataTree]:
-    """Train and measure cells in parallel; return the measurements of each cell, by its name.
+) -> None:
+    """Train and measure cells in parallel.
 
-    A job trains its cells; then each of them is measured, by any worker.
+    A job trains its cells; then each of them is measured, by any worker. Measurements stay on disk,
+    so that the memory does not grow with the cells that are done.
 
     Args:
         jobs: see `jobs_of`.
@@ -82,9 +82,7 @@ def run_jobs(
         for number, (job, of_job) in enumerate(zip(jobs, cells, strict=True))
     ]
     measuring = [[partial(measure_cell, cell, threads) for cell in of_job] for of_job in cells]
-    trees = workers.call(training, names, then=measuring)
-    all_names = [cell.name for cell in chain.from_iterable(cells)]
-    return dict(zip(all_names, chain.from_iterable(trees), strict=True))
+    workers.call(training, names, then=measuring)
 
 
 def run_job(
@@ -116,11 +114,11 @@ def run_job(
             train_together(group, position=position, deadline=deadline)
 
 
-def measure_cell(cell: Cell, threads: int) -> xr.DataTree:
+def measure_cell(cell: Cell, threads: int) -> None:
     """Measure a trained cell, in a worker."""
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
-        return cell.measured()
+        cell.measure()
 
 
 def _without_seeds(config: Any) -> Any:

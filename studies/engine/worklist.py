@@ -228,7 +228,7 @@ def write_result(run: Run, deadline: Deadline) -> None:
     for cell in run.cells:
         began = deadline.clock()
         deadline.check(longest)
-        cell.measured()
+        cell.measure()
         longest = max(longest, deadline.clock() - began)
     deadline.check(longest)
     run.finish()

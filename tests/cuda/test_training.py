@@ -127,7 +127,8 @@ def moved(cell):
 def test_a_cell_is_trained_evaluated_and_measured(device, tmp_path):
     cell = cell_of(TOY, "laptop", tmp_path, device)
     cell.train()
-    result = cell.measured()
+    cell.measure()
+    result = cell.load()
     assert cell.finished
     assert cell.provenance()["device"] == device
     assert np.isfinite(result["training"]["training_loss"]).all()
@@ -147,4 +148,5 @@ def test_every_study_trains_and_measures_on_cuda(study, tmp_path):
         pytest.skip("no CUDA device")
     cell = cell_of(study, "smoke", tmp_path, "cuda")
     cell.train()
-    assert set(cell.measured()) >= {"scores", "training", "costs"}
+    cell.measure()
+    assert set(cell.load()) >= {"scores", "training", "costs"}

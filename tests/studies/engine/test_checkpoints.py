@@ -53,7 +53,7 @@ def test_a_measure_gets_the_mean_of_the_last_kept_weights(tmp_path):
 
     cell = Cell(replace(TOY.setup, training=training), root=tmp_path, measures={"look": look})
     cell.train()
-    cell.measured()
+    cell.measure()
     files = [load_file(cell.folder / f"step-{step}.safetensors") for step in (4, 5)]
     for name, tensor in found["mean"].state_dict().items():
         first, second = (file[f"model/{name}"] for file in files)

@@ -380,7 +380,8 @@ def train_cell(setup, folder):
     arguments = []
     cell = Cell(setup, root=folder, measures={"look": arguments.append})
     cell.train()
-    curves = cell.measured()["training"].to_dataset()
+    cell.measure()
+    curves = cell.load()["training"].to_dataset()
     return read_log(cell.folder), curves, arguments[0], cell.folder
 
 
