@@ -23,6 +23,7 @@ from studies.engine.folders import RunError
 from studies.engine.jobs import jobs_of, run_jobs
 from studies.engine.papers import with_reported
 from studies.engine.processes import check_available, process_device
+from studies.engine.readings import most_seeds
 from studies.engine.study import Plan, Study
 from studies.engine.trained import Trained
 from studies.engine.trainees import run_training
@@ -385,7 +386,7 @@ def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) ->
     figure = view(result)
     if figure is None:
         return None
-    n_seeds = len(json.loads(result.attrs["seeds"]))
+    n_seeds = most_seeds(result)
     if n_seeds < 3:
         note = "one seed" if n_seeds == 1 else "two seeds"
         figure.text(0.995, 0.995, note, ha="right", va="top", fontsize=7, color="#777777")

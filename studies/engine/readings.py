@@ -227,6 +227,12 @@ def pairs_name(result: xr.DataTree) -> str:
     return "seeds" if len(json.loads(result.attrs["axes"])["pairs"]) == 1 else "models"
 
 
+def most_seeds(result: xr.DataTree) -> int:
+    """The largest number of seeds of a condition."""
+    seeds = result["scores"]["seed"].to_numpy()
+    return max(len(np.unique(seeds[condition.cells])) for condition in conditions_of(result))
+
+
 def _with_none(values: np.ndarray) -> list[Any]:
     """The values of a coordinate, with None for NaN and "", which mean that it does not apply."""
     return [None if value == "" or value != value else value for value in values.tolist()]

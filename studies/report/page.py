@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from studies.engine.folders import REPORT, write_atomically
-from studies.engine.readings import conditions_of, varied
+from studies.engine.readings import conditions_of, most_seeds, varied
 from studies.report import figures
 from studies.report.charts import Spec, chart
 from studies.report.names import name_of
@@ -159,7 +159,6 @@ def report(result: xr.DataTree, study: Study | None, exhibits: Sequence[Exhibit]
     ]
     table = render_summary(result) if study is None else study.table.render(result)
     claims = render_claims(result)
-    n_seeds = len(json.loads(result.attrs["seeds"]))
     return _fitting(
         "report",
         [*examples, *exhibits],
@@ -170,7 +169,7 @@ def report(result: xr.DataTree, study: Study | None, exhibits: Sequence[Exhibit]
         table=html_table(table),
         claims=None if claims is None else html_table(claims),
         fairness=fairness_table(result),
-        notes=[*render_fairness(result), *filter(None, [FEW_SEEDS.get(n_seeds)])],
+        notes=[*render_fairness(result), *filter(None, [FEW_SEEDS.get(most_seeds(result))])],
         provenance={name: _readable(value) for name, value in result.attrs.items()},
         data=data,
     )

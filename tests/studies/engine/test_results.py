@@ -6,6 +6,7 @@ import pytest
 import xarray as xr
 
 from studies.engine import Resources, RunError, SchemaError, read_result, run
+from studies.engine.readings import most_seeds
 from studies.engine.results import (
     ATTRIBUTES,
     GROUPS,
@@ -14,6 +15,7 @@ from studies.engine.results import (
     join_cells,
     write_tree,
 )
+from tests.studies.engine.synthetic import result_of, two_models
 from tests.studies.engine.toy import TOY
 
 
@@ -169,3 +171,13 @@ def test_a_file_that_cannot_be_written_is_an_error_that_says_why(tmp_path, monke
     with pytest.raises(RunError, match=f"cannot write {tmp_path / 'x.nc'}: {why}"):
         write_tree(tree, tmp_path / "x.nc")
     assert not list(tmp_path.iterdir())
+
+
+def test_seeds_are_counted_within_conditions():
+    """The best model of each mechanism, of different seeds, is one seed."""
+    cells = [
+        {"model": model, "seed": seed, "id": 0.9, "ood": 0.5}
+        for model, seed in (("a", 0), ("b", 2))
+    ]
+    assert most_seeds(result_of(cells)) == 1
+    assert most_seeds(two_models([0.5, 0.6], [0.7])) == 2
