@@ -139,7 +139,8 @@ def exit_on(*errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         write = console().print
         write("[red]error:[/red]", end=" ")
-        write(str(error), markup=False)
+        # Whole paths, which can be copied: the terminal breaks lines itself.
+        write(str(error), markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 

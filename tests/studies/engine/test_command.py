@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from studies import coda_composition
-from studies.engine.command import FILE_WIDTH, width_of
+from studies.engine.command import FILE_WIDTH, exit_on, width_of
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import TOY
 
@@ -86,3 +87,10 @@ def test_help_has_a_line_for_each_setting():
     assert "training.keep_at=10,30" in {line.split("  ")[0] for line in lines}
     for name, *_ in TOY.plan().settings:
         assert sum(line.startswith(f"{name}=") for line in lines) == 1, name
+
+
+def test_a_path_in_an_error_is_not_broken(capsys):
+    path = "/folder-and-more" * 20
+    with pytest.raises(typer.Exit), exit_on(ValueError):
+        raise ValueError(f"cannot write {path}")
+    assert path in capsys.readouterr().out
