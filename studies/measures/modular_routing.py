@@ -175,17 +175,16 @@ SHARES = {
 }
 """The shares of the loss on `ood` that the path, the read-out and the modules explain."""
 routing = partial(read, "specialization", split="id", control="observed", layer="pooled")
-ROUTING = ("collapse", "collapse_attainable")
-SCORES = {name: routing(name) for name in ROUTING}
+SCORES = {name: routing(name) for name in ("collapse", "collapse_attainable")}
 COLLAPSE = SCORES["collapse"]
 
 
 def _special(result: xr.DataTree) -> np.ndarray:
     try:
-        routing = result["specialization"]["specialization"].sel(split="id", control="observed")
+        scores = result["specialization"]["specialization"].sel(split="id", control="observed")
     except KeyError:
         return np.full(result["scores"].sizes["cell"], np.nan)
-    return routing.drop_sel(layer="pooled").mean("layer").to_numpy()
+    return scores.drop_sel(layer="pooled").mean("layer").to_numpy()
 
 
 # Within layers: nothing tells a router to choose the same module for an operation in both.

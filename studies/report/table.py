@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -178,28 +178,32 @@ class Table:
                 yield f"{title}: {label}" if title else label, row
 
     def _fill_columns(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
-        rows = [row for row in self.rows if isinstance(row, Row)]
-        extra_columns = dict.fromkeys(column for row in rows for column in row.beside)
+        means = {
+            (name, column): summary["mean"].sel(reading=f"{name} | {column}").mean().item()
+            for name, row in self._named_rows()
+            if isinstance(row, Row)
+            for column in row.beside
+        }
+        extra_columns = dict.fromkeys(column for _, column in means)
         width = min(len(headings), MOST_COLUMNS)
+        table.add_column("")
+        for heading in (*headings[:width], *extra_columns):
+            table.add_column(heading, justify="right")
         for start in range(0, len(headings), MOST_COLUMNS):
             block = slice(start, start + MOST_COLUMNS)
             padding = [""] * (width - len(headings[block]))
-            heading = ["", *headings[block], *padding, *extra_columns]
-            if start == 0:
-                for title in heading:
-                    table.add_column(title, justify="right" if title else "left")
-            else:
+            if start:
                 table.add_section()
-                table.add_row(*heading, end_section=True)
-            self._fill_block(table, summary, block, padding, list(extra_columns))
+                table.add_row("", *headings[block], *padding, *extra_columns, end_section=True)
+            self._fill_block(table, summary.isel(condition=block), padding, extra_columns, means)
 
     def _fill_block(
         self,
         table: RichTable,
         summary: xr.Dataset,
-        block: slice,
-        padding: list[str],
-        extra_columns: list[str],
+        padding: Sequence[str],
+        extra_columns: Iterable[str],
+        means: Mapping[tuple[str, str], float],
     ) -> None:
         """Add the rows of some conditions, without those in which nothing was measured."""
         section = None
@@ -207,11 +211,9 @@ class Table:
             if isinstance(row, Section):
                 section = row
                 continue
-            cells = [*_cells(summary, name, row)[block], *padding]
+            cells = [*_cells(summary, name, row), *padding]
             for column in extra_columns:
-                mean = np.nan
-                if column in row.beside:
-                    mean = summary["mean"].sel(reading=f"{name} | {column}").mean().item()
+                mean = means.get((name, column), np.nan)
                 cells.append(row.shown(mean) if np.isfinite(mean) else "")
             if not any(cells):
                 continue
