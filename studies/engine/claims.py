@@ -29,7 +29,7 @@ VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 LEVEL = 0.05
 """Significance level of all comparisons of a study, of papers' claims and of ours, together."""
 OURS = "ours"
-"""The source of a claim of no paper."""
+"""What the source of a claim of no paper begins with."""
 FEWEST_PAIRS = 3
 """The smallest number of pairs that can decide a comparison."""
 
@@ -44,7 +44,7 @@ class Claim:
 
     Args:
         statement: the claim, in our words.
-        source: paper with its table, figure or section; or "ours".
+        source: paper with its table, figure or section; or "ours", "ours, after a paper".
         reading: the number that is compared. If lower is better, the worse condition exceeds.
         of: coordinates of the condition, such as `{"model": "hyla"}`.
         exceeds: coordinates of the other condition, or a number.
@@ -145,7 +145,7 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
     rows = [row for claim in claims for row in _comparisons(result, claim, fairness)]
     p = np.array([row.p() for row in rows])
     corrected, levels = np.full_like(p, np.nan), np.full_like(p, LEVEL)
-    is_ours = np.array([row.claim.source == OURS for row in rows], bool)
+    is_ours = np.array([row.claim.source.startswith(OURS) for row in rows], bool)
     for family in (is_ours, ~is_ours):
         corrected[family] = probes.holm(p[family])
         levels[family] /= max(1, np.isfinite(p[family]).sum())

@@ -232,10 +232,11 @@ def test_p_values_are_corrected_for_the_number_of_claims():
     assert together["p_holm"].to_numpy()[0] > alone["p"].item()
 
 
-def test_claims_of_ours_do_not_change_what_is_said_of_a_paper():
+@pytest.mark.parametrize("source", ["ours", "ours, after another paper"])
+def test_claims_of_ours_do_not_change_what_is_said_of_a_paper(source):
     result = two_models([0.60, 0.62, 0.61, 0.66], [0.55, 0.58, 0.59, 0.57])
     ours = [
-        replace(BETTER, statement=f"claim {k}", exceeds=0.611 + k / 1000, source="ours")
+        replace(BETTER, statement=f"claim {k}", exceeds=0.611 + k / 1000, source=source)
         for k in range(10)
     ]
     papers = replace(BETTER, source="a paper")
