@@ -4,7 +4,7 @@ BIN := .venv/bin
 # seeds of each mechanism.
 ZOO := $(if $(TRAIN),,--pretrained)
 
-.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims docs test lint bench stress
+.PHONY: raven ndr routing retrieval coda text-pairs generation questions fuzzy language paper-gpu claims docs test test-all lint bench stress
 
 raven: .venv/installed
 	$(BIN)/python studies/raven_latent_code.py $(if $(TRAIN),,--preset best --pretrained)
@@ -51,9 +51,10 @@ docs: .venv/installed-docs
 	@echo docs/_build/html/index.html
 
 # Many tests start processes, which start faster with bytecode on disk.
-test: export PYTHONDONTWRITEBYTECODE =
-test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder --durations 40 --durations-min 2
+test test-all: export PYTHONDONTWRITEBYTECODE =
+test: CHOSEN = -m "not slow"
+test test-all: .venv/installed
+	$(BIN)/python -m pytest $(CHOSEN) --numprocesses auto --dist loadscope --no-loadscope-reorder --durations 40 --durations-min 2
 
 lint: .venv/installed
 	$(BIN)/ruff check

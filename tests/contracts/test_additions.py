@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 MECHANISM = '''
@@ -152,6 +154,7 @@ EXPORTS = {
 CONTRACTS = ("test_packages", "test_attention", "test_tasks", "test_probes_on_models")
 
 
+@pytest.mark.slow
 def test_one_file_one_export_and_one_test_file_are_enough(tmp_path):
     for folder in ("mechanisms", "tasks", "probes", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "studies", "benchmarks")

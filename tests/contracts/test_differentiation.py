@@ -146,6 +146,7 @@ def test_what_a_transform_leaves_behind_does_not_change_later_training(config):
     assert_close(grad(lambda x: module(x, x).square().sum())(x), gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [examples_of(export)[0] for export in ATTENTION_CONFIGS])
 def test_compiled_attention_trains(config):
     torch._dynamo.reset()

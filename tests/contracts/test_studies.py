@@ -32,6 +32,7 @@ def test_studies_have_different_names():
     assert len(set(names)) == len(names) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_no_study_breaks_data_hygiene(study, tmp_path, monkeypatch):
     assert breaches(study, "smoke", tmp_path, monkeypatch) == []

@@ -12,6 +12,8 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.studies import browser as browsing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def browser():

@@ -8,6 +8,7 @@ from tests.docs.pages import NOTEBOOKS, blocks
 CELLS = 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

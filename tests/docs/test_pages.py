@@ -97,6 +97,7 @@ FIGURES = {
 RUNNABLE = [page for page in PAGES if blocks(page.read_text()) and name_of(page) != OWN_STUDY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -114,6 +115,7 @@ def test_the_pages_that_are_checked_exist():
     assert {*CHECKS, *FIGURES} <= set(map(name_of, RUNNABLE))
 
 
+@pytest.mark.slow
 def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
     (block,) = blocks((SITE / OWN_STUDY).read_text())
     assert len([line for line in block.splitlines() if line]) <= 50

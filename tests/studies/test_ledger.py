@@ -25,6 +25,7 @@ def run(folder: Path):
     return CliRunner().invoke(app, ["--results", str(folder)])
 
 
+@pytest.mark.slow
 def test_it_writes_the_page_and_its_data_and_leaves_results_as_they_are(folder):
     before = (folder / STORED.name).read_bytes()
     assert run(folder).exit_code == 0

@@ -81,6 +81,7 @@ def test_the_papers_numbers_stand_beside_those_of_its_data():
     assert len(names) == 4
 
 
+@pytest.mark.slow
 def test_a_preset_of_published_data_runs_and_decides_its_claims(tmp_path):
     """On few questions in the layout of Quasar-T."""
     write_quasar(tmp_path / "data")

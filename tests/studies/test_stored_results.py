@@ -36,6 +36,8 @@ from studies.report.verdicts import render_claims
 from tests.contracts.test_studies import STUDIES
 from tests.studies import browser as browsing
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "studies" / "results"
 BY_NAME = {one.values[0].name: one.values[0] for one in STUDIES}

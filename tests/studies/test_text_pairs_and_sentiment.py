@@ -189,6 +189,7 @@ def printed(study, result):
 # Published data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_published_data_set_is_trained_on_and_scored(name, published):
     _, result = published[name]
@@ -253,6 +254,7 @@ def test_rankings_stand_beside_those_of_the_papers_table_2(published):
             assert np.isnan(value) if expected is None else value == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_about_published_data_are_tried_on_them_alone(name, published, generated):
     claims = {one.statement: one for one in STUDIES[name].claims}

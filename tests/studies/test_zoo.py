@@ -12,6 +12,7 @@ RECORDS = model_zoo.records()
 STUDIES = all_studies()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_model_has_the_scores_of_its_record(name):
     zoo.verify(name, STUDIES[RECORDS[name]["study"]])

@@ -366,6 +366,7 @@ def test_named_variants_are_the_papers(variant, monkeypatch):
     assert calls == places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GeometricAttentionConfig, RelativeAttentionConfig])
 def test_compiled_attention_with_dropout_trains(kind):
     attention = kind(n_heads=3, d_head=4, query_dropout=0.2, key_dropout=0.2).build(12)

@@ -448,6 +448,7 @@ def test_models_of_the_authors_have_their_number_of_parameters(n_parameters, set
     assert sum(weight.numel() for weight in model.parameters()) == n_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["readout", "tied, shared, RMSNorm, SwiGLU"])
 def test_a_compiled_model_computes_the_same(name):
     model = build(CONFIGS[name])

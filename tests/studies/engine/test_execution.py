@@ -316,6 +316,7 @@ def test_studies_with_other_settings_of_measures_share_models(folder):
     assert len(list(folder.path.glob("runs/models/*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_result(folder):
     uninterrupted = folder.result()
     command = [sys.executable, str(folder.study_file), "--out", str(folder.path / "killed")]
@@ -494,6 +495,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_keeps_the_checkpoint(tm
     assert [entry["step"] for entry in log] == [10]
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_model_as_one_and_one_of_them_writes(tmp_path):
     pytest.importorskip("accelerate")
     script = tmp_path / "script.py"

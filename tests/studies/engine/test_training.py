@@ -217,6 +217,7 @@ def test_a_resumed_run_ends_in_the_same_weights(tmp_path):
     assert same(dict(uninterrupted.named_parameters()), dict(resumed.named_parameters()))
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_in_the_same_weights_when_run_again(tmp_path):
     """The process gets SIGKILL in the middle of training."""
     script = f"""

@@ -240,6 +240,7 @@ def test_an_error_is_raised_after_all_jobs(error, expected, scheduler, tmp_path)
     assert recorded(tmp_path) == dict.fromkeys("abcdefg", 1)
 
 
+@pytest.mark.slow
 def test_only_a_job_whose_process_always_dies_is_given_up(scheduler, tmp_path):
     jobs = [
         functools.partial(dies, tmp_path, "death", times=99),
@@ -304,6 +305,7 @@ if __name__ == "__main__":
     assert not psutil.wait_procs(workers, timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_a_study_on_a_scheduler_has_the_same_result(scheduler, tmp_path, monkeypatch):
     # The root is a relative path, and the workers have another working directory.
     monkeypatch.chdir(tmp_path)

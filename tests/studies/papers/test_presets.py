@@ -68,6 +68,7 @@ def _hashable(value):
     return tuple(value) if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_preset_has_the_settings_of_the_paper_or_names_its_departures(name):
     experiment = EXPERIMENTS[name]
@@ -76,6 +77,7 @@ def test_a_preset_has_the_settings_of_the_paper_or_names_its_departures(name):
     assert unnamed == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "preset"), sorted({(e.study, e.preset) for e in EXPERIMENTS.values()})
 )
