@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from studies.report.drawings import pictures
+from studies.report.drawings import matrices, pictures
 from studies.report.panels import group, shown_conditions, values
 from tests.studies.report.test_plots import RATES, legend_texts, measured
 
@@ -55,3 +55,20 @@ def test_the_bounds_of_a_mean_over_two_seeds_are_the_two_values(draw, drawn):
 
 def test_there_is_no_picture_of_a_group_that_was_not_measured(draw):
     assert pictures(measured(RATES), data=group("other"), draw=draw, rows="split") is None
+
+
+def test_numbers_of_matrices_can_be_read_on_the_colours_of_all_panels():
+    rates = np.full((4, 2, 3), 0.9)
+    rates[2:] = 0.05
+    figure = matrices(
+        measured(rates, position=[0, 1, 2]),
+        data=values("probed", "rate"),
+        y="split",
+        x="position",
+        title="rate",
+        numbers="{:.2f}".format,
+    )
+    dark, light = figure.axes[:2]
+    assert {image.get_clim() for axis in (dark, light) for image in axis.images} == {(0, 0.9)}
+    colours = [{sum(to_rgb(text.get_color())) for text in axis.texts} for axis in (dark, light)]
+    assert colours == [{3.0}, {0.0}]
