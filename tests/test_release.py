@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mechanisms", "tasks", "probes", "studies")
 # Stored results and the templates of their pages belong to the checkout.
@@ -66,7 +68,6 @@ def run(wheel, tmp_path, *words):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_every_file_of_the_packages_is_in_the_wheel(wheel):
     def files(root):
         found = {path for package in PACKAGES for path in (root / package).rglob("*.*")}
@@ -85,7 +86,6 @@ def test_the_version_is_that_of_the_tag_and_the_command_is_there(wheel):
     assert "modscope = studies.cli:app" in (metadata / "entry_points.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_study_and_the_zoo_are_used_from_the_wheel(wheel, tmp_path):
     script = """
 import mechanisms

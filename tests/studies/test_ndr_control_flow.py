@@ -237,6 +237,7 @@ ALL_PRESETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "preset"), ALL_PRESETS)
 def test_every_preset_builds_its_models_and_their_losses_are_finite(study, preset):
     small = ["task.n_train=600", "task.n_id=100"] if study is not STUDY else []

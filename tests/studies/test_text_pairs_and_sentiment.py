@@ -223,6 +223,7 @@ THEIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_pairs", "text_sentiment"])
 def test_accuracies_stand_beside_those_of_the_papers_tables_3_and_5(name, published):
     _, result = published[name]
@@ -236,6 +237,7 @@ def test_accuracies_stand_beside_those_of_the_papers_tables_3_and_5(name, publis
         assert sorted(matched[np.isfinite(matched)]) == pytest.approx([0.7219, 0.853, 0.865])
 
 
+@pytest.mark.slow
 def test_rankings_stand_beside_those_of_the_papers_table_2(published):
     _, result = published["text_ranking"]
     theirs = {
@@ -277,6 +279,7 @@ def test_claims_about_published_data_are_tried_on_them_alone(name, published, ge
         assert not mine or claim.needs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_claim_about_published_data_is_about_the_data_that_it_names(name, published):
     names = {"Dialogue NLI": "dnli", "the Ubuntu corpus": "ubuntu", "SST": "sst2"}
@@ -312,6 +315,7 @@ def test_every_claim_about_centring_has_its_models_in_the_preset():
             assert any(wanted.items() <= one.items() for one in models), claim.statement
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_table_and_the_views_of_published_data_are_drawn(name, published):
     study, (folder, result) = STUDIES[name], published[name]

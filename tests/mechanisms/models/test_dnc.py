@@ -606,6 +606,7 @@ def test_the_seed_determines_the_weights():
     check_seed_determines_weights(lambda generator: Dnc(SMALL, generator=generator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_it_keeps_the_rules_of_a_mechanism(config):
     # Nothing is in memory that could be freed at the first step.

@@ -237,6 +237,7 @@ def test_the_residual_stream_is_the_sum_of_the_outputs_of_all_parts():
     assert not torch.allclose(first, second)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_rules_of_a_mechanism(model):
     mechanisms.check(model, inputs_for(model.config))
 

@@ -200,6 +200,7 @@ def test_padding_and_future_tokens_have_no_effect(model):
     assert not torch.allclose(logits[0, 3:], other[3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HALTING)
 def test_each_hook_point_changes_the_output(name):
     model = build(CONFIGS[name])

@@ -106,6 +106,7 @@ def scheduler():
         yield cluster.scheduler_address
 
 
+@pytest.mark.slow
 def test_the_death_of_a_process_repeats_only_its_job(scheduler, tmp_path):
     names = [f"work {n}" for n in range(20)]
     jobs = [functools.partial(works, tmp_path, name, seconds=0.1) for name in names]
@@ -114,6 +115,7 @@ def test_the_death_of_a_process_repeats_only_its_job(scheduler, tmp_path):
     assert recorded(tmp_path) == {"death": 2} | dict.fromkeys(names, 1)
 
 
+@pytest.mark.slow
 def test_this_process_is_one_of_the_workers_and_the_others_persist(tmp_path):
     job, own = functools.partial(records_process, tmp_path), str(os.getpid())
     with Workers(2) as workers:
@@ -168,6 +170,7 @@ def test_jobs_that_follow_others_run_after_them_and_give_the_results(n, tmp_path
     assert calls.index("a1") > calls.index("a")
 
 
+@pytest.mark.slow
 def test_idle_workers_take_what_follows_a_slow_job(tmp_path):
     """While the second job runs, the first one's followers do; its own are shared at the end."""
     slow = functools.partial(pid_of, tmp_path, "slow", seconds=1.0)
@@ -277,6 +280,7 @@ def test_a_scheduler_is_found_where_an_event_loop_runs(scheduler):
     assert asyncio.run(notebook()) == [8]
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
     script = f"""
 import functools, pathlib
