@@ -35,7 +35,7 @@ def pictures(
     result: xr.DataTree,
     *,
     data: Data,
-    draw: Callable[[xr.Dataset, Axes], Any],
+    draw: Callable[..., Any],
     rows: By,
     mean: str | None = None,
     share: bool = True,
