@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ LEGEND = 1.4
 
 ACROSS = 5
 """The most panels of a single row beside one another; a longer row is wrapped."""
+
+WIDEST = 8
+"""The most panels beside one another where there are several rows."""
 
 CONDITIONS = "conditions"
 """A value of `By`: one row, column or line for each condition."""
@@ -267,7 +271,7 @@ def facets(
 ) -> tuple[Figure | None, list[Panel]]:
     """A figure with a panel for each row and column of the data, titled and labelled.
 
-    A single row of many panels is wrapped.
+    Rows of many panels are wrapped, all rows together.
 
     Args:
         data: the data.
@@ -282,19 +286,20 @@ def facets(
     row_parts, column_parts = (parts(data, by, conditions) for by in (rows, columns))
     if not row_parts or not column_parts:
         return None, []
-    n_lines = math.ceil(len(column_parts) / ACROSS) if len(row_parts) == 1 else len(row_parts)
-    n_across = math.ceil(len(row_parts) * len(column_parts) / n_lines)
-    figure, axes = grid(n_lines, n_across, **size)
-    for axis in axes.flat[len(row_parts) * len(column_parts) :]:
-        axis.axis("off")
-    pairs = [(row, column) for row in row_parts for column in column_parts]
+    n_blocks = math.ceil(len(column_parts) / (ACROSS if len(row_parts) == 1 else WIDEST))
+    n_across = math.ceil(len(column_parts) / n_blocks)
+    figure, axes = grid(n_blocks * len(row_parts), n_across, **size)
     found = []
-    for number, ((row, column), axis) in enumerate(zip(pairs, axes.flat, strict=False)):
-        if row is row_parts[0]:
-            axis.set_title(column.name, fontsize=9)
-        if number % n_across == 0:
-            axis.set_ylabel(f"{ylabel}\n{row.name}".strip(), fontsize=SMALL)
-        found.append(Panel(axis, column.of(row.of(data)), column.shown or row.shown))
+    for line, (block, row) in enumerate(product(range(n_blocks), row_parts)):
+        shown = column_parts[block * n_across :][:n_across]
+        for axis in axes[line, len(shown) :]:
+            axis.axis("off")
+        for axis, column in zip(axes[line], shown, strict=False):
+            if row is row_parts[0]:
+                axis.set_title(column.name, fontsize=9)
+            if column is shown[0]:
+                axis.set_ylabel(f"{ylabel}\n{row.name}".strip(), fontsize=SMALL)
+            found.append(Panel(axis, column.of(row.of(data)), column.shown or row.shown))
     return figure, found
 
 

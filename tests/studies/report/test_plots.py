@@ -108,6 +108,28 @@ def test_a_long_row_of_panels_is_wrapped():
     assert sum(first) == 2
 
 
+def test_long_rows_of_panels_are_wrapped_together():
+    names = [f"model {number}" for number in range(11)]
+    cells = [{"model": name, "seed": 0, "id": 0.9, "ood": 0.5} for name in names]
+    rows = {"in": {"split": "id"}, "out": {"split": "ood"}}
+    figure = drawings.pictures(
+        result_of(cells),
+        data=values("scores", "accuracy", group="all"),
+        draw=lambda data, axis: axis.plot([float(data["value"])]),
+        rows=rows,
+    )
+    shown = [axis for axis in figure.axes if axis.axison]
+    assert [axis.get_title() for axis in shown if axis.get_title()] == names
+    places = [axis.get_subplotspec() for axis in shown]
+    assert {place.rowspan.start for place in places} == {0, 1, 2, 3}
+    assert {place.colspan.start for place in places} == set(range(6))
+    for axis, place in zip(shown, places, strict=True):
+        is_first, is_in = place.colspan.start == 0, place.rowspan.start % 2 == 0
+        assert axis.get_ylabel() == (("in" if is_in else "out") if is_first else "")
+        assert axis.lines[0].get_ydata()[0] == (0.9 if is_in else 0.5)
+        assert bool(axis.get_title()) == is_in
+
+
 def test_the_legend_of_panels_in_different_colours_is_black():
     rates = np.stack([RATES, RATES / 2], axis=1)
     dims = ("cell", "control", "split", "position")
