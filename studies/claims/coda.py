@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from studies.engine import Claim, Reading, metric, read
+from studies.engine.readings import unmeasured
 from studies.setups.quasi_attention import PLACES
 from studies.views import coda as views
 
@@ -42,7 +43,7 @@ def agreement(variable: str, weights: str, control: str = "observed") -> Reading
 
     def values(result: xr.DataTree) -> np.ndarray:
         if variable not in result["signs"]:
-            return np.full(result["scores"].sizes["cell"], np.nan)
+            return unmeasured(result)
         scores = result["signs"][variable].sel(select).stack(where=PLACES)
         best = scores.sel(split="id").fillna(-1).argmax("where")
         return scores.sel(split="ood").isel(where=best).to_numpy()
@@ -59,7 +60,7 @@ def share(kind: str, split: str = "ood") -> Reading:
 def shrunk(result: xr.DataTree) -> np.ndarray:
     """The saturated share of E at the first kept checkpoint minus that at the last, on `id`."""
     if "saturation_along_training" not in result.children:
-        return np.full(result["scores"].sizes["cell"], np.nan)
+        return unmeasured(result)
     part = result["saturation_along_training"]["saturated_mean"]
     part = part.sel(split="id", quantity="affinity").sum("side", skipna=False)
     return (part.isel(train_step=0) - part.isel(train_step=-1)).to_numpy()

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from studies.engine import Claim, Reading, metric, read
+from studies.engine.readings import unmeasured
 
 NDR = {"model": "ndr"}
 FORWARD, BACKWARD = {"direction": "forward"}, {"direction": "backward"}
@@ -61,7 +62,7 @@ def right_above_wrong(score: str, nodes: str) -> Reading:
         try:
             flows = result["control_flow"].sel(nodes=nodes, metric=score, control="trained")
         except KeyError:
-            return np.full(result["scores"].sizes["cell"], np.nan)
+            return unmeasured(result)
         flows = flows.to_dataset().drop_sel(depth="all")
         right, wrong = (flows.sel(correct=correct) for correct in ("True", "False"))
         difference = right["score"] - wrong["score"]
@@ -98,7 +99,7 @@ def learning_steps(split: str, share: float = GOOD) -> Reading:
     def values(result: xr.DataTree) -> np.ndarray:
         training = result["training"].to_dataset()
         if split not in training["split"]:
-            return np.full(training.sizes["cell"], np.nan)
+            return unmeasured(result)
         curve = training["accuracy"].sel(split=split, group="all").transpose("cell", "train_step")
         reached = (curve >= share).to_numpy()
         first = training["train_step"].to_numpy()[reached.argmax(1)]

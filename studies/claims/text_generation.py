@@ -12,6 +12,7 @@ import xarray as xr
 
 from studies.claims.coda import GATES, NEGATIVE, SOFTMAX, TAY, coda, learns, raised, weighs
 from studies.engine import Claim, Reading, metric, read
+from studies.engine.readings import unmeasured
 
 # Readings
 
@@ -26,7 +27,7 @@ def aligned(control: str = "observed", target: str = "aligned") -> Reading:
 
     def values(result: xr.DataTree) -> np.ndarray:
         if "alignment" not in result.children:
-            return np.full(result["scores"].sizes["cell"], np.nan)
+            return unmeasured(result)
         share = result["alignment"]["share"].stack(head_of=("layer", "head"))
         share = share.sel(control=control, target=target)
         best = share.sel(split="id").fillna(-1).argmax("head_of")

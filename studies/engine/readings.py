@@ -104,6 +104,11 @@ class Reading:
         return Reading(label, values, requires=self.requires + requires)
 
 
+def unmeasured(result: xr.DataTree) -> Values:
+    """What a reading gives where a result lacks what it reads: NaN for each cell."""
+    return np.full(result["scores"].sizes["cell"], np.nan)
+
+
 def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: Any) -> Reading:
     """A reading of a variable in a group of the result, at given labels of its dims.
 
@@ -126,7 +131,7 @@ def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: A
             data = result[part][variable + suffix].sel(select).mean(mean)
         except KeyError:
             # Not every preset has every split, depth or model, and not every variable has bounds.
-            return np.full(result["scores"].sizes["cell"], np.nan)
+            return unmeasured(result)
         if data.dims != ("cell",):
             missing = ", ".join(str(dim) for dim in data.dims if dim != "cell")
             names = ", ".join((*map(str, select), *mean)) or "none"
