@@ -185,7 +185,10 @@ def _hundredths(share: float) -> str:
 
 
 def _write(ax: Axes, image: AxesImage, cells: np.ndarray, write: Callable[[float], str]) -> None:
-    """Write the numbers of cells, as large as they fit, in black or white, whichever is clearer."""
+    """Write the numbers of cells, as large as they fit, in black or white, whichever is clearer.
+
+    It stays clearer when the limits of the colours change, as those that panels share do.
+    """
     texts = {
         (row, column): write(float(cells[row, column]))
         for row, column in np.argwhere(np.isfinite(cells)).tolist()
@@ -196,8 +199,16 @@ def _write(ax: Axes, image: AxesImage, cells: np.ndarray, write: Callable[[float
     size = min(_LARGEST, width / columns / (0.6 * longest + 0.4), height / rows / 1.2)
     if size < _LEAST:
         return
-    for (row, column), text in texts.items():
-        red, green, blue, _ = image.to_rgba(cells[row, column])
-        color = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
-        if text:
-            ax.text(column, row, text, color=color, fontsize=size, ha="center", va="center")
+    drawn = {
+        (row, column): ax.text(column, row, text, fontsize=size, ha="center", va="center")
+        for (row, column), text in texts.items()
+        if text
+    }
+
+    def paint(image: AxesImage) -> None:
+        dark = image.to_rgba(cells)[..., :3] @ (0.3, 0.6, 0.1) < 0.5
+        for cell, text in drawn.items():
+            text.set_color("white" if dark[cell] else "black")
+
+    paint(image)
+    image.callbacks.connect("changed", paint)

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,12 +34,11 @@ def pictures(
     result: xr.DataTree,
     *,
     data: Data,
-    draw: Callable[..., Any],
+    draw: Callable[[xr.Dataset, Axes], Any],
     rows: By,
     mean: str | None = None,
     share: bool = True,
     bar: str = "",
-    is_matrix: bool = False,
     ylabel: str = "",
 ) -> Figure | None:
     """Panels drawn by a given function, such as one of `probes.plots`: a column per condition.
@@ -55,24 +53,18 @@ def pictures(
         share: whether panels share their axes.
         bar: title of a colour bar for all panels, which then share colour limits from 0 to the
             largest of all panels.
-        is_matrix: whether means are matrices; then `draw` is told these limits as `limits`, since
-            the colour of a number in a cell depends on that of the cell.
     """
     layout: Any = {"rows": rows, "ylabel": ylabel, "share": share}
     figure, panels = facets(data(result), shown_conditions(result), **layout)
-    names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
-    contents = [
-        panel.data.isel(cell=0) if mean is None else over_cells(panel.data).rename(names)
-        for panel in panels
-    ]
-    more = {}
-    if is_matrix and panels:
-        more["limits"] = (0.0, float(np.nanmax([content[mean].max() for content in contents])))
-    for panel, content in zip(panels, contents, strict=True):
+    for panel in panels:
         axis, colour = panel.axis, panel.shown.colour if panel.shown else probes.plots.CONTROL
         axis.set_prop_cycle(color=[colour])
         title, label = axis.get_title(), axis.get_ylabel()
-        draw(content, axis, **more)
+        if mean is None:
+            draw(panel.data.isel(cell=0), axis)
+        else:
+            names = {"value": mean, "low": f"{mean}_low", "high": f"{mean}_high"}
+            draw(over_cells(panel.data).rename(names), axis)
         axis.title.set_text(title)
         axis.set_ylabel(label)
         axis.xaxis.label.set_fontsize(SMALL)
@@ -111,20 +103,13 @@ def matrices(
         rows=rows,
         mean="value",
         share=False,
-        is_matrix=True,
         bar=title,
         ylabel=name_of(y),
     )
 
 
 def _draw_matrix(
-    data: xr.Dataset,
-    axis: Axes,
-    *,
-    y: str,
-    x: str,
-    numbers: Callable[[float], str] | None,
-    limits: tuple[float, float],
+    data: xr.Dataset, axis: Axes, *, y: str, x: str, numbers: Callable[[float], str] | None
 ) -> None:
     """Draw a matrix with the names of its rows and columns."""
     matrix = data["value"].transpose(y, x)
@@ -134,5 +119,5 @@ def _draw_matrix(
         axis.set(xticks=[], yticks=[])
         return
     names = {dim: [name_of(label) for label in matrix[dim].to_numpy()] for dim in (y, x)}
-    probes.plots.matrix(matrix.assign_coords(names), axis, numbers=numbers, limits=limits)
+    probes.plots.matrix(matrix.assign_coords(names), axis, numbers=numbers)
     axis.set_xlabel(name_of(x))

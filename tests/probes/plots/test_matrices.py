@@ -73,6 +73,13 @@ def test_limits_and_format_are_those_asked_for(ax):
     assert [text.get_text() for text in ax.texts] == ["x"]
 
 
+def test_numbers_stay_readable_when_the_limits_change(ax):
+    plots.matrix(labelled([[0.05, 0.01]], [0], [0, 1]), ax, numbers="{:.2f}")
+    assert [text.get_color() for text in ax.texts] == ["white", "black"]
+    ax.images[0].set_clim(0, 1)
+    assert [text.get_color() for text in ax.texts] == ["black", "black"]
+
+
 def test_numbers_that_do_not_fit_are_left_out():
     small, large = (Figure((side, side)).subplots() for side in (1, 20))
     for ax in (small, large):
