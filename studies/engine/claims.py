@@ -27,7 +27,7 @@ NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
 VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 
 LEVEL = 0.05
-"""Significance level of all comparisons of a study, of papers' claims and of ours, together."""
+"""Significance level of all comparisons of a study with papers' claims together, and with ours."""
 OURS = "ours"
 """What the source of a claim of no paper begins with."""
 FEWEST_PAIRS = 3

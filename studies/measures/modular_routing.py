@@ -17,7 +17,7 @@ import xarray as xr
 
 import probes
 from studies.engine import Reading, Trained, metric, read
-from studies.engine.readings import conditions_of
+from studies.engine.readings import conditions_of, unmeasured
 from studies.setups.equations import MODULAR
 
 # Measures
@@ -183,7 +183,7 @@ def _special(result: xr.DataTree) -> np.ndarray:
     try:
         scores = result["specialization"]["specialization"].sel(split="id", control="observed")
     except KeyError:
-        return np.full(result["scores"].sizes["cell"], np.nan)
+        return unmeasured(result)
     return scores.drop_sel(layer="pooled").mean("layer").to_numpy()
 
 

@@ -12,6 +12,7 @@ import xarray as xr
 import mechanisms
 import probes
 from studies.engine import Reading, Trained
+from studies.engine.readings import unmeasured
 from studies.engine.results import config_of
 
 
@@ -152,7 +153,7 @@ def early_error(split: str, share: float) -> Reading:
     def values(result: xr.DataTree) -> np.ndarray:
         curves = result["training"]["error"]
         if split not in curves["split"]:
-            return np.full(result["scores"].sizes["cell"], np.nan)
+            return unmeasured(result)
         n_steps = config_of(result)["setup"]["training"]["n_steps"]
         at = curves.sel(split=split, group="all").sel(train_step=share * n_steps, method="nearest")
         return at.to_numpy().astype(float)
