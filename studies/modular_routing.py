@@ -131,13 +131,17 @@ SMOKE = (
 PRESETS = {
     # Further claims, one preset each.
     "selection": TESTED + BOTH + MODULAR_ONLY,
-    "operators": TESTED + "task.n_operators=3,5,10,15 task.n_points=1000,20000",
+    "end_to_end": TESTED,
+    # As many modules for all |S|, and enough for a module of each operation.
+    "operators": TESTED + "task.n_operators=3,5,10,15 task.n_points=1000,20000 n_modules=20",
     "points": TESTED + "task.n_points=1000,20000 model=encoder objective=all_paths",
     "functional": TESTED + MODULAR_ONLY + FUNCTIONAL,
     "keys": TESTED + f"module_keys=direct,projected,shared model={','.join(ROUTERS)}",
     "one_layer": TESTED + ONE_LAYER + "n_modules=25",
     "true_modules": TESTED + TRUE + "selection_bottleneck=false,true",
 }
+# Six networks of each kind left the comparison undecided; from their spread, as many are needed.
+N_NETWORKS = {"one_layer": 14, "end_to_end": 28}
 PAPERS_PRESETS = {
     "paper": of_paper(BOTH + OPERATORS + POINTS, WITHOUT_CHOOSING),
     "paper-sizes": of_paper(
@@ -175,7 +179,9 @@ STUDY = engine.Study(
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
     presets={
-        name: engine.Preset(changes=changes, grids=drawn_anew(6, model=MODELS), where=TUNED)
+        name: engine.Preset(
+            changes=changes, grids=drawn_anew(N_NETWORKS.get(name, 6), model=MODELS), where=TUNED
+        )
         for name, changes in PRESETS.items()
     }
     | {
