@@ -141,7 +141,7 @@ PRESETS = {
     "true_modules": TESTED + TRUE + "selection_bottleneck=false,true",
 }
 # Six networks of each kind left the comparison undecided; from their spread, as many are needed.
-N_NETWORKS = {"one_layer": 14, "end_to_end": 28}
+N_NETWORKS = {"one_layer": 14, "true_modules": 20, "end_to_end": 28}
 PAPERS_PRESETS = {
     "paper": of_paper(BOTH + OPERATORS + POINTS, WITHOUT_CHOOSING),
     "paper-sizes": of_paper(
