@@ -9,17 +9,19 @@ network.
     python studies/modular_routing.py                                     # 10 to 15 minutes
     python studies/modular_routing.py --preset smoke
     python studies/modular_routing.py selection_bottleneck=false,true objective=sampled,all_paths
+    python studies/modular_routing.py --study routing_sizes --preset operators --together 6
     python studies/modular_routing.py --preset paper --device cuda --scheduler tcp://HOST:8786
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import tasks
 from studies import engine
-from studies.claims.modular_routing import CLAIMS
+from studies.claims.modular_routing import CLAIMS, CLAIMS_ABOUT_SIZES
 from studies.engine import Row, short
 from studies.engine.study import Grid
 from studies.measures import modular_routing as measures
@@ -132,31 +134,20 @@ PRESETS = {
     # Further claims, one preset each.
     "selection": TESTED + BOTH + MODULAR_ONLY,
     "end_to_end": TESTED,
-    # As many modules for all |S|, and enough for a module of each operation.
-    "operators": TESTED + "task.n_operators=3,5,10,15 task.n_points=1000,20000 n_modules=20",
-    "points": TESTED + "task.n_points=1000,20000 model=encoder objective=all_paths",
     "functional": TESTED + MODULAR_ONLY + FUNCTIONAL,
     "keys": TESTED + f"module_keys=direct,projected,shared model={','.join(ROUTERS)}",
     "one_layer": TESTED + ONE_LAYER + "n_modules=25",
     "true_modules": TESTED + TRUE + "selection_bottleneck=false,true",
 }
+PRESETS_OF_SIZES = {
+    # As many modules for all |S|, and enough for a module of each operation.
+    "operators": TESTED + "task.n_operators=3,5,10,15 task.n_points=1000,20000 n_modules=20",
+    "points": TESTED + "task.n_points=1000,20000 model=encoder objective=all_paths",
+}
 # Six networks of each kind left the comparison undecided; from their spread, as many are needed.
 N_NETWORKS = {"one_layer": 14, "true_modules": 20, "end_to_end": 28}
 PAPERS_PRESETS = {
     "paper": of_paper(BOTH + OPERATORS + POINTS, WITHOUT_CHOOSING),
-    "paper-sizes": of_paper(
-        "task.n_operators=3,5,7,10,15 task.n_points=150,500,1000,5000,10000,20000",
-        WITHOUT_CHOOSING,
-        grids=(
-            {"model": MODELS, "seed": (0,)},
-            {
-                "model": ("encoder",),
-                "seed": (0,),
-                "objective": ("all_paths",),
-                "selection_bottleneck": (False, True),
-            },
-        ),
-    ),
     "paper-true-modules": of_paper(
         TRUE + "selection_bottleneck=false,true task.n_points=10000 " + OPERATORS,
         WITHOUT_CHOOSING | OF_EACH,
@@ -172,18 +163,40 @@ PAPERS_PRESETS = {
         WITHOUT_CHOOSING | OF_EACH,
     ),
 }
+PAPERS_SIZES = {
+    "paper": PAPERS_PRESETS["paper"],
+    "paper-sizes": of_paper(
+        "task.n_operators=3,5,7,10,15 task.n_points=150,500,1000,5000,10000,20000",
+        WITHOUT_CHOOSING,
+        grids=(
+            {"model": MODELS, "seed": (0,)},
+            {
+                "model": ("encoder",),
+                "seed": (0,),
+                "objective": ("all_paths",),
+                "selection_bottleneck": (False, True),
+            },
+        ),
+    ),
+}
+
+
+def of_draws(presets: Mapping[str, str]) -> dict[str, engine.Preset]:
+    """Presets with changes by name, each with several networks on data of their own."""
+    return {
+        name: engine.Preset(
+            changes=changes, grids=drawn_anew(N_NETWORKS.get(name, 6), model=MODELS), where=TUNED
+        )
+        for name, changes in presets.items()
+    }
+
 
 STUDY = engine.Study(
     name="modular_routing",
     question="Which router lets a modular network find the sub-tasks of its data?",
     setup=LAPTOP,
     grids=({"model": MODELS, "seed": (0, 1, 2)},),
-    presets={
-        name: engine.Preset(
-            changes=changes, grids=drawn_anew(N_NETWORKS.get(name, 6), model=MODELS), where=TUNED
-        )
-        for name, changes in PRESETS.items()
-    }
+    presets=of_draws(PRESETS)
     | {
         "smoke": engine.Preset(changes=SMOKE),
         "laptop": engine.Preset(changes=TESTED, where=TUNED),
@@ -207,7 +220,18 @@ STUDY = engine.Study(
     views=VIEWS,
     browsers=BROWSERS,
 )
+# A study of its own, so that its many comparisons and those above are corrected apart.
+SIZES = replace(
+    STUDY,
+    name="routing_sizes",
+    question="What do more operations and more points change?",
+    grids=tuple(grid | {"task.n_operators": (3, 5)} for grid in STUDY.grids),
+    presets=of_draws(PRESETS_OF_SIZES)
+    | {name: STUDY.presets[name] for name in ("smoke", "laptop")}
+    | PAPERS_SIZES,
+    claims=CLAIMS_ABOUT_SIZES,
+)
 
 
 if __name__ == "__main__":
-    engine.main(STUDY)
+    engine.main(STUDY, SIZES)

@@ -17,10 +17,12 @@ from studies.measures.modular_routing import (
     measure_paths,
     measure_specialization,
 )
-from studies.modular_routing import STUDY
+from studies.modular_routing import SIZES, STUDY
 from studies.setups.equations import MODELS, MODULAR
 
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
+PLANS = dict.fromkeys(SIZES.presets, SIZES) | dict.fromkeys(STUDY.presets, STUDY)
+"""The study of each preset."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def result(smoke):
 
 
 def cells_of(preset, *changes):
-    return STUDY.plan(preset, list(changes)).cells
+    return PLANS[preset].plan(preset, list(changes)).cells
 
 
 def small(setup, **changes):
@@ -310,12 +312,13 @@ PRESETS = {
     "laptop": (15, 6000, 10),
     "pairs": (150, 6000, 10),
     "selection": (14 * 6, 6000, 10),
-    "operators": (40 * 6, 6000, 10),
+    "end_to_end": (5 * 28, 6000, 10),
+    "operators": (40 * 6, 6000, 20),
     "points": (2 * 6, 6000, 10),
     "functional": (12 * 6, 6000, 10),
     "keys": (9 * 6, 6000, 10),
-    "one_layer": (4 * 6, 6000, 25),
-    "true_modules": (7 * 6, 6000, 10),
+    "one_layer": (4 * 14, 6000, 25),
+    "true_modules": (7 * 20, 6000, 10),
     "tuning": (3 * 12 * (4 + 4 + 1), 6000, 10),
     "paper": (1200, 50_000, 30),
     "paper-sizes": (1050, 50_000, 30),
@@ -327,7 +330,7 @@ PRESETS = {
 """Cells, steps of training, and modules."""
 
 
-@pytest.mark.parametrize("preset", STUDY.presets)
+@pytest.mark.parametrize("preset", PLANS)
 def test_every_preset_trains_its_networks(preset):
     cells = cells_of(preset)
     sizes = {(len(cells), one.training.n_steps, one.n_modules) for one in cells}
@@ -343,9 +346,9 @@ def test_every_preset_trains_its_networks(preset):
         loss.backward()
 
 
-@pytest.mark.parametrize("preset", STUDY.presets)
+@pytest.mark.parametrize("preset", PLANS)
 def test_every_held_out_combination_has_enough_examples_to_choose_its_path(preset):
-    plan = STUDY.plan(preset, [])
+    plan = PLANS[preset].plan(preset, [])
     paths = plan.measures["paths"]
     for setup in {cell.task: cell for cell in plan.cells}.values():
         batch = setup.sampler().batch("ood", 0, paths.n)
@@ -381,7 +384,7 @@ def test_the_temperature_falls_geometrically():
     assert usual.temperature_at(5999) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("preset", [name for name in STUDY.presets if name != "smoke"])
+@pytest.mark.parametrize("preset", [name for name in PLANS if name != "smoke"])
 def test_settings_that_were_tuned_are_those_of_every_preset_but_the_papers(preset):
     found = {}
     for one in cells_of(preset):

@@ -7,9 +7,11 @@ import pytest
 
 from studies.engine.claims import judge
 from studies.measures.modular_routing import OOD, SPECIAL, over_methods, without_outliers
-from studies.modular_routing import STUDY
+from studies.modular_routing import SIZES, STUDY
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
 from tests.studies.claims.modular_results import all_models, cell, made_up
+
+CLAIMS = (*STUDY.claims, *SIZES.claims)
 
 
 class AllAlike:
@@ -19,14 +21,14 @@ class AllAlike:
 
 def verdicts(rows, beginning):
     """The verdicts of the one claim that begins so."""
-    claims = [claim for claim in STUDY.claims if claim.statement.startswith(beginning)]
+    claims = [claim for claim in CLAIMS if claim.statement.startswith(beginning)]
     assert len(claims) == 1, beginning
     return judge(made_up(rows), claims, AllAlike())["verdict"].to_numpy().tolist()
 
 
 def test_sources_are_the_paper_or_ours():
     """The paper says nothing about untrained modules and paths of whole tasks."""
-    for claim in STUDY.claims:
+    for claim in CLAIMS:
         is_ours = "untrained" in claim.statement or "each task" in claim.statement
         assert (claim.source == "ours") == is_ours
         assert is_ours or claim.source.startswith("Ostapenko et al. 2022, ")
@@ -57,7 +59,7 @@ def test_claims_about_all_models_hold_where_they_should(beginning):
 
 
 def test_claims_about_other_runs_are_not_judged():
-    found = judge(made_up(all_models()), STUDY.claims, AllAlike())["verdict"].to_numpy()
+    found = judge(made_up(all_models()), CLAIMS, AllAlike())["verdict"].to_numpy()
     assert set(found) == {"holds", "not run"}
     # Two more exceed the monolithic network.
     assert (found == "holds").sum() == sum(END_TO_END.values()) + 2
