@@ -225,7 +225,7 @@ SIZES = replace(
     STUDY,
     name="routing_sizes",
     question="What do more operations and more points change?",
-    grids=tuple(grid | {"task.n_operators": (3, 5)} for grid in STUDY.grids),
+    grids=({"model": MODELS, "seed": (0, 1, 2), "task.n_operators": (3, 5)},),
     presets=of_draws(PRESETS_OF_SIZES)
     | {name: STUDY.presets[name] for name in ("smoke", "laptop")}
     | PAPERS_SIZES,

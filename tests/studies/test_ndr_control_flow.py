@@ -263,7 +263,7 @@ def test_the_laptop_preset_has_its_own_sizes():
     training = ("n_steps", "batch_size", "learning_rate", "weight_decay", "clip", "warmup_steps")
     budget = (12_000, 128, 2e-3, 0.1, 5.0, 1000)
     for name in ROUTERS:
-        dropout = 0.0 if name in ("transformer", "act", "albert", "relative") else 0.2
+        dropout = 0.2 if name in GATED else 0.0
         values = [getattr(cells[name], size) for size in sizes]
         assert values == [64, 128, 4, 11, 14, dropout, 0.1]
     for cell in cells.values():
