@@ -163,22 +163,19 @@ PAPERS_PRESETS = {
         WITHOUT_CHOOSING | OF_EACH,
     ),
 }
-PAPERS_SIZES = {
-    "paper": PAPERS_PRESETS["paper"],
-    "paper-sizes": of_paper(
-        "task.n_operators=3,5,7,10,15 task.n_points=150,500,1000,5000,10000,20000",
-        WITHOUT_CHOOSING,
-        grids=(
-            {"model": MODELS, "seed": (0,)},
-            {
-                "model": ("encoder",),
-                "seed": (0,),
-                "objective": ("all_paths",),
-                "selection_bottleneck": (False, True),
-            },
-        ),
+PAPERS_SIZES = of_paper(
+    "task.n_operators=3,5,7,10,15 task.n_points=150,500,1000,5000,10000,20000",
+    WITHOUT_CHOOSING,
+    grids=(
+        {"model": MODELS, "seed": (0,)},
+        {
+            "model": ("encoder",),
+            "seed": (0,),
+            "objective": ("all_paths",),
+            "selection_bottleneck": (False, True),
+        },
     ),
-}
+)
 
 
 def of_draws(presets: Mapping[str, str]) -> dict[str, engine.Preset]:
@@ -227,8 +224,8 @@ SIZES = replace(
     question="What do more operations and more points change?",
     grids=({"model": MODELS, "seed": (0, 1, 2), "task.n_operators": (3, 5)},),
     presets=of_draws(PRESETS_OF_SIZES)
-    | {name: STUDY.presets[name] for name in ("smoke", "laptop")}
-    | PAPERS_SIZES,
+    | {name: STUDY.presets[name] for name in ("smoke", "laptop", "paper")}
+    | {"paper-sizes": PAPERS_SIZES},
     claims=CLAIMS_ABOUT_SIZES,
 )
 

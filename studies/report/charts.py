@@ -360,11 +360,10 @@ def _layers_of_notes(panel: Panel) -> Iterator[Spec]:
 def _legend_layer(key: Mapping[str, tuple[str, str]]) -> Spec:
     """Points that cannot be seen, for the legend that picks lines in all panels."""
     styles = (*(entry[0] for entry in key.values()),), (*(entry[1] for entry in key.values()),)
-    entries = {"title": None, "symbolOpacity": 1, "symbolStrokeWidth": 1.5}
-    # By default 30, and further ones are left out.
-    entries |= {"symbolLimit": len(key)}
+    # By default entries after the 30th are left out.
+    look = {"symbolOpacity": 1, "symbolStrokeWidth": 1.5, "symbolLimit": len(key)}
     colour, shape = (
-        {**SERIES, "scale": {"domain": [*key], "range": style}, "legend": entries}
+        {**SERIES, "scale": {"domain": [*key], "range": style}, "legend": {"title": None} | look}
         for style in styles
     )
     values = [{"series": label} for label in key]

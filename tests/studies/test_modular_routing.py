@@ -307,6 +307,12 @@ def test_sizes_are_swept_for_the_methods_of_the_papers_figure_4():
     assert len(cells) == len(methods) * 5 * 6 * 5
 
 
+def test_sizes_have_a_grid_of_their_own():
+    cells = SIZES.plan("laptop").cells
+    assert {cell.task.n_operators for cell in cells} == {3, 5}
+    assert len(cells) == 2 * len(STUDY.plan("laptop").cells)
+
+
 PRESETS = {
     "smoke": (10, 20, 4),
     "laptop": (15, 6000, 10),
