@@ -248,9 +248,7 @@ class _Planner:
                 continue
             self._explicit.add(name)
             setup_changes[name] = values[0]
-            for grid in self._grids:
-                if len(values) > 1 or name in grid:
-                    grid[name] = values
+            self._grids = list(_with_axis(self._grids, name, values))
         self._setup = settings.put(self._setup, setup_changes)
         self._measures = settings.put(self._measures, measure_changes)
 
@@ -282,6 +280,23 @@ class _Planner:
             cell = settings.put(self._setup, changes)
             shared = {path: settings.get(self._setup, path) for path in cell.inapplicable()}
             yield settings.put(cell, shared)
+
+
+def _with_axis(
+    grids: Sequence[dict[str, tuple[Any, ...]]], name: str, values: tuple[Any, ...]
+) -> Iterator[dict[str, tuple[Any, ...]]]:
+    """Grids with values of a setting: a part of theirs if they have all, in their place if not.
+
+    So `model=coda` leaves out a grid of other models, instead of giving CoDA its rates.
+    """
+    has_all = all(any(value in grid.get(name, ()) for grid in grids) for value in values)
+    for grid in grids:
+        if name not in grid:
+            yield grid | {name: values} if len(values) > 1 else grid
+        elif not has_all:
+            yield grid | {name: values}
+        elif own := tuple(value for value in values if value in grid[name]):
+            yield grid | {name: own}
 
 
 def _with_settings(measures: Mapping[str, Measure]) -> dict[str, Any]:

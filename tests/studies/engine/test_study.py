@@ -67,6 +67,26 @@ def test_a_preset_can_replace_the_setup_and_the_grids():
     assert [(c.task.n, c.seed, c.width) for c in plan.cells] == [(6, 5, 8), (6, 0, 2), (6, 0, 3)]
 
 
+@pytest.mark.parametrize(
+    ("changes", "cells"),
+    [
+        (["model=linear"], {("linear", 1, 40), ("linear", 0, 40)}),
+        (["model=mlp"], {("mlp", 2, 40), ("mlp", 1, 40)}),
+        (["model=mlp", "seed=1"], {("mlp", 1, 40)}),
+        (["seed=0"], {("linear", 0, 40)}),
+        (["seed=1,0"], {("mlp", 1, 40), ("linear", 1, 40), ("linear", 0, 40)}),
+        # Not all of these are in the grids, so they replace what is there.
+        (["seed=2,5"], {("mlp", 2, 40), ("mlp", 5, 40), ("linear", 2, 40), ("linear", 5, 40)}),
+        # No grid has steps.
+        (["seed=0", "training.n_steps=1,2"], {("linear", 0, 1), ("linear", 0, 2)}),
+    ],
+)
+def test_values_that_grids_have_select_their_cells(changes, cells):
+    grids = ({"model": ("mlp",), "seed": (2, 1)}, {"model": ("linear",), "seed": (1, 0)})
+    plan = replace(TOY, presets={"own": Preset(grids=grids)}).plan("own", changes)
+    assert {(cell.model, cell.seed, cell.training.n_steps) for cell in plan.cells} == cells
+
+
 def test_the_name_of_the_folder_depends_on_all_settings():
     names = {
         TOY.plan(preset, changes).folder_name
