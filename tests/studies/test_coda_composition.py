@@ -283,17 +283,25 @@ def test_models_of_every_preset_learn_from_a_batch(task, preset):
         ("mlu", "label_smoothing=1", r"label_smoothing must be in \[0, 1\), got 1"),
         ("mlu", "ponder_weight=-1", "ponder_weight must be at least 0, got -1"),
         ("mlu", "beta=0", "beta must be above 0 and finite, got 0"),
-        ("signed_pairs", "gate_centring=none,matrix", "gate_centring must be one of none, row"),
+        (
+            "signed_pairs",
+            "alignment=heads gate_centring=none,matrix",
+            "gate_centring must be one of none, row",
+        ),
         ("mlu", "model=softmax,hyper", "model must be one of .*coda, .*got 'hyper'"),
         ("mlu", "gate=relu", "gate must be one of tanh, .*got 'relu'"),
         ("signed_pairs", "n_heads=3", "n_heads must divide d_model = 64, got 3"),
         ("signed_pairs", "alignment=single", "alignment must be one of heads, networks"),
-        ("signed_pairs", "model=linear", "with alignment networks, model must be softmax or coda"),
+        (
+            "signed_pairs",
+            "model=linear alignment=networks",
+            "with alignment networks, model must be softmax or coda",
+        ),
     ],
 )
 def test_wrong_settings_are_told(task, setting, message):
     with pytest.raises(ValueError, match=message):
-        STUDIES[task].plan("laptop", [setting])
+        STUDIES[task].plan("laptop", setting.split())
 
 
 # Tasks
