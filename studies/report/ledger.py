@@ -97,7 +97,9 @@ def _needs(claim: Any, rows: Any) -> str:
     if claim.verdict == UNDECIDED and len(undecided):
         needs += [_pairs_of(undecided)]
     if claim.verdict in (UNDECIDED, NOT_COMPARABLE):
-        needs += sorted(set(rows.reason[rows.verdict == NOT_COMPARABLE]))
+        reasons = rows.reason[rows.verdict == NOT_COMPARABLE]
+        # Comparisons share conditions: each is named once.
+        needs += sorted({part for reason in reasons for part in reason.split("; ")})
     if claim.lacks and claim.verdict in (UNDECIDED, NOT_COMPARABLE, NOT_RUN):
         needs += [claim.lacks]
     return "; ".join(needs)

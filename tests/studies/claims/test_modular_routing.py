@@ -8,6 +8,7 @@ import pytest
 from studies.engine.claims import judge
 from studies.measures.modular_routing import OOD, SPECIAL, over_methods, without_outliers
 from studies.modular_routing import SIZES, STUDY
+from studies.report.names import name_of
 from studies.setups.equations import MODELS, MODULAR, ROUTERS
 from tests.studies.claims.modular_results import all_models, cell, made_up
 
@@ -20,8 +21,9 @@ class AllAlike:
 
 
 def verdicts(rows, beginning):
-    """The verdicts of the one claim that begins so."""
+    """The verdicts of the one claim that begins so, or is that statement."""
     claims = [claim for claim in CLAIMS if claim.statement.startswith(beginning)]
+    claims = [claim for claim in claims if claim.statement == beginning] or claims
     assert len(claims) == 1, beginning
     return judge(made_up(rows), claims, AllAlike())["verdict"].to_numpy().tolist()
 
@@ -37,14 +39,20 @@ def test_sources_are_the_paper_or_ours():
 END_TO_END = {
     "The structural oracle reaches": 1,
     "No other router reaches": 3,
-    "Cross-attention specializes most": 1,
-    "Cross-attention has the lowest": 1,
+    "Cross-attention specializes more than: concatenation": 1,
+    "Cross-attention specializes more than: encoder": 1,
+    "Cross-attention has a lower OOD loss than: concatenation": 1,
+    "Cross-attention has a lower OOD loss than: encoder": 1,
     "The OOD loss of the monolithic network exceeds that of: structural": 1,
     "The OOD loss of the monolithic network exceeds that of: encoder": 1,
     "The best path of each sample has a low OOD": 4,
     "The OOD loss of the best path": 3,
-    "The encoder specializes less": 1,
-    "The encoder's choice depends": 1,
+    "The encoder specializes less than: structural": 1,
+    "The encoder specializes less than: cross": 1,
+    "The encoder specializes less than: conc": 1,
+    "The encoder's choice depends on the digits more than that of: structural": 1,
+    "The encoder's choice depends on the digits more than that of: cross": 1,
+    "The encoder's choice depends on the digits more than that of: conc": 1,
     "The encoder's collapse score": 1,
     "No method collapses": 4,
     "The best path of each sample has a lower": 3,
@@ -71,8 +79,12 @@ def test_claims_about_other_runs_are_not_judged():
         ("structural_oracle", {"ood": 0.2}, "The structural oracle reaches"),
         ("structural_oracle", {"specialization": 0.8}, "The structural oracle reaches"),
         ("encoder", {"ood": 0.001, "specialization": 0.99}, "No other router reaches"),
-        ("concatenation", {"specialization": 0.8}, "Cross-attention specializes most"),
-        ("encoder", {"ood": 0.1}, "Cross-attention has the lowest"),
+        (
+            "concatenation",
+            {"specialization": 0.8},
+            "Cross-attention specializes more than: concatenation",
+        ),
+        ("encoder", {"ood": 0.1}, "Cross-attention has a lower OOD loss than: encoder"),
         (
             "encoder",
             {"ood": 0.41},
@@ -80,8 +92,12 @@ def test_claims_about_other_runs_are_not_judged():
         ),
         ("concatenation", {"sample": 0.04}, "The best path of each sample has a low OOD"),
         ("concatenation", {"sample": 0.04}, "The OOD loss of the best path"),
-        ("concatenation", {"specialization": 0.1}, "The encoder specializes less"),
-        ("structural_oracle", {"digits": 0.6}, "The encoder's choice depends"),
+        ("concatenation", {"specialization": 0.1}, "The encoder specializes less than: conc"),
+        (
+            "structural_oracle",
+            {"digits": 0.6},
+            "The encoder's choice depends on the digits more than that of: structural",
+        ),
         ("encoder", {"collapse": 0.6}, "The encoder's collapse score"),
         ("concatenation", {"attainable": 0.3}, "No method collapses"),
         ("concatenation", {"null_sample": 0.0005}, "The best path of each sample has a lower"),
@@ -102,13 +118,64 @@ def test_claims_about_true_modules_are_about_true_modules():
     assert verdicts(rows, "With true modules no other") == ["holds"] * 3
     assert verdicts([*rows, tight], "With true modules no other") == ["holds"] * 4
     assert verdicts(rows, "No other router") == ["not run"]
-    second = "With true modules the encoder with selection bottleneck"
-    for what in (f"{second} specializes most", f"{second} has the lowest"):
-        assert verdicts(rows, what) == ["not run"]
-        assert verdicts([*rows, tight], what) == ["holds"]
-        better = cell("concatenation", pool="operations", selection_bottleneck=1)
-        better |= {"specialization": 0.95, "ood": 0.01}
-        assert verdicts([*rows, tight, better], what) == ["contradicted"]
+
+
+def test_a_second_place_is_claimed_against_each_rival():
+    name = "With true modules the encoder with selection bottleneck"
+    rivals = {
+        (model, tight): name_of(model) + ", selection bottleneck" * tight
+        for model in ROUTERS
+        for tight in (0, 1)
+        if (model, tight) != ("encoder", 1)
+    }
+    rows = {
+        (model, tight): cell(model, pool="operations", selection_bottleneck=tight)
+        for model in ROUTERS
+        for tight in (0, 1)
+    }
+    rows["encoder", 1] |= {"specialization": 0.9, "ood": 0.05}
+    oracle = cell("structural_oracle", pool="operations")
+    for what in (f"{name} specializes more than", f"{name} has a lower OOD loss than"):
+        own = [claim for claim in CLAIMS if claim.statement.startswith(what)]
+        assert {claim.statement.split(": ")[1] for claim in own} == {*rivals.values()}
+        for rival, words in rivals.items():
+            statement = f"{what}: {words}"
+            assert verdicts([rows["encoder", 1]], statement) == ["not run"]
+            assert verdicts([oracle, *rows.values()], statement) == ["holds"]
+            better = rows | {rival: rows[rival] | {"specialization": 0.95, "ood": 0.01}}
+            assert verdicts([oracle, *better.values()], statement) == ["contradicted"]
+
+
+def test_and_not_against_one_that_was_not_trained():
+    """The least of the values of several conditions would not say whose it is."""
+    rows = [cell(model, n_layers=1, id=0.2) for model in MODULAR]
+    rows += [cell(model, pool="operations", selection_bottleneck=1) for model in ROUTERS]
+
+    class OneUntrained:
+        def objections(self, first, second, *, of_learning=False):
+            conditions = [side for side in (first, second) if side is not None]
+            untrained = any(side.values["model"] == "concatenation" for side in conditions)
+            return "not trained" if untrained and not of_learning else ""
+
+    found = judge(made_up(rows), CLAIMS, OneUntrained()).to_pandas()
+    second = found[found["statement"].str.startswith("With true modules the encoder with")]
+    one_layer = found[found["statement"].str.startswith("With one layer the encoder")]
+    refused = second["statement"].str.endswith("concatenation, selection bottleneck")
+    assert (second[refused]["verdict"] == "not comparable").all()
+    assert "not comparable" not in {*second[~refused]["verdict"], *one_layer["verdict"]}
+
+
+def test_cross_attention_is_compared_with_all_methods_of_others():
+    tight = [
+        cell(model, objective=objective, selection_bottleneck=value)
+        for model in ("encoder", "concatenation")
+        for objective in ("sampled", "all_paths")
+        for value in (0, 1)
+    ]
+    found = judge(made_up([cell("cross_attention"), *tight]), CLAIMS, AllAlike()).to_pandas()
+    held = found[found["verdict"] == "holds"]["statement"]
+    for what in ("specializes more", "has a lower OOD loss"):
+        assert held.str.startswith(f"Cross-attention {what} than: ").sum() == len(tight)
 
 
 def test_methods_are_ranked_if_there_are_more_than_routers():
@@ -252,9 +319,12 @@ def test_networks_of_one_layer_are_left_to_claims_about_them():
     assert verdicts(rows, "With one layer cross-attention") == ["holds"]
     rows[-1]["id"] = 0.1
     assert rows[-1]["model"] == "encoder"
-    assert verdicts(rows, "With one layer the encoder") == ["holds"]
+    encoder = "With one layer the encoder has a lower ID loss than"
+    for rival in ("structural oracle", "cross-attention", "concatenation"):
+        assert verdicts(rows, f"{encoder}: {rival}") == ["holds"]
     rows[-1]["id"] = 0.3
-    assert verdicts(rows, "With one layer the encoder") == ["contradicted"]
+    for rival in ("structural oracle", "cross-attention", "concatenation"):
+        assert verdicts(rows, f"{encoder}: {rival}") == ["contradicted"]
     rows = [cell(name, n_layers=1, id=0.01) for name in ROUTERS]
     assert verdicts(rows, "With one layer cross-attention") == ["contradicted"]
 

@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -5,7 +8,7 @@ from studies.engine import Claim, Row, Table, metric
 from studies.engine.ledger import ledger, verdict_of
 from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.study import Study
-from studies.report.ledger import ledger_page
+from studies.report.ledger import _needs, ledger_page
 from tests.studies.engine import toy
 from tests.studies.engine.synthetic import two_models
 
@@ -204,3 +207,11 @@ def test_one_seed_and_tiny_differences_are_named():
     tiny = result_with([0.60, 0.70, 0.62, 0.5], [0.61, 0.69, 0.62, 0.5001])
     tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER}, REMEDIES)
     assert "differences too small (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
+
+
+def test_a_condition_that_comparisons_share_is_named_once():
+    comparisons = pd.DataFrame(
+        {"verdict": REFUSED * 2, "reason": ["A is not trained", "A is not trained; B is too"]}
+    )
+    claim = SimpleNamespace(verdict="not comparable", lacks="")
+    assert _needs(claim, comparisons) == "A is not trained; B is too"
