@@ -45,6 +45,7 @@ from studies.setups.expressions import (
     LISTOPS,
     LOOKUP,
     MODELS,
+    NDRS,
     ROUTERS,
     ExpressionSetup,
     by_model,
@@ -184,7 +185,9 @@ LOOKUP_PRESETS = {
         changes="training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
         "training.n_steps=6000 training.stop_at=none drawn.n=1",
         grids=(
-            {"model": tuple(name for name in MODELS if name != "albert")}
+            # Three seeds left open what the direction of keys does.
+            {"model": NDRS} | BOTH | SEEDS,
+            {"model": tuple(name for name in MODELS if name not in (*NDRS, "albert"))}
             | BOTH
             | {"seed": (0, 1, 2)},
         ),
