@@ -23,7 +23,7 @@ from studies.measures.modular_routing import (
     TRAINED,
     over_methods,
 )
-from studies.report.names import name_of, setting_name
+from studies.report.names import name_of, setting_names
 from studies.setups.equations import MODULAR, ROUTERS
 
 FULL, LOW, FAR = 0.95, 0.05, 0.1
@@ -126,8 +126,7 @@ def beats_each(
     condition, of which it can be asked whether it was trained.
     """
     for rival in rivals:
-        words = (setting_name(*setting) for setting in rival.items())
-        than = ", ".join(word for word in words if word)
+        than = ", ".join(setting_names(rival))
         special, ood = (
             reading.among([best["model"], rival["model"]], **settings) for reading in (SPECIAL, OOD)
         )
@@ -179,7 +178,7 @@ def claims_about_routing() -> Iterator[Claim]:
         margin=float(np.log2(1.5)),
     )
     encoder: Any = {"selection_bottleneck": False} | END_TO_END
-    for other in (name for name in MODULAR if name not in ENCODER):
+    for other in ORACLE + CROSS + CONCATENATION:
         special, digits = (
             reading.among([other, *ENCODER], **encoder) for reading in (SPECIAL, DIGITS)
         )
@@ -318,7 +317,7 @@ def claims_of_ablations() -> Iterator[Claim]:
     yield claim(
         "Without functional bottleneck modules collapse more", drawn, none, oracle, "section 4.2"
     )
-    for other in (name for name in MODULAR if name not in ENCODER):
+    for other in ORACLE + CROSS + CONCATENATION:
         yield of_learning(
             f"With one layer the encoder has a lower ID loss than: {name_of(other)}",
             ID.among([other, *ENCODER], n_layers=1),

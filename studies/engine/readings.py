@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from studies.report.names import name_of, setting_name
+from studies.report.names import name_of, setting_names
 
 Values = Float[np.ndarray, " cell"]
 
@@ -181,8 +181,8 @@ class Condition:
 
     def value_names(self, coordinates: Sequence[str]) -> list[str]:
         """Display names of some of its values, without those that need no mention."""
-        names = [setting_name(name, self.values[name]) for name in coordinates]
-        return [name for name in names if name] or [name_of(self.values["model"])]
+        names = setting_names({name: self.values[name] for name in coordinates})
+        return names or [name_of(self.values["model"])]
 
     def label(self, coordinates: Sequence[str]) -> str:
         """`value_names`, joined by commas."""

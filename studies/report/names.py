@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 from probes.plots import COLOURS
@@ -99,6 +99,12 @@ def setting_name(setting: str, value: object) -> str:
     text = str(value) if isinstance(value, str) else f"{value:g}"
     default = name_of(value) if isinstance(value, str) else f"{setting}={text}"
     return SETTINGS.get(setting, {}).get(text, default)
+
+
+def setting_names(values: Mapping[str, object]) -> list[str]:
+    """The display names of values of settings, without those that need no mention."""
+    names = (setting_name(*value) for value in values.items())
+    return [name for name in names if name]
 
 
 def colours_of(keys: Sequence[object]) -> list[str]:

@@ -16,7 +16,7 @@ from studies.engine import Reading
 from studies.engine.readings import conditions_of
 from studies.measures.coda import QUANTITIES
 from studies.report import drawings, plots
-from studies.report.names import name_of, setting_name
+from studies.report.names import name_of, setting_names
 from studies.report.panels import SMALL, Data, grid, shown_conditions, values, values_of
 from studies.report.plots import by_settings
 
@@ -90,8 +90,8 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
             table = table.isel(cell=np.concatenate(cells), reading=0).mean("cell")
             table = table.dropna(y, how="all").dropna(x, how="all")
             alignment = str(others.get("alignment") or "heads")
-            more = [setting_name(name, others[name]) for name in FACTORS if name in others]
-            maps.setdefault(", ".join(filter(None, [alignment, *more])), []).append(table)
+            more = setting_names({name: others[name] for name in FACTORS if name in others})
+            maps.setdefault(", ".join([alignment, *more]), []).append(table)
     maps = {name: tables for name, tables in maps.items() if tables[0].size > 1}
     if not maps:
         return None
