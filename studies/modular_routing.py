@@ -145,7 +145,7 @@ PRESETS_OF_SIZES = {
     "points": TESTED + "task.n_points=1000,20000 model=encoder objective=all_paths",
 }
 # Six networks of each kind left the comparison undecided; from their spread, as many are needed.
-N_NETWORKS = {"one_layer": 14, "true_modules": 20, "end_to_end": 28}
+N_NETWORKS = {"one_layer": 14, "true_modules": 28, "end_to_end": 28}
 PAPERS_PRESETS = {
     "paper": of_paper(BOTH + OPERATORS + POINTS, WITHOUT_CHOOSING),
     "paper-true-modules": of_paper(
