@@ -9,6 +9,12 @@ from probes.control_flow.metrics import Flow
 NEIGHBOURS = {"left neighbour": 1, "right neighbour": -1}
 """Names of the graphs of `neighbour_graphs`, with the direction in which values are passed on."""
 
+BESIDE = "both neighbours"
+"""Name of the graphs of `beside_graphs`."""
+
+HABITS = (*NEIGHBOURS, BESIDE)
+"""Names of the graphs that need no model."""
+
 
 def shuffled_graphs(
     flow: Flow, valid: Bool[np.ndarray, "example pos"], *, permutations: int, seed: int
@@ -50,3 +56,19 @@ def neighbour_graphs(level: Int[np.ndarray, "example pos"], steps: int, *, direc
     update = np.zeros((n_examples, steps, width), dtype=bool)
     update[example, turn * steps // turns, target] = True
     return Flow(reads[:, ::direction, ::direction], update[:, :, ::direction])
+
+
+def beside_graphs(valid: Bool[np.ndarray, "example pos"], steps: int) -> Flow:
+    """Graphs of the habit "read the columns beside you, always", the same for all expressions.
+
+    In a fully bracketed expression two columns that are next to each other belong to one operation
+    or to an operation and its argument, so with groups these graphs have all edges of the tree.
+
+    Args:
+        valid: whether a column is in use.
+        steps: number of steps of the graphs; each column updates at each of them.
+    """
+    pos = np.arange(valid.shape[1])
+    beside = np.abs(pos[:, None] - pos) == 1
+    update = np.repeat(valid[:, None], steps, axis=1)
+    return Flow(beside & valid[:, :, None] & valid[:, None, :], update)

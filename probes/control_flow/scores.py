@@ -18,7 +18,14 @@ from probes.control_flow.metrics import (
     last_updates,
     score_examples,
 )
-from probes.control_flow.nulls import NEIGHBOURS, neighbour_graphs, shuffled_graphs
+from probes.control_flow.nulls import (
+    BESIDE,
+    HABITS,
+    NEIGHBOURS,
+    beside_graphs,
+    neighbour_graphs,
+    shuffled_graphs,
+)
 from probes.decoding.cells import ALL
 from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
@@ -69,9 +76,11 @@ def score_control_flow(
 
     Controls:
 
-    - "left neighbour", "right neighbour": the habit "read your neighbour, in turn", which needs no
-      model and knows nothing of the expression: see `neighbour_graphs`. Where it scores high, as on
-      chains, a score cannot tell a graph from a habit: use tasks whose dataflow branches.
+    - "left neighbour", "right neighbour", "both neighbours": habits that need no model and know
+      nothing of the expression: "read your neighbour, in turn" (`neighbour_graphs`) and "read the
+      columns beside you, always" (`beside_graphs`). Where one scores high, a score cannot tell a
+      graph from a habit: the first do on chains, the last has all edges of an expression with all
+      its brackets, but no order.
     - "shuffled": the same graphs with the valid columns of each example permuted at random, which
       keeps the shape of the graph and the steps. The mean over `permutations` where the score is
       defined.
@@ -93,16 +102,15 @@ def score_control_flow(
         seed: seed of permutations and bootstrap.
 
     Returns:
-        Coordinates `control` ("trained", "shuffled", "left neighbour", "right neighbour",
-        "untrained"), a dim per name in `by`
-        (strings, last "all"), `metric`.
+        Coordinates `control` ("trained", "shuffled", "left neighbour", "right neighbour", "both
+        neighbours", "untrained"), a dim per name in `by` (strings, last "all"), `metric`.
 
         - `score, score_low, score_high` [control, *by, metric]: mean over the examples where it is
           defined, and its percentile bootstrap 95% interval over examples (NaN for one example).
         - `above_chance, above_chance_low, above_chance_high` [*by, metric]: trained minus
           shuffled, resampled together, over the examples where both are defined.
-        - `above_neighbour, above_neighbour_low, above_neighbour_high` [*by, metric]: the same minus
-          the neighbour, left or right, that has the larger mean F1; its name is an attribute.
+        - `above_habit, above_habit_low, above_habit_high` [*by, metric]: the same minus the habit
+          that has the largest mean F1; its name is an attribute.
         - `examples` [control, *by, metric]: number of examples of a score.
         - `example_score` [control, metric, example].
         - `updates_per_step` and `done_per_step` [control, example, step]: update nodes of
@@ -137,6 +145,7 @@ def score_control_flow(
             name: [neighbour_graphs(merged.level, flow.update.shape[1], direction=direction)]
             for name, direction in NEIGHBOURS.items()
         },
+        BESIDE: [beside_graphs(valid, flow.update.shape[1])],
     }
     if untrained is not None:
         if dict(untrained.sizes) | {"edge": 0} != dict(graphs.sizes) | {"edge": 0}:
@@ -272,8 +281,8 @@ def _summarise(
     scores = result["example_score"].to_numpy()
     examples = scores.shape[2]
     f1 = result["example_score"].sel(metric="f1").fillna(0).mean("example")
-    neighbour = max(NEIGHBOURS, key=lambda name: float(f1.sel(control=name)))
-    nulls = {"chance": "shuffled", "neighbour": neighbour}
+    habit = max(HABITS, key=lambda name: float(f1.sel(control=name)))
+    nulls = {"chance": "shuffled", "habit": habit}
     numbers = {name: result["control"].to_numpy().tolist().index(nulls[name]) for name in nulls}
     labels: dict[str, np.ndarray] = {}
     for name in by:
@@ -320,12 +329,12 @@ def _summarise(
     dims = (*by_dims, "metric")
     score_dims = ("control", *dims)
     result.update(interval_variables("score", Interval(*score), score_dims, long_name="mean score"))
-    # Equal in all results, which are joined: which neighbour it is, is an attribute.
-    abouts = {"chance": "shuffled graphs", "neighbour": "the better neighbour"}
+    # Equal in all results, which are joined: which habit it is, is an attribute.
+    abouts = {"chance": "shuffled graphs", "habit": "the best habit"}
     for name, null in abouts.items():
         values, about = Interval(*above[name]), f"mean score minus that of {null}"
         result.update(interval_variables(f"above_{name}", values, dims, long_name=about))
-    result.attrs["neighbour"] = neighbour
+    result.attrs["habit"] = habit
     result["examples"] = (
         ("control", *by_dims, "metric"),
         count,

@@ -11,7 +11,7 @@ from probes.control_flow.graphs import NO_HEAD, extract_control_flow
 from probes.control_flow.scores import score_control_flow
 from probes.progress import progress
 
-_SCORES = ("score", "above_chance", "above_neighbour")
+_SCORES = ("score", "above_chance", "above_habit")
 
 
 @checked
@@ -46,7 +46,7 @@ def sweep_thresholds(
     Returns:
         Coordinates `gate_threshold` and `attention_threshold`.
 
-        - `score`, `above_chance`, `above_neighbour` [gate_threshold, attention_threshold, ...] with
+        - `score`, `above_chance`, `above_habit` [gate_threshold, attention_threshold, ...] with
           their intervals (`_low`, `_high`), as in `score_control_flow`.
         - `nodes` and `reads` [gate_threshold, attention_threshold]: update nodes, and edges that
           are no copies, of an example, on average.

@@ -100,7 +100,7 @@ def sensitivity(result: xr.DataTree, *, controls: Sequence[str] = ("trained",)) 
 
 
 def habit(result: xr.DataTree) -> xr.Dataset:
-    """The better score of reading the left or the right neighbour in turn, whatever is a read."""
+    """The best score of a habit that needs no model, whatever is a read."""
     data = sensitivity(result, controls=HABITS)
     return data[["value"]].max("attention_threshold") if data else data
 

@@ -128,7 +128,7 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     score.loc[{"cell": without}] = rate.loc[{"cell": without}] = np.nan
     claims = [one for one in STUDY.claims if one.source == "ours" and one.exceeds == 0.0]
     found = judge(tree, claims, assess(tree, None))
-    assert len(found["effect"]) == len(claims) == 10 + 4 + 1 + 2 + 8 + 1
+    assert len(found["effect"]) == len(claims) == 10 + 6 + 1 + 2 + 8 + 1
     assert (found["effect"] > 0).all()
 
 
@@ -570,7 +570,7 @@ def test_graphs_at_the_thresholds_of_the_study_are_among_those_swept(setup):
     here = measures.control_flow(trained_of(setup), n=30)
     at = {"metric": "f1", "control": ["trained", "shuffled", *HABITS]}
     swept = everywhere["score"].sel(at)
-    assert swept.sizes == {"gate_threshold": 4, "attention_threshold": 4, "control": 4}
+    assert swept.sizes == {"gate_threshold": 4, "attention_threshold": 4, "control": 5}
     swept = swept.sel(gate_threshold=measures.NODES["change"])
     swept = swept.sel(attention_threshold=measures.LEAST_READ)
     graphs = here["score"].sel(at).sel(nodes="change", depth="all", correct="all")

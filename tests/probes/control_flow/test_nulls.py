@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import tasks
 from probes import extract_control_flow, score_control_flow
-from probes.control_flow.nulls import NEIGHBOURS, neighbour_graphs
+from probes.control_flow.nulls import BESIDE, HABITS, NEIGHBOURS, neighbour_graphs
 from tests.probes.control_flow.programs import make_programs
 
 
-def graphs_without_reads(examples, steps, width):
+def graphs_without_reads(examples, steps, width, valid=None):
     """Graphs of a model that does nothing."""
     columns, reads = (
         np.zeros((examples, steps, width)),
@@ -17,7 +18,9 @@ def graphs_without_reads(examples, steps, width):
     return extract_control_flow(
         xr.DataArray(columns, dims=dims[0]),
         xr.DataArray(reads, dims=dims[1]),
-        xr.DataArray(np.ones((examples, width), dtype=bool), dims=("example", "pos")),
+        xr.DataArray(np.ones((examples, width), dtype=bool), dims=("example", "pos"))
+        if valid is None
+        else valid,
     )
 
 
@@ -32,13 +35,13 @@ def scores_of(level, edges, steps, **more):
     return score_control_flow(graphs, truth.assign(more), resamples=1)
 
 
-def test_descriptions_are_the_same_whichever_neighbour_is_better():
+def test_descriptions_are_the_same_whichever_habit_is_best():
     """Results of several models are joined, and need equal descriptions."""
     left, right = (
         scores_of([-1, 0, 1, 2, -1][::direction], edges, 3)
         for direction, edges in ((1, [(1, 2), (2, 3)]), (-1, [(3, 2), (2, 1)]))
     )
-    assert left.attrs["neighbour"] != right.attrs["neighbour"]
+    assert left.attrs["habit"] != right.attrs["habit"]
     for name in left.variables:
         assert left[name].attrs == right[name].attrs, name
 
@@ -52,16 +55,19 @@ def test_a_chain_is_drawn_without_a_model(direction):
     edges = [tuple(end if direction == 1 else last - end for end in edge) for edge in edges]
     result = scores_of(level, edges, 3)
     known = "left neighbour" if direction == 1 else "right neighbour"
-    assert result.attrs["neighbour"] == known
+    assert result.attrs["habit"] == known
     score = result["score"].sel(control=known)
     assert (
         score.sel(metric=["precision", "recall", "f1", "order", "tau", "parallelism"]) == 1
     ).all()
     other = next(name for name in NEIGHBOURS if name != known)
     assert (result["score"].sel(control=other, metric=["f1", "order"]) == 0).all()
+    # One of each two reads of a column beside is true; the one over the bracket is not found.
+    both = result["score"].sel(control=BESIDE)
+    assert both.sel(metric=["precision", "recall"]).to_numpy().tolist() == [0.5, 2 / 3]
     # The model that does nothing is worse than the habit by all of it.
-    assert result["above_neighbour"].sel(metric="recall") == -1
-    assert result["above_neighbour"].sel(metric="f1") == -1
+    assert result["above_habit"].sel(metric="recall") == -1
+    assert result["above_habit"].sel(metric="f1") == -1
 
 
 def test_a_tree_is_not():
@@ -76,7 +82,24 @@ def test_a_tree_is_not():
     programs = make_programs(100)
     graphs = graphs_without_reads(*programs.valid.shape[:1], 6, programs.valid.shape[1])
     found = score_control_flow(graphs, programs.truth)["score"]
-    assert (found.sel(control=list(NEIGHBOURS), metric="f1") < 0.3).all()
+    assert (found.sel(control=list(HABITS), metric="f1") < 0.3).all()
+
+
+def test_columns_beside_each_other_draw_an_expression_with_all_its_brackets():
+    task = tasks.Arithmetic(tasks.ArithmeticConfig(n_train=100, n_id=10, n_valid=10, n_ood=20))
+    truth = tasks.column_dataflow(task.batch("ood", 0, 20))
+    graphs = graphs_without_reads(20, 6, truth.sizes["pos"], truth["valid"])
+    for groups, routes, f1 in ((True, 0, 1.0), (True, None, 2 / 3), (False, 0, None)):
+        known = truth if groups else truth.drop_vars("group")
+        result = score_control_flow(graphs, known, routes=routes, resamples=1)
+        score = result["score"].sel(control=BESIDE)
+        # All columns are done at once.
+        assert score.sel(metric="order") == 0
+        if f1 is None:
+            assert score.sel(metric="f1") < 1
+        else:
+            assert result.attrs["habit"] == BESIDE
+            assert score.sel(metric="f1") == pytest.approx(f1)
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

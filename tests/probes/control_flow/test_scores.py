@@ -280,6 +280,7 @@ def test_scores_by_depth_and_correctness():
         "shuffled",
         "left neighbour",
         "right neighbour",
+        "both neighbours",
         "untrained",
     ]
     depths = [str(d) for d in np.unique(programs.truth["depth"])]

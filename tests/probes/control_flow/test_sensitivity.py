@@ -33,12 +33,12 @@ def test_each_pair_of_thresholds_is_scored_as_by_itself(programs, arrays, result
             graphs = extract_control_flow(*arrays, gate_threshold=gate, attention_threshold=weight)
             alone = score_control_flow(graphs, programs.truth, resamples=50)
             here = result.sel(gate_threshold=gate, attention_threshold=weight)
-            for name in ("score", "score_low", "above_chance", "above_neighbour_high"):
+            for name in ("score", "score_low", "above_chance", "above_habit_high"):
                 np.testing.assert_array_equal(here[name], alone[name])
             assert here["nodes"] == graphs["update"].sum() / 40
             assert here["reads"] == (graphs["kind"] == "attention").sum() / 40
     assert all(result[name].attrs["long_name"] for name in ("score", "nodes", "reads"))
-    assert result.attrs["neighbour"] in ("left neighbour", "right neighbour")
+    assert result.attrs["habit"] in ("left neighbour", "right neighbour")
 
 
 def test_wrong_thresholds_are_seen_in_the_score(result):
