@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from tasks.causal import Variable
-from tasks.common import require_choice
+from tasks.common import Key, require_choice
 from tasks.expressions.causal import ExpressionModel
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe
@@ -78,7 +78,7 @@ class Arithmetic(NestedTask):
     def __init__(self, config: ArithmeticConfig) -> None:
         # The greatest possible length: a digit, and four more tokens for each operation.
         width = _NOTATION.min_length(_NOTATION.max_operations(config.max_length))
-        super().__init__(config, separator="", side=config.side, width=width)
+        super().__init__(config, key=Key(config), separator="", side=config.side, width=width)
         self.config = config
 
     @property

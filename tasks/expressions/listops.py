@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 
 from tasks.cache import DEFAULT_CACHE, load_arrays, save_arrays
 from tasks.causal import Variable
+from tasks.common import Key, require_int
 from tasks.expressions.causal import ExpressionModel
 from tasks.expressions.nested import NestedConfig, NestedTask
 from tasks.expressions.reading import describe, read
@@ -52,6 +53,7 @@ class ListOpsConfig(NestedConfig):
         valid_depths: the smallest and the largest dependency depth of `valid`, beyond train_depth.
         ood_depths: the smallest and the largest dependency depth of `ood`, beyond valid_depths.
         nested: probability that an argument is an operation, 0 to 1.
+        max_arguments: the most arguments of an operation, 2 to 5; fewer make each operation easier.
 
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
@@ -71,6 +73,16 @@ class ListOpsConfig(NestedConfig):
 
     n_train: int = 1_000_000
     nested: float = 0.3
+    max_arguments: int = _MAX_ARGUMENTS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_int("max_arguments", self.max_arguments, _NOTATION.n_arguments[0], _MAX_ARGUMENTS)
+
+    @property
+    def notation(self) -> Notation:
+        """The syntax of the expressions that are drawn."""
+        return replace(_NOTATION, n_arguments=(_NOTATION.n_arguments[0], self.max_arguments))
 
 
 class ListOps(NestedTask):
@@ -86,11 +98,11 @@ class ListOps(NestedTask):
     latent, `nesting_depth` [batch], is its depth without pruning, as `node_depth` is. An edge is
     used if neither it nor any operation above it is pruned.
 
-    An operation has 2 to 5 arguments. For expressions of dependency depth k, trees are drawn whose
-    nesting depth is uniform from k to k + 2: one random argument of each operation is one level
-    shallower than the operation; each other argument is an operation with probability `nested`,
-    whose depth is uniform from 1 to the same depth; the remaining arguments are digits. Trees of
-    other dependency depths or over `max_length` are rejected.
+    An operation has 2 to `max_arguments` arguments. For expressions of dependency depth k, trees
+    are drawn whose nesting depth is uniform from k to k + 2: one random argument of each operation
+    is one level shallower than the operation; each other argument is an operation with probability
+    `nested`, whose depth is uniform from 1 to the same depth; the remaining arguments are digits.
+    Trees of other dependency depths or over `max_length` are rejected.
 
     `train` has depths from 0, a digit alone, as section B.1 says; the other splits begin at 1, as
     in table 3. A keyed hash of the sequence assigns it to `train` or `id`. The evaluation splits
@@ -106,7 +118,15 @@ class ListOps(NestedTask):
     """
 
     def __init__(self, config: ListOpsConfig, *, cache: Path | None = DEFAULT_CACHE) -> None:
-        super().__init__(config, separator=" ", side="balanced", width=config.max_length)
+        # The setting came later: expressions of the paper's settings stay what they were.
+        later = ("max_arguments",) if config.max_arguments == _MAX_ARGUMENTS else ()
+        super().__init__(
+            config,
+            key=Key(config, without=later),
+            separator=" ",
+            side="balanced",
+            width=config.max_length,
+        )
         self.config = config
         self._cache = cache
 

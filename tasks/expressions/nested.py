@@ -60,6 +60,11 @@ class NestedConfig:
         require_int("max_length", self.max_length, least, 120)
         require_int("seed", self.seed, 0, 2**32 - 1)
 
+    @property
+    def notation(self) -> Notation:
+        """The syntax of the expressions that are drawn."""
+        return self.NOTATION
+
     def counts(self, split: str) -> dict[int, int]:
         """Return the number of expressions of each depth of a split, as equal as possible."""
         total, first, last = {
@@ -79,6 +84,7 @@ class NestedTask(ExpressionTask):
         self,
         config: NestedConfig,
         *,
+        key: Key,
         separator: str,
         side: Literal["balanced", "right"],
         width: int,
@@ -87,11 +93,12 @@ class NestedTask(ExpressionTask):
 
         Args:
             config: the settings.
+            key: seeds the expressions.
             separator: the separator of tokens in a text.
             side: the argument that makes an operation deep, see `grow`.
             width: the width of the sequences, at least the greatest length of an expression.
         """
-        super().__init__(key=Key(config), separator=separator, width=width)
+        super().__init__(key=key, separator=separator, width=width)
         self._settings = config
         self._side: Literal["balanced", "right"] = side
         self._width = width
@@ -133,7 +140,7 @@ class NestedTask(ExpressionTask):
             tokens = grow(
                 self._heights(depth, generator),
                 generator,
-                notation=config.NOTATION,
+                notation=config.notation,
                 nested=config.nested,
                 side=self._side,
                 max_length=self._width,

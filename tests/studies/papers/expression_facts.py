@@ -77,7 +77,7 @@ def nested_facts(config: Any) -> dict[str, Any]:
     return {
         "task.modulus": 10,
         "task.max_length": config.max_length,
-        "task.n_arguments": config.NOTATION.n_arguments,
+        "task.n_arguments": config.notation.n_arguments,
         "task.nested": config.nested,
         "task.side": getattr(config, "side", "balanced"),
         "task.balanced_over_depth": all(max(each) - min(each) <= 1 for each in numbers),

@@ -219,12 +219,31 @@ def test_operators_digits_and_numbers_of_arguments_are_uniform():
     assert_uniform(((flat >= 0).sum(1) - 2).bincount()[2:])
 
 
+@pytest.mark.parametrize("most", [2, 3])
+def test_operations_may_have_fewer_arguments(most):
+    task = ListOps(ListOpsConfig(**TINY | {"n_train": 4_000}, max_arguments=most), cache=None)
+    batch = full_batch(task, "train")
+    flat = batch.inputs[batch.latents["nesting_depth"] == 1]
+    assert_uniform(((flat >= 0).sum(1) - 2).bincount()[2:])
+    for split in ListOps.SPLITS:
+        some = full_batch(task, split)[:50]
+        for i in range(len(some)):
+            for node in parse_prefix(task.text(some, i).split()).all():
+                assert len(node.arguments) in (0, *range(2, most + 1))
+
+
+def test_expressions_of_the_papers_settings_are_what_they_were_before_there_were_others():
+    task = ListOps(ListOpsConfig(**TINY), cache=None)
+    text = "[SM [MIN 4 9 2 9 ] [MIN [MIN 4 4 [MED 6 7 8 6 3 ] 3 3 ] 3 8 7 7 ] ]"
+    assert task.text(task.batch("valid", 0, 4), 2) == text
+
+
 def assert_uniform(counts):
     """Assert that chi-squared is at most five standard deviations above its mean."""
     expected = counts.sum() / len(counts)
     chi_squared = ((counts - expected) ** 2 / expected).sum().item()
     freedom = len(counts) - 1
-    assert chi_squared < freedom + 5 * (2 * freedom) ** 0.5
+    assert chi_squared <= freedom + 5 * (2 * freedom) ** 0.5
 
 
 def test_the_seed_chooses_the_expressions():
@@ -309,6 +328,7 @@ def test_without_a_place_to_write_it_goes_on(tmp_path):
         ({"ood_depths": (6, 8)}, r"ood_depths must be .* 7 <= first .*, got \(6, 8\)"),
         ({"nested": -0.1}, "nested must be .*, got -0.1"),
         ({"max_length": 24}, "max_length must be an integer from 25 to 120, got 24"),
+        ({"max_arguments": 6}, "max_arguments must be an integer from 2 to 5, got 6"),
         ({"seed": 2**32}, "seed must be .*, got 4294967296"),
     ],
 )
