@@ -179,6 +179,8 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
     )
 
 
+# The models of tables 2 and 3, for tasks whose dataflow branches.
+TREES = engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},))
 LOOKUP_PRESETS = {
     "smoke": smoke("task.n_tables=3 task.n_compositions=150"),
     # Those of the paper, and what it says of others: all for the same number of steps. Muon needs
@@ -226,12 +228,14 @@ LOOKUP_PRESETS = {
 }
 ARITHMETIC_PRESETS = {
     "smoke": smoke("task.n_train=300"),
+    "models": TREES,
     "paper": paper_arithmetic(),
     # The rate is constant, so the first 50,000 steps are those of the whole run.
     "paper-early": paper_arithmetic("training.n_steps=50000"),
 }
 LISTOPS_PRESETS = {
     "smoke": smoke("task.n_train=300"),
+    "models": TREES,
     "paper": engine.Preset(
         setup=LISTOPS,
         changes="drawn.n=1",

@@ -12,7 +12,13 @@ from torch import nn
 import probes
 import tasks
 from studies import engine
-from studies.setups.expressions import GATED, PAPERS_LISTOPS, ROUTERS, ExpressionSetup
+from studies.setups.expressions import (
+    GATED,
+    N_PAPERS_ARGUMENTS,
+    PAPERS_LISTOPS,
+    ROUTERS,
+    ExpressionSetup,
+)
 from tasks import Batch, ListOpsConfig, TableLookupConfig
 
 NODES = {"gate": (0.1, 0.2), "change": 0.2}
@@ -208,12 +214,19 @@ def examples_with_truth(trained: engine.Trained, n: int) -> tuple[Batch, xr.Data
 
 
 def drawn_examples(trained: engine.Trained, n: int) -> Batch:
-    """`n` examples each of the largest depth in training and of all; and the paper's own one."""
+    """`n` examples each of the largest depth in training and of all; and the paper's own one.
+
+    The last only where its five arguments and its length are those of training.
+    """
     task = trained.setup.task
     batch = examples_of_all_depths(trained, n * task.ood_depths[1])
     depths = torch.tensor([task.train_depth, task.ood_depths[1]], device=batch.inputs.device)
     parts = [batch[torch.isin(batch.latents["depth"], depths)]]
-    if isinstance(task, ListOpsConfig):
+    if (
+        isinstance(task, ListOpsConfig)
+        and task.max_arguments >= N_PAPERS_ARGUMENTS
+        and task.max_length >= len(PAPERS_LISTOPS.split())
+    ):
         parts.append(trained.task.examples_of([PAPERS_LISTOPS]).to(trained.device))
     return tasks.spread_over_depths(parts, sum(map(len, parts)) * task.ood_depths[1])
 

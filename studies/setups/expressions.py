@@ -43,6 +43,9 @@ MODELS = ROUTERS + RECURRENT
 PAPERS_LISTOPS = "[SM [MED [MIN 1 7 4 [MAX 2 4 0 8 9 ] ] 7 ] 5 [MED 8 5 8 ] 0 7 ]"
 """The ListOps expression of figures 3 and 9 to 11 of Csordás et al. 2021."""
 
+N_PAPERS_ARGUMENTS = 5
+"""The most arguments of an operation in it."""
+
 VARIANTS = {ADAPTIVE: "transformer", UNDIRECTED: "ndr"}
 VARIANTS |= dict.fromkeys((OWN_GATE, LATE_GATE), "relative_gate")
 """The model of the paper that another one is made of."""
@@ -288,15 +291,20 @@ LAPTOP = changed(
     "training.beta2=0.98",
 )
 """Sizes for two cores, with which models with and without gates learn, found by our own search."""
+# The width of all batches is that of the longest expression allowed.
 OF_LAPTOP = (
-    "task.n_train=50000 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,6 "
+    "task.n_train=50000 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
     "task.n_id=400 task.n_valid=1000 task.n_ood=2000 d_model=64 d_mlp=128 n_heads=4 n_steps=10 "
     "n_test_steps=14 dropout=0.1 attention_dropout=0.0 d_embed=128 d_hidden=128 n_layers=1 "
-    "n_validation=500"
+    "n_validation=500 training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
+    "training.n_steps=8000 training.stop_at=none"
 )
 LAPTOP_ARITHMETIC = changed(
     replace(ARITHMETIC, training=LAPTOP.training),
-    # The width of all batches is that of the longest expression allowed.
-    f"{OF_LAPTOP} task.side=balanced task.max_length=29",
+    f"{OF_LAPTOP} task.side=balanced task.max_length=21",
 )
-LAPTOP_LISTOPS = changed(replace(LISTOPS, training=LAPTOP.training), OF_LAPTOP)
+# With three arguments, 12,000 steps are needed; with five, many more.
+LAPTOP_LISTOPS = changed(
+    replace(LISTOPS, training=LAPTOP.training),
+    f"{OF_LAPTOP} task.max_arguments=2 task.max_length=22",
+)

@@ -782,6 +782,9 @@ def test_a_listops_model_gets_the_papers_expression():
     (number,) = np.flatnonzero(found["tokens"] == f"BOS {PAPERS_LISTOPS} EOS")
     assert found["target"][number] == "4"
     assert found["depth"].to_numpy().tolist() == [3, 5, 8]
+    for other in ("task.max_arguments=4", "task.max_length=24 task.ood_depths=7,7"):
+        (cell,) = LISTOPS_STUDY.plan("paper", [*changes, *small, *other.split()]).cells
+        assert len(measures.drawn(trained_of(cell), n=1)["tokens"]) == 2
     scores = measures.heads(trained_of(cell), n=20)
     assert int(scores["pairs"].min()) > 0
     timing = measures.timing(trained_of(cell), n=20)
