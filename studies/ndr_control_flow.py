@@ -179,6 +179,11 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
     )
 
 
+MUON = (
+    "training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
+    "training.stop_at=none drawn.n=1"
+)
+
 # The models of tables 2 and 3, for tasks whose dataflow branches.
 TREES = engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},))
 LOOKUP_PRESETS = {
@@ -186,11 +191,10 @@ LOOKUP_PRESETS = {
     # Those of the paper, and what it says of others: all for the same number of steps. Muon needs
     # half of AdamW's.
     "models": engine.Preset(
-        changes="training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
-        "training.n_steps=6000 training.stop_at=none drawn.n=1",
+        changes=f"{MUON} training.n_steps=6000",
         grids=(
-            # Three seeds left open what the direction of keys does, and whether the DNC solves
-            # one direction.
+            # Three seeds left open what the direction of keys does, and whether the DNC solves one
+            # direction.
             {"model": NDRS} | BOTH | SEEDS,
             {"model": ("lstm", "dnc")} | BOTH | {"seed": tuple(range(7))},
             {
@@ -201,6 +205,11 @@ LOOKUP_PRESETS = {
             | BOTH
             | {"seed": (0, 1, 2)},
         ),
+    ),
+    # Backward, recurrent models still improve after 6,000 steps.
+    "recurrent": engine.Preset(
+        changes=f"{MUON} training.n_steps=24000 task.direction=backward",
+        grids=({"model": ("lstm", "dnc"), "seed": (0, 1, 2)},),
     ),
     # With the gate, geometric attention and positions, or without. Muon's rate was chosen with NDR
     # alone, and models without gates learn nothing at it.
