@@ -45,6 +45,7 @@ from studies.setups.expressions import (
     LISTOPS,
     LOOKUP,
     MODELS,
+    MUON,
     NDRS,
     ROUTERS,
     ExpressionSetup,
@@ -179,11 +180,6 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
     )
 
 
-MUON = (
-    "training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
-    "training.stop_at=none drawn.n=1"
-)
-
 # The models of tables 2 and 3, for tasks whose dataflow branches.
 TREES = engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},))
 LOOKUP_PRESETS = {
@@ -191,7 +187,7 @@ LOOKUP_PRESETS = {
     # Those of the paper, and what it says of others: all for the same number of steps. Muon needs
     # half of AdamW's.
     "models": engine.Preset(
-        changes=f"{MUON} training.n_steps=6000",
+        changes=f"{MUON} training.n_steps=6000 drawn.n=1",
         grids=(
             # Three seeds left open what the direction of keys does, and whether the DNC solves one
             # direction.
@@ -208,7 +204,7 @@ LOOKUP_PRESETS = {
     ),
     # Backward, recurrent models still improve after 6,000 steps.
     "recurrent": engine.Preset(
-        changes=f"{MUON} training.n_steps=24000 task.direction=backward",
+        changes=f"{MUON} training.n_steps=24000 task.direction=backward drawn.n=1",
         grids=({"model": ("lstm", "dnc"), "seed": (0, 1, 2)},),
     ),
     # With the gate, geometric attention and positions, or without. Muon's rate was chosen with NDR
