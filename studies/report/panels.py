@@ -57,7 +57,8 @@ def group(part: str, /, **select: Any) -> Data:
     Args:
         part: the group of the result.
         select: a label, which drops its dim, or a list of labels, which keeps it in that order.
-            Labels and dims that the data does not have are ignored.
+            Dims that the data does not have are ignored, as are labels of a list; without the
+            single label there is no data.
 
     Example:
         `group("probed", split="ood")`
@@ -68,6 +69,8 @@ def group(part: str, /, **select: Any) -> Data:
         for dim, labels in select.items():
             if dim in data.dims and isinstance(labels, list | tuple):
                 data = data.sel({dim: [label for label in labels if label in data[dim]]})
+            elif dim in data.dims and labels not in data[dim]:
+                return xr.Dataset()
             elif dim in data.dims:
                 data = data.sel({dim: labels}, drop=True)
         return data

@@ -793,6 +793,13 @@ def test_a_listops_model_gets_the_papers_expression():
     assert np.isfinite(timing["slope"].sel(control="untrained")).all()
 
 
+def test_a_result_without_gates_has_no_figure_of_gates(result):
+    tree = result.copy(deep=True)
+    tree["control_flow"] = xr.DataTree(tree["control_flow"].to_dataset().sel(nodes=["change"]))
+    drawn = {name: STUDY.views[name](tree) for name in ("scores_gate", "scores_change", "cuts")}
+    assert [name for name, figure in drawn.items() if figure is None] == ["scores_gate"]
+
+
 def test_the_order_of_keys_is_the_papers(result):
     figure = maps.key_order(result, n=4)
     # Nearer keys come first; of two at the same distance the right one.
