@@ -66,8 +66,11 @@ def train_depth(result: xr.DataTree) -> int:
 
 
 def depths_of_training(result: xr.DataTree) -> tuple[float, float]:
-    """The range of depths in training, which plots shade."""
-    return 1.5, train_depth(result) + 0.5
+    """The range of depths of the in-distribution split, which plots shade."""
+    scores = values("scores", "accuracy", split="id")(result)["value"].max("cell")
+    names = scores["group"].to_numpy()[np.isfinite(scores.to_numpy())]
+    depths = [int(name.removeprefix("depth ")) for name in names if name != "all"]
+    return min(depths) - 0.5, max(depths) + 0.5
 
 
 def accuracy(result: xr.DataTree) -> xr.Dataset:

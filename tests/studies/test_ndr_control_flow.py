@@ -800,6 +800,16 @@ def test_a_result_without_gates_has_no_figure_of_gates(result):
     assert [name for name, figure in drawn.items() if figure is None] == ["scores_gate"]
 
 
+def test_plots_shade_the_depths_of_the_split_in_distribution(result):
+    assert views.depths_of_training(result) == (1.5, 3.5)
+    tree = result.copy(deep=True)
+    scores = tree["scores"].to_dataset()
+    # As in ListOps, where single operations are held out, too.
+    scores["accuracy"].loc[{"split": "id", "group": "depth 1"}] = 0.5
+    tree["scores"] = xr.DataTree(scores)
+    assert views.depths_of_training(tree) == (0.5, 3.5)
+
+
 def test_the_order_of_keys_is_the_papers(result):
     figure = maps.key_order(result, n=4)
     # Nearer keys come first; of two at the same distance the right one.
