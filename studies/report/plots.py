@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probes.plots import COLOURS, CONTROL, DASHES, MARKERS, line
+from probes.plots.axes import put_names
 from studies.engine.readings import Reading, conditions_of
 from studies.report.names import colours_of, name_of
 from studies.report.panels import (
@@ -116,6 +117,10 @@ def lines(
         counts = panel.data["count"].sum("cell") if "count" in panel.data else ()
         for x, count in zip(_positions(panel.data[along]), counts, strict=False):
             panel.axis.text(x, -0.08, f"{count:.0f}", ha="center", fontsize=6)
+        if panel.data and panel.data[along].dtype.kind not in "if":
+            # Panels without curves have the names, too.
+            names = [name_of(label) for label in panel.data[along].to_numpy()]
+            put_names(panel.axis, "x", names)
         panel.axis.label_outer()
     return finished(figure, ylim=ylim, log=log)
 

@@ -72,6 +72,15 @@ def test_names_along_an_axis_have_positions_even_if_they_were_not_measured():
         assert axis.get_xlim() == (-0.5, 2.5)
 
 
+def test_names_of_panels_without_curves_are_turned_as_others_are():
+    rates = RATES.copy()
+    rates[:2, 1] = np.nan
+    names = [f"a long name that must be turned {number}" for number in range(3)]
+    figure = plots.lines(measured(rates, position=names), **PROBED, rows="split")
+    below = figure.axes[2:]
+    assert [label.get_rotation() for axis in below for label in axis.get_xticklabels()] == [90] * 6
+
+
 def test_matrices_are_means_over_seeds_with_common_colours_and_numbers():
     counts = np.zeros((4, 2, 3))
     counts[:2] = [[1, 0, 3], [0, 2, 0]], [[3, 0, 5], [0, 2, 0]]
