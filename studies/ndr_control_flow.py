@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from probes.control_flow.nulls import HABITS
 from studies import engine
 from studies.claims import ndr as claims
 from studies.claims.ndr import (
     CONTROLS,
+    HABITS,
     KINDS,
     SCORES,
     best_head,

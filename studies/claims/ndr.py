@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probes.control_flow.nulls import HABITS
 from studies.engine import Claim, Reading, metric, read
 from studies.engine.readings import unmeasured
 
@@ -26,6 +25,7 @@ GOOD = 0.9
 KINDS = {"gate": "open gates", "change": "changes"}
 SCORES = {"f1": "edges, F1", "order": "in order", "tau": "tau x 100"}
 CONTROLS = ("shuffled", "untrained")
+HABITS = ("left neighbour", "right neighbour", "both neighbours")
 ROLES = ("operator reads argument", "operator reads result")
 BLURRED = 4
 """The step at which attention is compared with that of the first one: "within a few steps"."""

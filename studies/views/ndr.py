@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import probes
-from probes.control_flow.nulls import HABITS
+from studies.claims.ndr import HABITS
 from studies.engine.results import config_of
 from studies.measures.control_flow import LEAST_READ, NODES
 from studies.report.names import name_of

@@ -12,8 +12,7 @@ from rich.console import Console
 
 import probes
 import tasks
-from probes.control_flow.nulls import HABITS
-from studies.claims.ndr import CONTROLS, KINDS, broken, flow, right_above_wrong
+from studies.claims.ndr import CONTROLS, HABITS, KINDS, broken, flow, right_above_wrong
 from studies.engine import Resources, Trained, read_result, run
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
