@@ -180,8 +180,6 @@ def paper_arithmetic(changes: str = "") -> engine.Preset:
     )
 
 
-# The models of tables 2 and 3, for tasks whose dataflow branches.
-TREES = engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},))
 LOOKUP_PRESETS = {
     "smoke": smoke("task.n_tables=3 task.n_compositions=150"),
     # Those of the paper, and what it says of others: all for the same number of steps. Muon needs
@@ -233,7 +231,7 @@ LOOKUP_PRESETS = {
 }
 ARITHMETIC_PRESETS = {
     "smoke": smoke("task.n_train=300"),
-    "models": TREES,
+    "models": engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},)),
     "paper": paper_arithmetic(),
     # The rate is constant, so the first 50,000 steps are those of the whole run.
     "paper-early": paper_arithmetic("training.n_steps=50000"),
@@ -241,7 +239,7 @@ ARITHMETIC_PRESETS = {
 LISTOPS_PRESETS = {
     "smoke": smoke("task.n_train=300"),
     # Three seeds left open what heads read.
-    "models": replace(TREES, grids=({"model": FIVE} | SEEDS,)),
+    "models": engine.Preset(changes="drawn.n=1", grids=({"model": FIVE} | SEEDS,)),
     "paper": engine.Preset(
         setup=LISTOPS,
         changes="drawn.n=1",

@@ -67,12 +67,14 @@ def group(part: str, /, **select: Any) -> Data:
     def take(result: xr.DataTree) -> xr.Dataset:
         data = result[part].to_dataset() if part in result.children else xr.Dataset()
         for dim, labels in select.items():
-            if dim in data.dims and isinstance(labels, list | tuple):
+            if dim not in data.dims:
+                continue
+            if isinstance(labels, list | tuple):
                 data = data.sel({dim: [label for label in labels if label in data[dim]]})
-            elif dim in data.dims and labels not in data[dim]:
-                return xr.Dataset()
-            elif dim in data.dims:
+            elif labels in data[dim]:
                 data = data.sel({dim: labels}, drop=True)
+            else:
+                return xr.Dataset()
         return data
 
     return take

@@ -117,7 +117,7 @@ def lines(
         counts = panel.data["count"].sum("cell") if "count" in panel.data else ()
         for x, count in zip(_positions(panel.data[along]), counts, strict=False):
             panel.axis.text(x, -0.08, f"{count:.0f}", ha="center", fontsize=6)
-        if panel.data and panel.data[along].dtype.kind not in "if":
+        if panel.data[along].dtype.kind not in "if":
             # Panels without curves have the names, too.
             names = [name_of(label) for label in panel.data[along].to_numpy()]
             put_names(panel.axis, "x", names)

@@ -295,8 +295,8 @@ MUON = (
     "training.optimizer=muon training.learning_rate=6e-3 training.batch_size=64 "
     "training.stop_at=none"
 )
-# The width of all batches is that of the longest expression allowed. No expression is seen twice,
-# or models without gates learn them by heart.
+# The width of all batches is that of the longest expression allowed. Training ends before it has
+# gone through all examples once; otherwise models without gates learn them by heart.
 OF_LAPTOP = (
     "task.n_train=600000 task.train_depth=3 task.valid_depths=4,4 task.ood_depths=5,5 "
     "task.n_id=400 task.n_valid=1000 task.n_ood=2000 d_model=64 d_mlp=128 n_heads=4 n_steps=10 "

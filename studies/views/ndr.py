@@ -67,18 +67,13 @@ def train_depth(result: xr.DataTree) -> int:
 
 def depths_of_training(result: xr.DataTree) -> tuple[float, float]:
     """The range of depths of the in-distribution split, which plots shade."""
-    scores = values("scores", "accuracy", split="id")(result)["value"].max("cell")
-    names = scores["group"].to_numpy()[np.isfinite(scores.to_numpy())]
-    depths = [int(name.removeprefix("depth ")) for name in names if name != "all"]
-    return min(depths) - 0.5, max(depths) + 0.5
+    depths = _by_depth(result, split="id")["depth"].to_numpy()
+    return depths.min() - 0.5, depths.max() + 0.5
 
 
 def accuracy(result: xr.DataTree) -> xr.Dataset:
     """Accuracy at each depth; every depth belongs to one split."""
-    names = [name for name in result["scores"]["group"].to_numpy() if name != "all"]
-    data = values("scores", "accuracy", group=names)(result).max("split").rename(group="depth")
-    depths = [int(name.removeprefix("depth ")) for name in names]
-    return data.assign_coords(depth=depths).dropna("depth", how="all")
+    return _by_depth(result).max("split")
 
 
 def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
@@ -246,3 +241,11 @@ def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
     figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, aspect=40, label=shade)
     figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=SMALL)
     return figure
+
+
+def _by_depth(result: xr.DataTree, **select: Any) -> xr.Dataset:
+    """Accuracy at the depths that were measured."""
+    names = [name for name in result["scores"]["group"].to_numpy() if name != "all"]
+    data = values("scores", "accuracy", group=names, **select)(result).rename(group="depth")
+    depths = [int(name.removeprefix("depth ")) for name in names]
+    return data.assign_coords(depth=depths).dropna("depth", how="all")

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from probes import extract_control_flow, score_control_flow, sweep_thresholds
-from probes.control_flow.nulls import HABITS
 from tests.probes.control_flow.programs import make_programs
 
 GATES, WEIGHTS = [0.02, 0.5, 0.99], [0.05, 0.5]
@@ -39,7 +38,7 @@ def test_each_pair_of_thresholds_is_scored_as_by_itself(programs, arrays, result
             assert here["nodes"] == graphs["update"].sum() / 40
             assert here["reads"] == (graphs["kind"] == "attention").sum() / 40
     assert all(result[name].attrs["long_name"] for name in ("score", "nodes", "reads"))
-    assert result.attrs["habit"] in HABITS
+    assert result.attrs["habit"] == "both neighbours"
 
 
 def test_wrong_thresholds_are_seen_in_the_score(result):
