@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,16 +33,21 @@ def dropout(x: Float[Tensor, "..."], p: float, training: bool) -> Float[Tensor, 
 
 def dropout_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Float[Tensor, "..."]:
     """A mask to multiply with: 0 with probability p, else 1 / (1 - p), see `dropout`."""
+    if like.device.type != "cpu" and not draws_are_independent():
+        return functional.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p)
     n = torch.Size(shape).numel()
     n_dropped = min(max(1, round(p * _LEVELS)), _LEVELS - 1)
-    words = draw(partial(_words, n // 4 + 1, like.device), like)
-    is_kept = words.view(torch.int16)[:n] >= n_dropped - _LEVELS // 2
+    is_kept = draw(partial(_kept, n, n_dropped, like.device), like)
     scale = torch.tensor(_LEVELS / (_LEVELS - n_dropped), dtype=like.dtype, device=like.device)
     return (is_kept * scale).view(shape)
 
 
-def _words(n: int, device: torch.device, generator: torch.Generator | None) -> Int[Tensor, " n"]:
-    low, high = -(2**63), 2**63 - 1
+def _kept(
+    n: int, n_dropped: int, device: torch.device, generator: torch.Generator | None
+) -> Bool[Tensor, " n"]:
+    low, high, size = -(2**63), 2**63 - 1, (n // 4 + 1,)
     if generator is None:  # which torch.compile does not take as an argument
-        return torch.randint(low, high, (n,), device=device)
-    return torch.randint(low, high, (n,), device=device, generator=generator)
+        words = torch.randint(low, high, size, device=device)
+    else:
+        words = torch.randint(low, high, size, device=device, generator=generator)
+    return words.view(torch.int16)[:n] >= n_dropped - _LEVELS // 2

@@ -27,8 +27,9 @@ def draw(function: Callable[[torch.Generator | None], Tensor], like: Tensor) -> 
 
 
 def draws_are_independent() -> bool:
-    """Whether `independent_draws` is active."""
-    return _GENERATORS.get() is not None
+    """Whether `independent_draws` is active; never in a compiled function, which has no generators."""
+    # First, since a compiled function would be split where it looks a context variable up.
+    return not torch.compiler.is_compiling() and _GENERATORS.get() is not None
 
 
 def gumbel_softmax(

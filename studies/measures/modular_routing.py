@@ -140,18 +140,20 @@ def measure_gaps(trained: Trained, n: int = 5000) -> xr.Dataset | None:
     inputs, targets = batch.inputs.split(256), batch.targets[:, 0].double()
     with torch.inference_mode():
         parts = [(trained.model(x)[:, 0], trained.model.all_paths(x)[0]) for x in inputs]
-    routed, answers = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    # On a CPU, which has the solver for least squares of any rank.
+    routed, answers = (torch.cat(part).double().cpu() for part in zip(*parts, strict=True))
+    targets, tasks = targets.cpu(), batch.latents["task"].cpu()
     rows = []
-    for task in batch.latents["task"].unique():
+    for task in tasks.unique():
         # Examples of a task are in random order.
-        choosing, scored = (batch.latents["task"] == task).nonzero()[:, 0].tensor_split(2)
+        choosing, scored = (tasks == task).nonzero()[:, 0].tensor_split(2)
         error = (answers[choosing] - targets[choosing, None]).square().mean(0)
         on_path = answers[:, error.argmin()]
         features = torch.stack([on_path, torch.ones_like(on_path)], dim=1)
         fit = torch.linalg.lstsq(features[choosing], targets[choosing, None], driver="gelsd")
         stages = torch.stack([routed, on_path, (features @ fit.solution)[:, 0]], dim=1)
         rows.append((stages[scored] - targets[scored, None]).square().mean(0))
-    names = [trained.task.task_names[number] for number in batch.latents["task"].unique()]
+    names = [trained.task.task_names[number] for number in tasks.unique()]
     return xr.Dataset(
         {
             "loss": (

@@ -31,6 +31,7 @@ from tasks.raven.rules import DISTRIBUTE, RAVEN_RULES, all_rows, rule_answers
 _MAX_FEATURES = 8  # there is a table of all K! orders
 _MAX_VALUES = 64  # and one of all F^3 triples
 _SPLIT_TRIES = 10_000
+_AHEAD = 32  # batches that are made at once on a CUDA device
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Raven(CausalTask):
         self._sides = _choose_sides(config, self._all_combinations)
         self._key = Key(config)
         self._tables: dict[torch.device, _Tables] = {}
+        self._made: dict[tuple[str, int, torch.device], tuple[int, Batch]] = {}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -195,7 +197,7 @@ class Raven(CausalTask):
         require_int("size", size, 1, 2**31)
         device = torch.device(device)
         if device.type == "cuda":
-            return self._make(split, self._draw_cuda(split, index, size, device))
+            return self._batch_on_cuda(split, index, size, device)
         batch = self._make(split, self._draw_cpu(split, index, size))
         return batch if device.type == "cpu" else batch.to(device)
 
@@ -260,6 +262,22 @@ class Raven(CausalTask):
     def _draw_cpu(self, split: str, index: int, size: int) -> Tensor:
         generator = self._key.generator(f"/{split}/{index}")
         return torch.from_numpy(generator.random((size, self._n_draws())))
+
+    def _batch_on_cuda(self, split: str, index: int, size: int, device: torch.device) -> Batch:
+        """A batch that is drawn on the device.
+
+        Where the one before it was asked for, too, as in training, several are made in advance,
+        since starting a kernel takes longer than running it.
+        """
+        first, made = self._made.get((split, size, device), (0, None))
+        n_made = 0 if made is None else len(made) // size
+        if made is None or not first <= index < first + n_made:
+            n = _AHEAD if n_made and index == first + n_made else 1
+            draws = [self._draw_cuda(split, index + i, size, device) for i in range(n)]
+            first, made = index, self._make(split, torch.cat(draws))
+            self._made[split, size, device] = first, made
+        start = (index - first) * size
+        return made[start : start + size]
 
     def _draw_cuda(self, split: str, index: int, size: int, device: torch.device) -> Tensor:
         seed = self._key.seed(f"/{split}/{index}") % 2**63

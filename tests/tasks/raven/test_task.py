@@ -497,3 +497,17 @@ def test_values_follow_from_what_is_set_in_their_rows():
     wanted = task.counterfactual(base, members)
     assert (wanted.targets == 5).all()
     assert wanted.mask.all()
+
+
+def test_batches_made_in_advance_are_those_made_one_by_one(monkeypatch):
+    """As on a CUDA device, whose stream of random numbers the CPU's stands in for here."""
+    task, device = Raven(RavenConfig(n_features=2)), torch.device("cpu")
+    monkeypatch.setattr(
+        Raven, "_draw_cuda", lambda self, split, index, size, _: self._draw_cpu(split, index, size)
+    )
+    for index in (0, 1, 2, 32, 33, 70, 71, 5):
+        batch, alone = task._batch_on_cuda("train", index, 4, device), task.batch("train", index, 4)
+        assert torch.equal(batch.inputs, alone.inputs)
+        assert torch.equal(batch.targets, alone.targets)
+        for name, values in alone.latents.items():
+            assert torch.equal(batch.latents[name], values), name
