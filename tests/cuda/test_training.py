@@ -118,6 +118,28 @@ def test_seeds_trained_as_one_batched_model_end_as_alone(optimizer, compiled, de
         assert (together - alone).norm() < 0.1 * alone.norm()
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.usefixtures("quick_compilation")
+def test_seeds_with_dropout_are_trained_as_one_batched_model(compiled, device, tmp_path):
+    setups = [replace(RAVEN, seed=seed) for seed in (0, 1)]
+    cells = [cell_with(tmp_path, device, setup, compile=compiled) for setup in setups]
+    train_together(cells)
+    for cell in cells:
+        losses = [entry["loss"] for entry in read_log(cell.folder)]
+        assert np.isfinite(losses).all() and len(set(losses)) == len(losses)
+
+
+@pytest.mark.parametrize("model", ["hyla", "softmax"])
+def test_a_compiled_model_is_one_graph(model, device):
+    # Each break costs some of the speed, and CUDA graphs end there.
+    batch = Examples(RAVEN, device).train(0, 4)
+    setup = replace(RAVEN, model=model, attention_dropout=0.1)
+    trained = setup.build(torch.Generator().manual_seed(0)).to(device).train()
+    explained = torch._dynamo.explain(trained)(batch.inputs)
+    torch._dynamo.reset()
+    assert explained.graph_break_count == 0
+
+
 def moved(cell):
     """How far training has moved all weights."""
     before = {f"model/{k}": x for k, x in initial_model(cell.setup, "cpu").state_dict().items()}
