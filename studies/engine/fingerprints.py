@@ -246,8 +246,16 @@ def _is_followed(module: str) -> bool:
     ):
         return False
     path = Path(getattr(_spec(module), "origin", None) or "")
-    is_installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.suffix == ".py" and (top in PACKAGES or not is_installed)
+    return path.suffix == ".py" and (top in PACKAGES or not _is_installed(top, path))
+
+
+def _is_installed(top: str, path: Path) -> bool:
+    """Whether a package manager has put a module there, in whichever folder."""
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    # `pip install --target FOLDER` writes the records of the packages beside them.
+    homes = [parent.parent for parent in path.parents if parent.name == top] or [path.parent]
+    return any(any(home.glob("*.dist-info")) for home in homes)
 
 
 @functools.cache

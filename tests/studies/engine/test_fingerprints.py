@@ -187,3 +187,17 @@ def test_digests_are_the_same_in_another_process():
     arguments = {"cwd": Path(__file__).parents[3], "capture_output": True, "text": True}
     process = subprocess.run([sys.executable, "-c", script], **arguments, check=True)
     assert process.stdout.strip() == str(sorted(code_of(run_training).items()))
+
+
+def test_libraries_do_not_count_wherever_they_are_installed(package, tmp_path, monkeypatch):
+    """As with `pip install --target`, whose folder need not be called site-packages."""
+    folder = tmp_path / "libraries"
+    (folder / "somelibrary").mkdir(parents=True)
+    (folder / "somelibrary" / "__init__.py").write_text("def helper():\n    return 1\n")
+    monkeypatch.syspath_prepend(folder)
+    fingerprints.forget()
+    helper = importlib.import_module("somelibrary").helper
+    assert list(code_of(helper)) == ["somelibrary/__init__.py"]
+    (folder / "somelibrary-1.0.dist-info").mkdir()
+    fingerprints.forget()
+    assert code_of(helper) == {}
