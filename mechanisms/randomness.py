@@ -27,7 +27,7 @@ def draw(function: Callable[[torch.Generator | None], Tensor], like: Tensor) -> 
 
 
 def draws_are_independent() -> bool:
-    """Whether `independent_draws` is active; never in a compiled function, which has no generators."""
+    """Whether `independent_draws` is active; never in a compiled function, which cannot do it."""
     # First, since a compiled function would be split where it looks a context variable up.
     return not torch.compiler.is_compiling() and _GENERATORS.get() is not None
 

@@ -108,6 +108,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="time for this call")] = 9.0,
     out: Annotated[Path, typer.Option(help="folder of runs")] = Path("runs"),
     device: Annotated[str, typer.Option(help="where models run: cuda, cpu")] = "cuda",
+    workers: Annotated[int, typer.Option(min=1, help="processes that train at the same time")] = 1,
     tiny: Annotated[bool, typer.Option("--tiny", help="rehearse at the size of tests")] = False,
     results: Annotated[
         bool, typer.Option("--results", help="train nothing; write results of what is trained")
@@ -119,6 +120,7 @@ def main(
         options = Options(
             root=out,
             device=device,
+            workers=workers,
             tiny=tiny,
             results=results,
             changes=changes or (),

@@ -25,6 +25,8 @@ def collect(table: Path, command: str) -> Iterator[dict[str, list[Row]]]:
     about = f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, {platform.machine()}, "
     about += f"{os.cpu_count()} cores."
     for name, measured in collected.items():
+        if not measured:  # all were skipped, for want of a GPU
+            continue
         lines = [about, "", "| what | measured | wanted |", "|---|---|---|"]
         lines += [f"| {row.what} | {row.measured} | {row.wanted} |" for row in measured]
         sections[name] = "\n".join(lines)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from studies.engine.processes import check_available
 from studies.engine.study import Study
 from studies.engine.trainees import run_training
 from studies.engine.training import Deadline, OutOfTime
+from studies.engine.workers import Workers
 
 MEASURED_STEPS = 20
 """Steps that are timed; as many are done before."""
@@ -66,6 +68,7 @@ class Options:
     Args:
         root: the folder of runs.
         device: where models run.
+        workers: processes that train at the same time.
         tiny: run each entry at the size of a rehearsal.
         results: train nothing, and write the results of entries that are trained, on any device;
             otherwise they are written when all entries are trained.
@@ -75,6 +78,7 @@ class Options:
 
     root: Path = Path("runs")
     device: str = "cuda"
+    workers: int = 1
     tiny: bool = False
     results: bool = False
     changes: Sequence[str] = ()
@@ -189,33 +193,56 @@ def forecast(entries: Sequence[Entry], options: Options, deadline: Deadline) -> 
             continue
         steps = list(map(steps_left, jobs))
         seconds = sum(n * each for n, each in zip(steps, pace, strict=True))
-        total += seconds
+        total += seconds / options.workers
         fits = deadline.clock() + total <= deadline.at
         expected = "done" if not jobs else "trained" if fits else "part"
         found.append(Forecast(expected=expected, steps=sum(steps), seconds=seconds, pace=pace))
     return found
 
 
-def train_entry(entry: Entry, run: Run, pace: Sequence[float], deadline: Deadline) -> None:
-    """Train the models of an entry, or go on with them.
+def train_job(job: Sequence[Group], seconds: float, threads: int, deadline: Deadline) -> str | None:
+    """Train the models of a job, or go on with them, as far as the time reaches.
 
     Args:
-        entry: the entry.
-        run: its run.
-        pace: the seconds per step of each job that is left; empty if they are not known.
+        job: groups of cells that are trained one after another.
+        seconds: what a step takes; 0 if that is not known.
+        threads: CPU threads to use.
         deadline: stop at the last checkpoint before it.
 
-    Raises:
-        OutOfTime: the next checkpoint would come after the deadline.
-        RunError, TrainingError: see `studies.engine.cells.train_together`.
+    Returns:
+        The error that ended it; None if there was none, or the time is over.
     """
-    run.prepare()
-    jobs = jobs_left(run, entry)
-    for job, seconds in zip(jobs, pace or [0.0] * len(jobs), strict=True):
+    torch.set_num_threads(threads)
+    try:
         for group in job:
             # The engine knows how long steps take only after the first evaluation.
             deadline.check(seconds * group[0].setup.training.evaluate_every)
+            group[0].setup.prepare()
             train_together(group, deadline=deadline)
+    except OutOfTime:
+        pass
+    except (RuntimeError, FileNotFoundError) as error:
+        return _first_line(error)
+    return None
+
+
+def train(
+    entries: Sequence[Entry], options: Options, deadline: Deadline, expected: Sequence[Forecast]
+) -> dict[str, str]:
+    """Train the models of all entries, in order; returns errors by the name of the entry."""
+    names, jobs, begun = [], [], set()
+    for entry, each in zip(entries, expected, strict=True):
+        left = [] if each.expected == "not" else jobs_left(run_of(entry, options), entry)
+        for job, seconds in zip_longest(left, each.pace, fillvalue=0.0):
+            # A model that earlier entries have, too, is trained there.
+            groups = [[cell for cell in group if cell.name not in begun] for group in job]
+            begun |= {cell.name for group in groups for cell in group}
+            threads = torch.get_num_threads()
+            jobs.append(partial(train_job, [*filter(None, groups)], seconds, threads, deadline))
+            names.append(entry.name)
+    with Workers(options.workers) as workers:
+        errors = workers.call(jobs, names)
+    return {name: error for name, error in zip(names, errors, strict=True) if error is not None}
 
 
 def write_result(run: Run, deadline: Deadline) -> None:
@@ -244,31 +271,20 @@ def work_off(
     Returns:
         The errors by the name of the entry.
     """
-    errors: dict[str, str] = {}
+    errors = {} if options.results else train(entries, options, deadline, expected)
     runs = {entry.name: run_of(entry, options) for entry in entries}
-    try:
-        for entry, each in zip(entries, expected, strict=True):
-            if not options.results:
-                with _noted(errors, entry):
-                    train_entry(entry, runs[entry.name], each.pace, deadline)
-        for entry in entries:
-            if state_of(runs[entry.name]) == "trained":
-                with _noted(errors, entry):
-                    write_result(runs[entry.name], deadline)
-    except OutOfTime:
-        pass
+    waits = {name for name, run in runs.items() if state_of(run) in ("part", "not begun")}
+    # Unless asked for, results wait until all is trained.
+    if options.results or waits <= set(errors):
+        for name, run in runs.items():
+            try:
+                if state_of(run) == "trained":
+                    write_result(run, deadline)
+            except OutOfTime:
+                break
+            except (RuntimeError, FileNotFoundError) as error:
+                errors[name] = _first_line(error)
     return errors
-
-
-@contextmanager
-def _noted(errors: dict[str, str], entry: Entry) -> Iterator[None]:
-    """Turn an error of an entry, but for the end of the time, into a note."""
-    try:
-        yield
-    except OutOfTime:
-        raise
-    except (RuntimeError, FileNotFoundError) as error:
-        errors[entry.name] = _first_line(error)
 
 
 def state_of(run: Run) -> str:

@@ -126,7 +126,8 @@ def test_seeds_with_dropout_are_trained_as_one_batched_model(compiled, device, t
     train_together(cells)
     for cell in cells:
         losses = [entry["loss"] for entry in read_log(cell.folder)]
-        assert np.isfinite(losses).all() and len(set(losses)) == len(losses)
+        assert np.isfinite(losses).all()
+        assert len(set(losses)) == len(losses)
 
 
 @pytest.mark.parametrize("model", ["hyla", "softmax"])

@@ -229,3 +229,15 @@ def test_an_entry_that_fails_is_noted_and_the_others_are_trained(tmp_path, monke
     assert "cannot be trained together" in call["errors"]["fails"]
     assert [each["state"] for each in call["entries"]] == ["not begun", "finished"]
     assert "fails failed: the models cannot be trained together" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_results")
+def test_several_processes_train_the_same_models_at_the_same_time(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    # The last one has a model of the first.
+    entries = (*ENTRIES, entry("more", "model=linear seed=0,1"))
+    for root, workers in ((one, 1), (two, 2)):
+        call = run_list(entries, options_of(root, workers=workers), Deadline.after(5))
+        assert call["errors"] == {}
+        assert steps_in(root, entries) == [[40], [40, 40], [40], [40, 40]]
+    assert_same_weights(weights_in(one), weights_in(two))
