@@ -1,4 +1,4 @@
-"""A training step of Raven at the paper's size on a GPU: eager, compiled, ten seeds as one model."""
+"""A step of training Raven at the size of the paper on a GPU: eager, compiled, ten as one."""
 
 import pytest
 import torch
