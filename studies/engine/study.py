@@ -42,6 +42,8 @@ class Preset:
         grids: replaces the study's grids.
         where: replaces the study's `where`.
         setup: replaces the study's setup.
+        measures: names of the study's measures that are taken; by default all. For large grids that
+            ask for scores alone, which are always taken, as costs are.
         departures: for each setting that departs from the source of the preset, the reason.
 
     Example:
@@ -52,6 +54,7 @@ class Preset:
     grids: tuple[Grid, ...] | None = None
     where: Where | None = None
     setup: Setup | None = None
+    measures: tuple[str, ...] | None = None
     departures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,6 +117,10 @@ class Study:
             )
         if unknown := sorted({*self.along_training} - {*self.all_measures}):
             raise ValueError(f"along_training must name measures, got {', '.join(unknown)}")
+        for preset in self.presets.values():
+            if unknown := sorted({*(preset.measures or ())} - {*self.measures}):
+                known = ", ".join(self.measures)
+                raise ValueError(f"measures of a preset must be of {known}, got {unknown[0]}")
         if len(set(map(first_batch, self.all_measures))) < len(self.all_measures):
             raise ValueError("two measures would share examples: rename one of them")
         if self.trained is not None and self.trained.metric not in self.setup.metrics:
@@ -222,6 +229,9 @@ class _Planner:
 
     def __init__(self, study: Study, preset: Preset):
         self._setup, self._measures = preset.setup or study.setup, study.all_measures
+        if preset.measures is not None:
+            left_out = {*study.measures} - {*preset.measures}
+            self._measures = {k: v for k, v in self._measures.items() if k not in left_out}
         grids = study.grids if preset.grids is None else preset.grids
         self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
         # Settings that were changed explicitly win over implied ones.

@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 
 from studies.engine import Claim, Preset, Study, metric
+from studies.engine.execution import Resources, run
+from studies.engine.results import read_result
 from tests.studies.engine.toy import TOY, LargestConfig, Weights
 
 
@@ -65,6 +67,21 @@ def test_a_preset_can_replace_the_setup_and_the_grids():
     preset = Preset(setup=setup, grids=({"seed": (5,)}, {"width": (2, 3)}))
     plan = replace(TOY, presets={"other": preset}).plan("other")
     assert [(c.task.n, c.seed, c.width) for c in plan.cells] == [(6, 5, 8), (6, 0, 2), (6, 0, 3)]
+
+
+def test_a_preset_can_leave_measures_out(tmp_path):
+    fewer = {"all": Preset(), "fewer": Preset(measures=("hidden",)), "none": Preset(measures=())}
+    study = replace(TOY, presets=fewer)
+    assert {name: set(study.plan(name).measures) - {"scores", "costs"} for name in fewer} == {
+        "all": {"weights", "hidden"},
+        "fewer": {"hidden"},
+        "none": set(),
+    }
+    steps = ["training.n_steps=2", "training.evaluate_every=1"]
+    folder = run(study, "none", steps, resources=Resources(root=tmp_path))
+    assert set(read_result(folder / "result.nc")) >= {"scores", "costs", "training", "claims"}
+    with pytest.raises(ValueError, match="unknown setting 'weights.n'"):
+        study.plan("fewer", ["weights.n=3"])
 
 
 @pytest.mark.parametrize(
@@ -130,6 +147,7 @@ def test_wrong_settings_are_refused(preset, change, message):
         ({"measures": {"scores": Weights()}}, "measures must not be named scores"),
         ({"along_training": ("nothing",)}, "along_training must name measures, got nothing"),
         ({"tuned": ("rate",)}, "unknown setting 'rate'"),
+        ({"presets": {"a": Preset(measures=("no",))}}, "must be of weights, hidden, got no"),
         ({"trained": replace(TOY.trained, metric="f1")}, "trained.metric must be one of accuracy"),
         ({"claims": TOY.claims * 2}, "claims must have different statements"),
     ],
