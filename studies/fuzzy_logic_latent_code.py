@@ -93,7 +93,7 @@ CLAIMS = (
         Claim(f"{WHERE} {what}", FIGURE_2C, NEW, {name: of}, {name: than})
         for what, name, of, than in (
             ("fewer of them are held out", "held_out", 0.3, 0.7),
-            ("sequences are longer", "n_points", 96, 16),
+            ("sequences are longer", "n_points", 64, 16),
         )
     ),
     Claim(
@@ -163,7 +163,8 @@ SMOKE = (
     "scores.n_test=40 decoding.n=200 terms.n=200 literals.n=200 projection.n=60"
 )
 THREE = "model=softmax,linear,hyla"
-LENGTHS, SHARES = "n_points=16,32,64,96", "held_out=0.3,0.5,0.7"
+LENGTHS, SHARES = "n_points=16,32,64", "held_out=0.3,0.5,0.7"
+LONG = "training.n_steps=10000 seed=0,1,2,3,4"
 PAPER = (
     "attention_dropout=0.1 n_validation=16000 scores.n_test=16000 training.n_steps=50000 "
     "training.batch_size=128 training.warmup_steps=100 training.schedule=early_cosine "
@@ -181,10 +182,12 @@ def of_paper(changes: str) -> engine.Preset:
 
 PRESETS = {
     "smoke": engine.Preset(changes=SMOKE),
-    "context": engine.Preset(changes=f"{THREE} {LENGTHS}"),
-    "held_out": engine.Preset(changes=f"{THREE} {SHARES}"),
+    # The paper's rates.
+    "tuned": engine.Preset(changes=f"{LONG} training.learning_rate=0.001,0.003"),
+    "context": engine.Preset(changes=f"{LONG} {THREE} {LENGTHS}", measures=()),
+    "held_out": engine.Preset(changes=f"{LONG} {THREE} {SHARES}", measures=()),
     "paper": of_paper(f"{ABLATION} {RATES} n_points=32 held_out=0.7"),
-    "paper-context": of_paper(f"{THREE} {RATES} {LENGTHS} {SHARES}"),
+    "paper-context": of_paper(f"{THREE} {RATES} {LENGTHS},96 {SHARES}"),
     "paper-latent-code": of_paper(
         f"{THREE} seed=2024 training.learning_rate=0.001 training.weight_decay=0.1 n_points=96 "
         "held_out=0.5"

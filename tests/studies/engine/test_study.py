@@ -80,7 +80,7 @@ def test_a_preset_can_leave_measures_out(tmp_path):
     steps = ["training.n_steps=2", "training.evaluate_every=1"]
     folder = run(study, "none", steps, resources=Resources(root=tmp_path))
     assert set(read_result(folder / "result.nc")) >= {"scores", "costs", "training", "claims"}
-    with pytest.raises(ValueError, match="unknown setting 'weights.n'"):
+    with pytest.raises(ValueError, match="unknown setting 'weights\\.n'"):
         study.plan("fewer", ["weights.n=3"])
 
 
