@@ -211,6 +211,16 @@ LOOKUP_PRESETS = {
         changes="drawn.n=1",
         grids=({"model": SIX} | BOTH | {"seed": (0, 1, 2)},),
     ),
+    # Each at its best rate. Models without gates take long: they were trained on a GPU.
+    "gateless": engine.Preset(
+        changes="drawn.n=1 training.learning_rate=0.001,0.002,0.004",
+        grids=({"model": ("transformer", "relative", "ndr")} | BOTH | {"seed": (0, 1, 2)},),
+        where={
+            "model": dict.fromkeys(
+                ("transformer", "relative"), "training.stop_at=none training.compile=true"
+            )
+        },
+    ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
         changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "
