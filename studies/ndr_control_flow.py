@@ -215,11 +215,7 @@ LOOKUP_PRESETS = {
     "gateless": engine.Preset(
         changes="drawn.n=1 training.learning_rate=0.001,0.002,0.004",
         grids=({"model": ("transformer", "relative", "ndr")} | BOTH | {"seed": (0, 1, 2)},),
-        where={
-            "model": dict.fromkeys(
-                ("transformer", "relative"), "training.stop_at=none training.compile=true"
-            )
-        },
+        where=by_model(ungated="dropout=0.0 training.stop_at=none training.compile=true"),
     ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
