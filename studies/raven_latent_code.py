@@ -359,6 +359,7 @@ STUDY = engine.Study(
     presets=PRESETS,
     tuned=("training.learning_rate", "training.weight_decay", "training.warmup_steps"),
     draws=("task.seed",),
+    trained=engine.TrainedIf(split="id", metric="accuracy", reaches=0.25),
     along_training=("decoding", "interchange"),
     measures={
         "ceiling": measures.ceiling,

@@ -88,6 +88,7 @@ CLAIMS = (
         RIGHT,
         {},
         {"n_heads": 1},
+        of_learning=True,
     ),
     *(
         Claim(f"Models answer {HELD} better with {more}", f"{SCHUG}, figure 4", RIGHT, of, than)
