@@ -211,10 +211,17 @@ LOOKUP_PRESETS = {
         changes="drawn.n=1",
         grids=({"model": SIX} | BOTH | {"seed": (0, 1, 2)},),
     ),
-    # Each at its best rate. Models without gates take long: they were trained on a GPU.
+    # Each at its best rate. Models without gates take long: they were trained on a GPU. Three seeds
+    # left open how far relative positions go.
     "gateless": engine.Preset(
-        changes="drawn.n=1 training.learning_rate=0.001,0.002,0.004",
-        grids=({"model": ("transformer", "relative", "ndr")} | BOTH | {"seed": (0, 1, 2)},),
+        changes="drawn.n=1",
+        grids=tuple(
+            {"model": models, "training.learning_rate": rates, "seed": seeds} | BOTH
+            for models, rates, seeds in (
+                (("transformer", "relative", "ndr"), (0.001, 0.002, 0.004), (0, 1, 2)),
+                (("relative",), (0.004,), (3, 4)),
+            )
+        ),
         where=by_model(ungated="dropout=0.0 training.stop_at=none training.compile=true"),
     ),
     # Backward, the computation ends beside the first mark.
