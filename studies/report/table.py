@@ -185,12 +185,13 @@ class Table:
             for column in row.beside
         }
         extra_columns = dict.fromkeys(column for _, column in means)
-        width = min(len(headings), MOST_COLUMNS)
+        most = max(1, MOST_COLUMNS - len(extra_columns))
+        width = min(len(headings), most)
         table.add_column("")
         for heading in (*headings[:width], *extra_columns):
             table.add_column(heading, justify="right")
-        for start in range(0, len(headings), MOST_COLUMNS):
-            block = slice(start, start + MOST_COLUMNS)
+        for start in range(0, len(headings), most):
+            block = slice(start, start + most)
             padding = [""] * (width - len(headings[block]))
             if start:
                 table.add_section()
