@@ -133,7 +133,7 @@ class SingleUpdates(Updates):
 
     def _differentiate(self, batches: Sequence[Any], step: int) -> Float[Tensor, 1]:
         (batch,) = batches
-        torch.manual_seed(seed_of_step(self._seed, step))
+        _seed(seed_of_step(self._seed, step), batch.mask.device)
         losses = []
         for part in _parts(batch, self._config.n_parts):
             with _autocast(batch, self._config):
@@ -196,8 +196,8 @@ class StackedUpdates(Updates):
 
     def _differentiate(self, batches: Sequence[Any], step: int) -> Float[Tensor, " model"]:
         seeds = [seed_of_step(seed, step) for seed in self._seeds]
-        torch.manual_seed(seeds[0])
         device, losses = batches[0].mask.device, []
+        _seed(seeds[0], device)
         parts = [_parts(batch, self._config.n_parts) for batch in batches]
         masks = nullcontext() if self._config.compile else independent_draws(seeds, device)
         with masks:
@@ -259,6 +259,17 @@ def seed_of_step(seed: int, step: int) -> int:
     """The seed of the random numbers of a training step."""
     digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the random numbers of a step.
+
+    As `torch.manual_seed`, which at each call notes the call stack for kinds of devices that are
+    not in use; on small models that takes some percent of a step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _autocast(batch: Any, config: TrainingConfig) -> torch.autocast:
