@@ -234,8 +234,8 @@ class Cell:
 
 
 def identity_of_weights(setup: Setup) -> str:
-    """The hash of the settings on which the tested weights depend."""
-    return folders.config_hash(put(setup, {"training.keep_at": ()}))
+    """The hash of the settings on which the tested weights depend, but for rounding."""
+    return folders.config_hash(put(setup, {"training.keep_at": (), "training.compile": False}))
 
 
 def train_together(cells: Sequence[Cell], *, position: int = 0, deadline: Deadline = NEVER) -> None:

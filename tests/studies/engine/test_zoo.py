@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import mechanisms
 from mechanisms import model_zoo
 from studies.engine import Resources, RunError, read_result, run, settings, zoo
+from studies.engine.cells import identity_of_weights
 from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
 from studies.zoo import run_zoo, setup_of
@@ -419,3 +420,13 @@ def test_the_tested_checkpoint_is_the_model(checkpoint, folder, tmp_path):
     first, second = (read_result(made / "result.nc") for made in (made, again))
     assert json.loads(second.attrs["from_zoo"])
     assert first["scores"].to_dataset().equals(second["scores"].to_dataset())
+
+
+def test_a_compiled_model_is_the_same_one_but_for_rounding():
+    compiled, other = (
+        replace(STUDY.setup, training=replace(TRAINING, **change))
+        for change in ({"compile": True}, {"n_steps": TRAINING.n_steps + 1})
+    )
+    plain = replace(STUDY.setup, training=TRAINING)
+    assert identity_of_weights(compiled) == identity_of_weights(plain)
+    assert identity_of_weights(other) != identity_of_weights(plain)
