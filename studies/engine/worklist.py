@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def train(
     names, jobs, begun = [], [], set()
     for entry, each in zip(entries, expected, strict=True):
         left = [] if each.expected == "not" else jobs_left(run_of(entry, options), entry)
-        for job, seconds in zip_longest(left, each.pace, fillvalue=0.0):
+        for job, seconds in zip(left, each.pace or repeat(0.0), strict=False):
             # A model that earlier entries have, too, is trained there.
             groups = [[cell for cell in group if cell.name not in begun] for group in job]
             begun |= {cell.name for group in groups for cell in group}

@@ -181,7 +181,7 @@ def test_further_conditions_are_shown_below_with_the_rows_that_they_have(monkeyp
 
 
 def test_extra_columns_are_under_their_heading_where_a_block_is_narrower(monkeypatch):
-    monkeypatch.setattr("studies.report.table.MOST_COLUMNS", 2)
+    monkeypatch.setattr("studies.report.table.MOST_COLUMNS", 3)
     result = result_of([{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in "abc"])
     table = Table(title="", rows=(Row("right", OOD, beside={"chance": CHANCE}),)).render(result)
     assert [list(column.cells) for column in table.columns][1:] == [

@@ -11,7 +11,7 @@ import probes
 from studies.engine import read_result
 from studies.views import ndr, ndr_browser
 
-STORED = Path(__file__).parents[3] / "studies" / "results" / "ndr_control_flow" / "result.nc"
+STORED = Path(__file__).parents[3] / "studies" / "results" / "ndr_control_flow" / "models.nc"
 
 
 @pytest.fixture(scope="module")
