@@ -26,20 +26,25 @@ def dropout(x: Float[Tensor, "..."], p: float, training: bool) -> Float[Tensor, 
     """
     if not training or not p:
         return x
-    if x.device.type != "cpu" and not draws_are_independent():
+    if _draws_as_torch(x):
         return functional.dropout(x, p)
     return x * dropout_mask(x.shape, p, x)
 
 
 def dropout_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Float[Tensor, "..."]:
     """A mask to multiply with: 0 with probability p, else 1 / (1 - p), see `dropout`."""
-    if like.device.type != "cpu" and not draws_are_independent():
+    if _draws_as_torch(like):
         return functional.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p)
     n = torch.Size(shape).numel()
     n_dropped = min(max(1, round(p * _LEVELS)), _LEVELS - 1)
     is_kept = draw(partial(_kept, n, n_dropped, like.device), like)
     scale = torch.tensor(_LEVELS / (_LEVELS - n_dropped), dtype=like.dtype, device=like.device)
     return (is_kept * scale).view(shape)
+
+
+def _draws_as_torch(x: Tensor) -> bool:
+    """Whether torch's own dropout is used, which is fast on other devices than a CPU."""
+    return x.device.type != "cpu" and not draws_are_independent()
 
 
 def _kept(

@@ -153,6 +153,15 @@ DEPARTURES = {
 }
 
 
+def dropout_of(ungated: str = "", recurrent: str = "") -> engine.Where:
+    """The dropout of models other than NDR at the size of two cores, with further changes."""
+    return by_model(
+        ungated=f"dropout=0.0 {ungated}",
+        recurrent=f"dropout=0.1 {recurrent}",
+        geometric="dropout=0.0",
+    )
+
+
 def smoke(task: str) -> engine.Preset:
     """A preset of tiny models on a few examples of a task."""
     return engine.Preset(
@@ -222,7 +231,7 @@ LOOKUP_PRESETS = {
                 (("relative",), (0.004,), (3, 4)),
             )
         ),
-        where=by_model(ungated="dropout=0.0 training.stop_at=none training.compile=true"),
+        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
     ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
@@ -256,7 +265,7 @@ LISTOPS_PRESETS = {
     "models": engine.Preset(
         changes="drawn.n=1",
         grids=({"model": FIVE} | SEEDS,),
-        where=by_model(ungated="dropout=0.0", recurrent="dropout=0.1 training.n_steps=32000"),
+        where=dropout_of(recurrent="training.n_steps=32000"),
     ),
     "paper": engine.Preset(
         setup=LISTOPS,
@@ -390,7 +399,7 @@ def control_flow_study(
         setup=setup,
         grids=({"model": ("ndr", "transformer"), "seed": (0,)} | dict(grid),),
         # With the dropout of NDR, geometric attention without gates stays at chance.
-        where=by_model(ungated="dropout=0.0", recurrent="dropout=0.1", geometric="dropout=0.0"),
+        where=dropout_of(),
         presets=presets,
         tuned=("training.learning_rate",),
         measures={

@@ -43,8 +43,7 @@ class Resources:
     Args:
         root: folder that holds the folders of the study and of its models.
         device: where models run: cpu, cuda, mps.
-        workers: models that are trained and measured in parallel (on one GPU: 1); a scheduler has
-            its own.
+        workers: models that are trained and measured in parallel; a scheduler has its own.
         threads: CPU threads per worker. The last bits of a result depend on it.
         together: models that differ in their seeds alone and are trained as one batched model,
             which is faster for small models. The last bits of a result depend on it.

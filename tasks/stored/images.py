@@ -245,5 +245,6 @@ def _look_up(
 ) -> tuple[Tensor, Tensor]:
     """Return the images with the given indices, as floats from 0 to 1."""
     index, dataset = inputs
-    images = pixels.index_select(0, index.cpu()).to(index.device)
-    return images.float().div_(255), dataset
+    # On the CPU: a GPU multiplies by the rounded reciprocal, so its last bits would be others.
+    images = pixels.index_select(0, index.cpu()).float().div_(255)
+    return images.to(index.device), dataset

@@ -26,16 +26,6 @@ def assert_equal(first, second):
         assert torch.equal(x.cpu(), others[name].cpu()), name
 
 
-def assert_agrees(first, second):
-    """Equal, but for the last bits of real numbers."""
-    others = tensors_of(second)
-    for name, x in tensors_of(first).items():
-        if x.is_floating_point():
-            assert torch.allclose(x.cpu(), others[name], rtol=1e-6, atol=1e-7), name
-        else:
-            assert torch.equal(x.cpu(), others[name]), name
-
-
 def assert_on(device, batch):
     assert isinstance(batch, Batch)
     assert {name for name, x in tensors_of(batch).items() if x.device.type != device} == set()
@@ -54,7 +44,7 @@ def test_batches_are_on_the_device_and_can_be_made_again(example, device, tmp_pa
             assert (other.dtype, other.shape) == (x.dtype, x.shape), name
         # Raven's batches are drawn on a CUDA device, from another stream, as it documents.
         if not (device == "cuda" and isinstance(task, tasks.Raven)):
-            assert_agrees(batch, here)
+            assert_equal(batch, here)
 
 
 @every_task
