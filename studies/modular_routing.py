@@ -15,7 +15,7 @@ network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,9 @@ LAPTOP = EquationsSetup(
 )
 
 
-def drawn_anew(n: int, **axes: tuple[Any, ...]) -> tuple[Grid, ...]:
-    """Grids of `n` seeds, each with a draw of the data of its own."""
-    return tuple({"seed": (number,), "task.seed": (number,), **axes} for number in range(n))
+def drawn_anew(numbers: Iterable[int], **axes: tuple[Any, ...]) -> tuple[Grid, ...]:
+    """Grids of seeds, each with a draw of the data of its own."""
+    return tuple({"seed": (number,), "task.seed": (number,), **axes} for number in numbers)
 
 
 RATE, RATES = "training.learning_rate", (3e-4, 1e-3, 3e-3, 1e-2)
@@ -178,11 +178,30 @@ PAPERS_SIZES = of_paper(
 )
 
 
+def near_a_decision() -> tuple[Grid, ...]:
+    """New networks for comparisons that the first six left open, but not by much."""
+    few, many = (1000,), (20_000,)
+    return tuple(
+        one
+        for model, n_operators, n_points in (
+            ("monolithic", (3,), few + many),
+            ("concatenation", (3, 5), many),
+            ("encoder", (10, 15), many),
+        )
+        for one in drawn_anew(
+            range(6, 34),
+            **{"model": (model,), "task.n_operators": n_operators, "task.n_points": n_points},
+        )
+    )
+
+
 def of_draws(presets: Mapping[str, str]) -> dict[str, engine.Preset]:
     """Presets with changes by name, each with several networks on data of their own."""
     return {
         name: engine.Preset(
-            changes=changes, grids=drawn_anew(N_NETWORKS.get(name, 6), model=MODELS), where=TUNED
+            changes=changes,
+            grids=drawn_anew(range(N_NETWORKS.get(name, 6)), model=MODELS),
+            where=TUNED,
         )
         for name, changes in presets.items()
     }
@@ -225,6 +244,11 @@ SIZES = replace(
     grids=({"model": MODELS, "seed": (0, 1, 2), "task.n_operators": (3, 5)},),
     presets=of_draws(PRESETS_OF_SIZES)
     | {name: STUDY.presets[name] for name in ("smoke", "laptop", "paper")}
+    | {
+        "near-a-decision": engine.Preset(
+            changes=f"{TESTED}n_modules=20", grids=near_a_decision(), where=TUNED
+        )
+    }
     | {"paper-sizes": PAPERS_SIZES},
     claims=CLAIMS_ABOUT_SIZES,
 )
