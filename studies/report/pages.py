@@ -108,6 +108,10 @@ class Numbers:
         """How many are greater than a number, or than those of the same model, in words."""
         return _in_words(int((self.values > _values(other)).sum()))
 
+    def below(self, other: Numbers | float) -> str:
+        """How many are less than a number, or than those of the same model, in words."""
+        return _in_words(int((self.values < _values(other)).sum()))
+
     def __sub__(self, other: Numbers | float) -> Numbers:
         return replace(self, values=self.values - _values(other))
 

@@ -49,6 +49,7 @@ OOD = 'cells("scores/accuracy", split="ood", group="all", model="{}")'
         (".decimals(2).range", ".80 to .82"),
         (".n", "three"),
         (".above(0.805)", "two"),
+        (".below(0.805)", "one"),
         (".above(" + OOD.format("b") + ")", "three"),
     ],
 )
