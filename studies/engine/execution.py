@@ -331,6 +331,8 @@ class Run:
         return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
 
+Labels = tuple[str, ...]
+
 CHOSEN = "1: no other value of the tuned settings has a better selecting metric, over seeds"
 
 
@@ -348,23 +350,32 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
         [cell]: 1 for each cell with the best settings, else 0.
     """
     scores, validation = groups["scores"], groups["training"]["validation"]
-    varied = [name for name in axes["coordinates"] if name not in axes["pairs"]]
-    # As text, because settings that do not apply are NaN, which is not equal to itself.
-    labels = {name: [repr(value) for value in scores[name].to_numpy()] for name in varied}
-    settings_of_cells, condition_of_cells = (
-        [tuple(labels[name][cell] for name in names) for cell in range(len(validation))]
-        for names in (varied, [name for name in varied if name not in axes["tuned"]])
-    )
     values = validation.attrs["sign"] * validation.to_numpy()
-    means = {
-        chosen: values[[chosen == other for other in settings_of_cells]].mean()
-        for chosen in settings_of_cells
-    }
-    best: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for condition, candidate in zip(condition_of_cells, settings_of_cells, strict=True):
-        if condition not in best or means[candidate] > means[best[condition]]:
-            best[condition] = candidate
-    return np.array([chosen in best.values() for chosen in settings_of_cells], dtype=np.int8)
+    repeated, tuned, others = [], [], []
+    for name in axes["coordinates"]:
+        part = repeated if name in axes["pairs"] else tuned if name in axes["tuned"] else others
+        # As text, because settings that do not apply are NaN, which is not equal to itself.
+        part.append([repr(value) for value in scores[name].to_numpy()])
+    of_cells = [
+        tuple(tuple(column[cell] for column in part) for part in (others, tuned, repeated))
+        for cell in range(len(values))
+    ]
+    tried: dict[Labels, dict[Labels, dict[Labels, float]]] = {}
+    for (condition, candidate, repeat), value in zip(of_cells, values.tolist(), strict=True):
+        tried.setdefault(condition, {}).setdefault(candidate, {})[repeat] = value
+    best = {condition: _best(candidates) for condition, candidates in tried.items()}
+    return np.array([best[condition] == candidate for condition, candidate, _ in of_cells], np.int8)
+
+
+def _best(candidates: Mapping[Labels, Mapping[Labels, float]]) -> Labels:
+    """The candidate with the greatest mean over what all were repeated with, the first of equals."""
+    shared = set[Labels].intersection(*(set(of_one) for of_one in candidates.values()))
+
+    def mean(candidate: Labels) -> float:
+        of_one = candidates[candidate]
+        return float(np.mean([of_one[repeat] for repeat in sorted(shared or of_one)]))
+
+    return max(candidates, key=mean)
 
 
 def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> Exhibit | None:
