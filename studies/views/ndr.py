@@ -180,6 +180,11 @@ def has_gates(examples: xr.Dataset) -> bool:
     return "gate" in examples and has_values(examples[["gate"]])
 
 
+def criteria_of(examples: xr.Dataset) -> tuple[str, ...]:
+    """The criteria for nodes (of `NODES`) that the model of drawn examples has: gates or not."""
+    return tuple(name for name in NODES if name != "gate" or has_gates(examples))
+
+
 def main_example(examples: xr.Dataset) -> int:
     """The number of the example whose maps are drawn: the paper's expression, or the deepest."""
     texts = examples["tokens"].to_numpy().tolist()
@@ -203,18 +208,21 @@ def export(result: xr.DataTree, folder: Path) -> None:
     for condition, _, examples in kept_examples(result):
         names = [str(value) for value in condition.values.values() if value is not None]
         name = "-".join([*names, f"seed{examples['seed'].item()}"])
-        for nodes in NODES if has_gates(examples) else ():
+        for nodes in criteria_of(examples):
             graphs = graphs_of(examples, nodes)
             probes.write_control_flow(graphs, folder / "graphs", f"{name}-{nodes}")
 
 
 def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
-    """Graphs of the first, the deepest and the paper's own example of each condition with gates."""
+    """Graphs of the first, the deepest and the paper's own example, by a criterion of `NODES`.
+
+    Of each condition that has it: models without gates have graphs of changes alone.
+    """
     drawn: list[tuple[str, list[str], Callable[..., Axes]]] = []
     n_steps = 0
     darkest, shade = SHADES[nodes]
     for condition, _, examples in first_cells(result):
-        if has_gates(examples):
+        if nodes in criteria_of(examples):
             deepest = int(examples["depth"].to_numpy().argmax())
             of_all, n_steps = graphs_of(examples, nodes), examples.sizes["step"]
             for number in dict.fromkeys((0, deepest, main_example(examples))):

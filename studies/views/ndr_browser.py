@@ -17,7 +17,7 @@ from studies.measures.control_flow import NODES
 from studies.report.browsers import chosen, control, matrix_panel
 from studies.report.charts import CONFIG, INDEPENDENT, Spec, title_of
 from studies.setups.expressions import TASKS
-from studies.views.ndr import SHADES, first_cells, graphs_of, has_gates
+from studies.views.ndr import SHADES, criteria_of, first_cells, graphs_of
 
 UNIT = 34
 """Pixels of a column, and of a step."""
@@ -33,12 +33,17 @@ MAXIMUM = "maximum of all"
 
 
 class Stepped(NamedTuple):
-    """An example: its name in the list, tokens, activations, graphs by criterion, and the truth."""
+    """An example: its name in the list, tokens, activations, and the truth.
+
+    For each criterion also the graph and the shades of its nodes; models without gates have those
+    of changes for all.
+    """
 
     name: str
     tokens: list[str]
     data: xr.Dataset
     graphs: dict[str, xr.Dataset]
+    shades: dict[str, xr.DataArray]
     truth: xr.Dataset
 
 
@@ -48,13 +53,16 @@ def examples_of(result: xr.DataTree) -> Iterator[Stepped]:
         seed = result["scores"].to_dataset()["seed"].to_numpy()[cell]
         for number in range(data.sizes["example"]):
             one = data.isel(example=[number])
-            graphs = {nodes: graphs_of(one, nodes) for nodes in NODES} if has_gates(data) else {}
+            known = criteria_of(data)
+            criteria = {name: name if name in known else "change" for name in NODES}
+            graphs = {name: graphs_of(one, nodes) for name, nodes in criteria.items()}
             one = one.isel(example=0)
+            shades = {name: one[nodes] for name, nodes in criteria.items()}
             tokens = one["tokens"].item().split()
             name = f"{condition.label}, seed {seed}: {' '.join(tokens[1:-1])}"
             answers = f"right {one['target'].item()}, answered {one['answer'].item()}"
             truth = true_dataflow(result, cell, tokens)
-            yield Stepped(f"{name} ({answers})", tokens, one, graphs, truth)
+            yield Stepped(f"{name} ({answers})", tokens, one, graphs, shades, truth)
 
 
 def true_dataflow(result: xr.DataTree, cell: int, tokens: list[str]) -> xr.Dataset:
@@ -154,21 +162,15 @@ def _flow(examples: list[Stepped]) -> Spec:
     for one in examples:
         for pos, token in enumerate(one.tokens):
             inputs.append({"example": one.name, "pos": pos, "at": INPUT_STEP, "token": token})
-        # Models without gates have no graph; their changes are shown for every criterion.
         for name in NODES:
-            graphs = one.graphs.get(name)
-            shade = one.data[name if graphs is not None else "change"].to_numpy()
+            graphs, shade = one.graphs[name], one.shades[name].to_numpy()
             columns = list(range(len(one.tokens)))
             for step, of_step in enumerate(shade[:, columns].round(2).tolist()):
                 key = {"example": one.name, "criterion": name, "at": step}
                 nodes.append(key | {"pos": columns, "shade": of_step})
-                if graphs is not None:
-                    updates = np.flatnonzero(graphs["update"].to_numpy()[0, step]).tolist()
-                    frames.append(key | {"pos": updates})
-            if graphs is not None:
-                edges += [
-                    {"example": one.name, "criterion": name, **edge} for edge in _reads(graphs)
-                ]
+                updates = np.flatnonzero(graphs["update"].to_numpy()[0, step]).tolist()
+                frames.append(key | {"pos": updates})
+            edges += [{"example": one.name, "criterion": name, **edge} for edge in _reads(graphs)]
     x: Spec = {"field": "pos", "type": "quantitative", "title": "column", "axis": {"grid": False}}
     x["scale"] = {"domain": [-0.6, width - 0.4], "nice": False}
     y: Spec = {"field": "at", "type": "quantitative", "title": "step"}
@@ -263,7 +265,7 @@ def _truth(examples: list[Stepped]) -> Spec:
         level[int(one.truth["readout"])] = level.max() + 1
         for pos, token in enumerate(one.tokens):
             for name in NODES:
-                update = one.graphs[name]["update"].to_numpy()[0, :, pos] if one.graphs else []
+                update = one.graphs[name]["update"].to_numpy()[0, :, pos]
                 key = {"example": one.name, "criterion": name, "pos": pos, "token": token}
                 if level[pos] >= 0:
                     updates = np.flatnonzero(update).tolist()

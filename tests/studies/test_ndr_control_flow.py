@@ -629,7 +629,8 @@ def test_graphs_are_written_for_other_programs(planted, tmp_path):
     data = planted["drawn"].to_dataset().isel(cell=0)
     files = sorted(path.name for path in (tmp_path / "graphs").iterdir())
     n = data.sizes["example"]
-    assert len(files) == 2 * len(views.NODES) * n
+    # Two formats; the transformer has no gates.
+    assert len(files) == 2 * (len(views.NODES) + 1) * n
     for nodes in views.NODES:
         for example in range(n):
             path = tmp_path / "graphs" / f"ndr-forward-seed0-{nodes}-{example}.json"
@@ -646,10 +647,14 @@ def test_graphs_are_written_for_other_programs(planted, tmp_path):
             assert graph.has_edge((1, 2), (2, 4))
 
 
-def test_graphs_show_the_examples_of_models_with_gates(planted):
-    figure = views.graphs(planted, nodes="change")
+@pytest.mark.parametrize(
+    ("nodes", "models"), [("gate", ["NDR"]), ("change", ["NDR", "transformer"])]
+)
+def test_graphs_show_the_examples_of_models_with_such_nodes(planted, nodes, models):
+    figure = views.graphs(planted, nodes=nodes)
     titles = [axis.get_title(loc="left") for axis in figure.axes[:-1]]
-    assert [title.split(":")[0] for title in titles] == ["NDR, depth 3", "NDR, depth 5"]
+    expected = [f"{model}, depth {depth}" for model in models for depth in (3, 5)]
+    assert [title.split(":")[0] for title in titles] == expected
     assert all("right is" in title for title in titles)
     plt.close("all")
 

@@ -11,12 +11,13 @@ import probes
 from studies.engine import read_result
 from studies.views import ndr, ndr_browser
 
-STORED = Path(__file__).parents[3] / "studies" / "results" / "ndr_control_flow" / "models.nc"
+STORED = Path(__file__).parents[3] / "studies" / "results" / "ndr_control_flow"
 
 
-@pytest.fixture(scope="module")
-def result():
-    return read_result(STORED)
+# The second has only models without gates, whose nodes are those that change.
+@pytest.fixture(scope="module", params=["models.nc", "gateless.nc"])
+def result(request):
+    return read_result(STORED / request.param)
 
 
 @pytest.fixture(scope="module")
