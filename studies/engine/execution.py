@@ -368,7 +368,7 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
 
 
 def _best(candidates: Mapping[Labels, Mapping[Labels, float]]) -> Labels:
-    """The candidate with the greatest mean over what all were repeated with, the first of equals."""
+    """The candidate with the greatest mean over the repeats that all have, the first of equals."""
     shared = set[Labels].intersection(*(set(of_one) for of_one in candidates.values()))
 
     def mean(candidate: Labels) -> float:

@@ -134,7 +134,7 @@ def test_each_preset_trains_what_it_should():
     # F of two layers.
     numbers = {
         ("mlu", "laptop"): (3 + 3) * 3,
-        ("mlu", "seeds"): (3 + 4 + 2) * 3 * 3,
+        ("mlu", "seeds"): (3 + 4 + 2) * 4 * 3 + (1 + 2 + 1) * 4,
         ("mlu", "smoke"): (3 + 3) * 3,
         ("mlu", "ablation"): (16 + 3 + 1 + 3) * 3,
         ("mlu", "paper"): (3 + 2 + 4) * 3,
