@@ -140,7 +140,8 @@ SIGNED = SignedPairsSetup(
     n_validation=1000,
 )
 RATES = {"training.learning_rate": (3e-3, 6e-3, 1.2e-2)}
-FOUR_RATES = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 1, 2)}
+CHOOSING = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 1, 2)}
+"""Axes of the models by which the best rate of a condition is chosen."""
 
 
 def further(rate: float) -> dict[str, tuple[Any, ...]]:
@@ -235,7 +236,7 @@ ARITHMETIC = engine.Study(
         "seeds": Preset(
             changes=f"{TESTED} n_steps=4",
             grids=(
-                *(of | FOUR_RATES for of in (BY_MATRIX, SOFTENED, DOUBLED, UNIVERSAL)),
+                *(of | CHOOSING for of in (BY_MATRIX, SOFTENED, DOUBLED, UNIVERSAL)),
                 {"model": ("softmax",)} | further(6e-3),
                 BY_MATRIX | {"model": ("coda",)} | further(3e-3),
                 SOFTENED | further(6e-3),

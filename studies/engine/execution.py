@@ -339,8 +339,9 @@ CHOSEN = "1: no other value of the tuned settings has a better selecting metric,
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:
     """Mark the cells whose tuned settings are the best of their condition.
 
-    The best settings have the best selecting metric on the validation examples, averaged over
-    seeds and draws of the data.
+    The best settings have the best selecting metric on the validation examples, averaged over the
+    seeds and draws of the data that all settings of the condition have: further ones of the best
+    do not undo the choice.
 
     Args:
         groups: with `scores` and `training`.

@@ -51,11 +51,12 @@ def examples_of(result: xr.DataTree) -> Iterator[Stepped]:
     """The drawn examples of the first model of each condition."""
     for condition, cell, data in first_cells(result):
         seed = result["scores"].to_dataset()["seed"].to_numpy()[cell]
+        known = criteria_of(data)
+        criteria = {name: name if name in known else "change" for name in NODES}
         for number in range(data.sizes["example"]):
             one = data.isel(example=[number])
-            known = criteria_of(data)
-            criteria = {name: name if name in known else "change" for name in NODES}
-            graphs = {name: graphs_of(one, nodes) for name, nodes in criteria.items()}
+            found = {nodes: graphs_of(one, nodes) for nodes in known}
+            graphs = {name: found[nodes] for name, nodes in criteria.items()}
             one = one.isel(example=0)
             shades = {name: one[nodes] for name, nodes in criteria.items()}
             tokens = one["tokens"].item().split()
