@@ -214,6 +214,11 @@ LOOKUP_PRESETS = {
         changes=f"{MUON} training.n_steps=24000 task.direction=backward drawn.n=1",
         grids=({"model": ("lstm", "dnc"), "seed": (0, 1, 2)},),
     ),
+    # So does one in five Neural Data Routers. A sixth seed, to have more than `models`.
+    "backward": engine.Preset(
+        changes=f"{MUON} training.n_steps=12000 task.direction=backward drawn.n=1",
+        grids=({"model": NDRS, "seed": (0, 1, 2, 3, 4, 5)},),
+    ),
     # With the gate, geometric attention and positions, or without. Muon's rate was chosen with NDR
     # alone, and models without gates learn nothing at it.
     "parts": engine.Preset(

@@ -132,7 +132,7 @@ LONG = "n_layers=4 training.batch_size=128 training.evaluate_every=1000 training
 MODELS, SEEDS = ("hyla", "softmax", "linear"), (0, 1, 2)
 # Complete seeds first, on both splits, since it takes hours.
 TWO_SPLITS = ({"seed": SEEDS, "task.seed": (0, 1), "model": MODELS},)
-SPLIT_OF_SEED = {seed: f"task.seed={seed}" for seed in range(10)}
+SPLIT_OF_SEED = {seed: f"task.seed={seed}" for seed in range(20)}
 """Seeds differ in the split and the instances, too."""
 
 WIDTHS = {d_model: f"n_heads={d_model // 8} d_mlp={2 * d_model}" for d_model in (128, 256, 512)}
@@ -188,8 +188,25 @@ PRESETS = {
         grids=(
             {"seed": tuple(range(10)), "model": tuple(ABLATION.split(","))},
             {"seed": tuple(range(10)), "model": MODELS, "n_heads": (1,)},
+            # Ten left it open, but not by much.
+            {"seed": tuple(range(10, 20)), "model": ("hyla", "linear", "linear_relu")},
         ),
         where={"seed": SPLIT_OF_SEED, "n_heads": {1: "d_head=32"}},
+        measures=("ceiling",),
+    ),
+    # Less of each of the paper's three axes than `variants` has, but enough to learn something.
+    "scaling": engine.Preset(
+        changes="training.n_steps=8000",
+        grids=tuple(
+            {"seed": tuple(range(5)), "model": MODELS} | less
+            for less in (
+                {},
+                {"training.n_steps": (4000,)},
+                {"n_layers": (2,)},
+                {"d_model": (32,)},
+            )
+        ),
+        where={"seed": SPLIT_OF_SEED, "d_model": {32: "n_heads=4 d_mlp=64"}},
         measures=("ceiling",),
     ),
     "paper": of_paper(ABLATION),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from studies import engine
-from studies.engine import Claim, metric, read
+from studies.engine import Claim, above_least, metric, read
 from studies.measures.raven import HELD_OUT
 from studies.report.names import name_of
 
@@ -91,12 +91,14 @@ CLAIMS = (
         of_learning=True,
     ),
     *(
-        Claim(f"Models answer {HELD} better with {more}", f"{SCHUG}, figure 4", RIGHT, of, than)
-        for more, of, than in (
-            ("more instances", {"n_steps": 312_500}, {"n_steps": 78_125}),
-            ("more layers", {"n_layers": 16}, {"n_layers": 4}),
-            ("more width", {"d_model": 512}, {"d_model": 128}),
+        Claim(
+            f"Models answer {HELD} better with more {what}",
+            f"{SCHUG}, figure 4",
+            above_least(RIGHT, axis),
+            of={},
+            exceeds=0.0,
         )
+        for what, axis in (("instances", "n_steps"), ("layers", "n_layers"), ("width", "d_model"))
     ),
     legible("from the untrained model's", decoded(HELD_OUT, "untrained"), FIGURES),
     legible("from the values that its tokens show", BY_VALUES, "ours"),

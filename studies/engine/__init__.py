@@ -9,7 +9,7 @@ from studies.engine.execution import Resources, run
 from studies.engine.fairness import TrainedIf
 from studies.engine.folders import RunError
 from studies.engine.papers import Reported, reported
-from studies.engine.readings import Reading, constant, metric, read
+from studies.engine.readings import Reading, above_least, constant, metric, minus_that_of, read
 from studies.engine.results import SchemaError, read_result
 from studies.engine.setup import ALL, Metric, Selection, Setup, cached
 from studies.engine.study import Preset, Study, Where
@@ -39,6 +39,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingError",
     "Where",
+    "above_least",
     "answer",
     "cached",
     "constant",
@@ -46,6 +47,7 @@ __all__ = [
     "cross_entropy",
     "main",
     "metric",
+    "minus_that_of",
     "percent",
     "read",
     "read_result",

@@ -8,6 +8,8 @@ if another file has more pairs.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,7 @@ from studies.engine.claims import (
     VERDICTS,
 )
 from studies.engine.paper_claims import Claimed, PaperClaim
+from studies.engine.readings import conditions_of
 from studies.engine.remedies import CORES
 from studies.engine.results import described
 
@@ -80,7 +83,14 @@ def ledger(
         sizes, and the minutes that a decision would take; with an empty `paper` and `id` those
         that no claim of a paper rests on.
     """
-    tables = [_comparisons_of(file, result) for file, result in results.items()]
+    settings = {
+        study: _settings_of([r for r in results.values() if r.attrs["study"] == study])
+        for study in {result.attrs["study"] for result in results.values()}
+    }
+    tables = [
+        _comparisons_of(file, result, settings[result.attrs["study"]])
+        for file, result in results.items()
+    ]
     found = pd.concat(tables, ignore_index=True)
     found["superseded_by"] = _superseded(found)
     was_run, of_papers = found.verdict != NOT_RUN, pd.Series(False, index=found.index)
@@ -93,9 +103,10 @@ def ledger(
             used.append(found[rests & was_run].assign(paper=name, id=claim.id))
             of_papers |= rests
     used.append(found[~of_papers & was_run].assign(paper="", id=""))
+    comparisons = pd.concat(used, ignore_index=True).drop(columns="compared")
     groups = {
         "claims": _dataset("claim", pd.DataFrame(entries)),
-        "comparisons": _dataset("comparison", pd.concat(used, ignore_index=True)),
+        "comparisons": _dataset("comparison", comparisons),
     }
     return xr.DataTree.from_dict(groups)
 
@@ -150,12 +161,48 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
     }
 
 
-def _comparisons_of(file: str, result: xr.DataTree) -> pd.DataFrame:
+def _settings_of(results: Sequence[xr.DataTree]) -> dict[str, str]:
+    """The settings by which comparisons of a study differ: coordinate to path in the setup.
+
+    How models are trained is not among them: of two trainings, that with more seeds counts.
+    """
+    settings = {}
+    for result in results:
+        axes = json.loads(result.attrs["axes"])
+        settings |= {
+            name: path
+            for name, path in axes["coordinates"].items()
+            if name not in axes["pairs"] + axes["tuned"] and not path.startswith("training.")
+        }
+    return settings
+
+
+def _compared(result: xr.DataTree, settings: Mapping[str, str]) -> list[str]:
+    """By the number of the condition, its settings, also those that the file does not vary."""
+    setup = json.loads(result.attrs["config"])["setup"]
+    fixed = {
+        name: functools.reduce(lambda part, key: part.get(key, {}), path.split("."), setup)
+        for name, path in settings.items()
+    }
+
+    def text(value: Any) -> str:
+        # Where a number does not apply to all conditions, it was stored as a float.
+        return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+    return [
+        ", ".join(text(condition.values.get(name, value)) for name, value in fixed.items())
+        for condition in conditions_of(result)
+    ]
+
+
+def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str]) -> pd.DataFrame:
     """The comparisons of a result, with sizes and times."""
     claims = result["claims"].to_dataset().to_dataframe()
     fairness = result["fairness"].to_dataset()
     table = claims.loc[:, list(COPIED)].assign(file=file, study=result.attrs["study"])
     sides = list(zip(claims["first"], claims["second"], strict=True))
+    compared = _compared(result, settings)
+    table["compared"] = [" > ".join(compared[i] for i in pair if i >= 0) for pair in sides]
     for name in ("parameters", "updates", "examples"):
         values = fairness[name].to_numpy()
         table[name] = [max((values[i] for i in pair if i >= 0), default=np.nan) for pair in sides]
@@ -168,7 +215,7 @@ def _comparisons_of(file: str, result: xr.DataTree) -> pd.DataFrame:
 def _superseded(found: pd.DataFrame) -> list[str]:
     """The file that has more pairs, for each comparison that decides nothing; "" if it counts."""
     best = found.sort_values("n_pairs", kind="stable", ascending=False)
-    same = ["study", "statement", "context"]
+    same = ["study", "statement", "compared"]
     most = best.groupby(same)[["n_pairs", "file"]].transform("first").reindex(found.index)
     decided = found.verdict.isin([HOLDS, CONTRADICTED])
     counts = decided | (found.n_pairs == most.n_pairs)

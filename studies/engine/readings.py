@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Reading:
         bounds: result -> lower and upper bounds [cell] of a 95% interval over examples; None
             where there are none.
         requires: settings that a cell must have to be read, with the allowed values.
+        varies: settings of which a result must have several values to be read.
 
     Example:
         `metric("accuracy", "id") - metric("accuracy", "ood")`
@@ -37,6 +38,7 @@ class Reading:
     values: Callable[[xr.DataTree], Values]
     bounds: Callable[[xr.DataTree], tuple[Values, Values]] | None = None
     requires: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    varies: tuple[str, ...] = ()
 
     def __add__(self, other: Reading | float) -> Reading:
         return self.apply(np.add, other, between=" + ")
@@ -71,8 +73,9 @@ class Reading:
                 return function(*(reading.values(result) for reading in readings))
 
         requires = tuple(one for reading in readings for one in reading.requires)
+        varies = tuple(one for reading in readings for one in reading.varies)
         label = between.join(reading.label for reading in readings)
-        return Reading(label, values, requires=requires)
+        return Reading(label, values, requires=requires, varies=varies)
 
     def among(self, models: Sequence[str], **settings: Any) -> Reading:
         """This reading for some models only, with these settings of the setup; NaN for others.
@@ -101,7 +104,7 @@ class Reading:
 
         requires = (("model", tuple(models)), *((name, (of,)) for name, of in settings.items()))
         label = f"{self.label} of {', '.join(models)}"
-        return Reading(label, values, requires=self.requires + requires)
+        return Reading(label, values, requires=self.requires + requires, varies=self.varies)
 
 
 def unmeasured(result: xr.DataTree) -> Values:
@@ -225,6 +228,60 @@ def pairs_of(result: xr.DataTree, cells: Int[np.ndarray, " n"]) -> list[tuple[An
     names = json.loads(result.attrs["axes"])["pairs"]
     columns = [result["scores"][name].to_numpy()[cells].tolist() for name in names]
     return list(zip(*columns, strict=True))
+
+
+def minus_that_of(
+    reading: Reading,
+    other: Callable[[Condition, Sequence[Condition]], Mapping[str, Any] | None],
+    label: str,
+) -> Reading:
+    """A reading minus that of another condition, of the cell with the same seed and data.
+
+    NaN for conditions that are not compared, and where there is no such cell.
+
+    Args:
+        reading: the reading.
+        other: a condition, all conditions -> coordinates of the other condition; None if this one
+            is not compared.
+        label: a short description of the other condition.
+    """
+
+    def values(result: xr.DataTree) -> Values:
+        value, conditions = reading.values(result), conditions_of(result)
+        differences = unmeasured(result)
+        for condition in conditions:
+            wanted = other(condition, conditions)
+            others = [one for one in conditions if wanted is not None and one.matches(wanted)]
+            if not others:
+                continue
+            theirs = dict(zip(pairs_of(result, others[0].cells), others[0].cells, strict=True))
+            pairs = pairs_of(result, condition.cells)
+            for cell, pair in zip(condition.cells, pairs, strict=True):
+                if pair in theirs:
+                    differences[cell] = value[cell] - value[theirs[pair]]
+        return differences
+
+    label = f"{reading.label}, minus {label}"
+    return Reading(label, values, requires=reading.requires, varies=reading.varies)
+
+
+def above_least(reading: Reading, axis: str) -> Reading:
+    """A reading at the greatest value of a coordinate minus that at its least value.
+
+    Example:
+        `above_least(metric("accuracy", "ood"), "d_model")`
+    """
+
+    def least(condition: Condition, conditions: Sequence[Condition]) -> Mapping[str, Any] | None:
+        values = sorted(
+            {one.values[axis] for one in conditions if one.values.get(axis) is not None}
+        )
+        if len(values) < 2 or condition.values[axis] != values[-1]:
+            return None
+        return {**condition.values, axis: values[0]}
+
+    difference = minus_that_of(reading, least, f"the least {axis}")
+    return replace(difference, varies=(*reading.varies, axis))
 
 
 def pairs_name(result: xr.DataTree) -> str:

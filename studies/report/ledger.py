@@ -24,14 +24,14 @@ Written by `python -m studies.ledger` from the result files beside this page; [c
 holds the same as data. A claim of a paper rests on claims of our studies, each with one or several
 comparisons (at other widths, splits, layers ...). It holds if each of these claims was tried, none
 of its comparisons is undecided and all that can be compared hold; it is contradicted if one
-comparison is. Where several files have the same comparison, one that decides nothing does not count
-if another has more pairs. A comparison is decided by the differences of pairs of models with the
-same seed and data (Student's t, corrected by Holm's method over a study, claims of papers and ours
-apart), with three pairs or more; conditions that are not trained or not tuned alike are not
-comparable. All sizes are ours, and smaller than the papers': a verdict is about these sizes. Times:
-minutes that the missing pairs would take on {CORES} cores, at the measured speed; for what was not
-run, a lower bound: the updates of the models of that preset, at the speed of the smaller models
-that were run.
+comparison is. Where several files have the same comparison, however the models were trained, one
+that decides nothing does not count if another has more pairs. A comparison is decided by the
+differences of pairs of models with the same seed and data (Student's t, corrected by Holm's method
+over a study, claims of papers and ours apart), with three pairs or more; conditions that are not
+trained or not tuned alike are not comparable. All sizes are ours, and smaller than the papers': a
+verdict is about these sizes. Times: minutes that the missing pairs would take on {CORES} cores, at
+the measured speed; for what was not run, a lower bound: the updates of the models of that preset,
+at the speed of the smaller models that were run.
 """
 
 OWN = "Controls and questions that no paper has; comparisons as above."

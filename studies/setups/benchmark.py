@@ -13,7 +13,7 @@ import xarray as xr
 import probes
 from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
-from studies.engine.readings import conditions_of, pairs_of
+from studies.engine.readings import Condition, minus_that_of
 from studies.engine.study import Grid, Where
 from studies.engine.training_config import Checkpoint, Optimizer
 from studies.report import browsers, plots
@@ -204,25 +204,11 @@ def gain(reading: Reading) -> Reading:
     NaN for multi-head attention itself and where there is no such model.
     """
 
-    def values(result: xr.DataTree) -> np.ndarray:
-        value, conditions = reading.values(result), conditions_of(result)
-        gains = np.full(len(value), np.nan)
-        for condition in conditions:
-            others = [
-                other
-                for other in conditions
-                if other.values["model"] == "multi_head"
-                and other.matches(dict(condition.values) | MULTI_HEAD)
-            ]
-            if condition.values["model"] == "multi_head" or not others:
-                continue
-            theirs = dict(zip(pairs_of(result, others[0].cells), others[0].cells, strict=True))
-            pairs = pairs_of(result, condition.cells)
-            for cell, pair in zip(condition.cells, pairs, strict=True):
-                gains[cell] = value[cell] - value[theirs[pair]] if pair in theirs else np.nan
-        return gains
+    def multi_head(condition: Condition, _: Sequence[Condition]) -> Mapping[str, Any] | None:
+        is_it = condition.values["model"] == MULTI_HEAD["model"]
+        return None if is_it else {**condition.values, **MULTI_HEAD}
 
-    return Reading(f"{reading.label}, minus multi-head", values)
+    return minus_that_of(reading, multi_head, "multi-head")
 
 
 def learned(statement: str, score: str, source: str) -> Claim:

@@ -67,11 +67,11 @@ def result_of(
     return tree
 
 
-def two_models(first, second):
+def two_models(first, second, **settings):
     """A result of the models `a` and `b` with these `ood` scores, one per seed."""
     return result_of(
         [
-            {"model": model, "seed": seed, "id": 0.9, "ood": score}
+            {"model": model, "seed": seed, "id": 0.9, "ood": score, **settings}
             for model, scores in (("a", first), ("b", second))
             for seed, score in enumerate(scores)
         ]

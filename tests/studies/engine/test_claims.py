@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from studies.engine import Claim, TrainedIf, metric, read
+from studies.engine import Claim, TrainedIf, above_least, metric, read
 from studies.engine.claims import judge
 from studies.engine.fairness import assess
 from tests.studies.engine.synthetic import result_of, two_models
@@ -305,6 +305,22 @@ def test_apply_calls_a_function_with_the_values_of_each_reading():
     clipped = ood.apply(np.clip, 0.25, within / 2)
     assert clipped.label == f"{ood.label}, 0.25, {within.label} / 2"
     np.testing.assert_allclose(clipped.values(result), [0.45, 0.25])
+
+
+def test_sizes_are_compared_at_the_same_seed_and_other_settings():
+    values = {(4, "a", 0): 0.1, (8, "a", 0): 0.2, (16, "a", 0): 0.5, (16, "a", 1): 0.9}
+    values |= {(4, "b", 0): 0.3, (16, "b", 0): 0.4, (None, "c", 0): 0.7}
+    rows = [
+        {"width": width, "model": model, "seed": seed, "id": 0.9, "ood": ood}
+        for (width, model, seed), ood in values.items()
+    ]
+    result = result_of(rows)
+    found = above_least(metric("accuracy", "ood"), "width").values(result)
+    nan = np.nan
+    np.testing.assert_allclose(found, [nan, nan, 0.4, nan, nan, 0.1, nan])
+    same = result_of([row | {"width": 4} for row in rows[:1]])
+    for axis in ("width", "depth"):
+        assert np.isnan(above_least(metric("accuracy", "ood"), axis).values(same)).all()
 
 
 def test_a_reading_among_some_models_is_nan_for_the_others():

@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pandas as pd
@@ -66,9 +67,11 @@ def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
         PaperClaim(id="c", statement="s", lacks="data", holds_if="some")
 
 
-def result_with(first, second):
-    """A judged result of two models with these OOD scores."""
-    result = two_models(first, second)
+def result_with(first, second, width=None):
+    """A judged result of two models with these OOD scores; with `width` it has it as an axis."""
+    varied = {} if width is None else {"width": width}
+    result = two_models(first, second, **varied)
+    result.attrs["config"] = json.dumps({"setup": {"model": "a", "width": 8}})
     claims = (
         Claim("A is better", "P", metric("accuracy", "ood"), {"model": "a"}, {"model": "b"}),
         Claim("C is better", "P", metric("accuracy", "ood"), {"model": "c"}, {"model": "b"}),
@@ -184,6 +187,13 @@ def test_an_undecided_comparison_does_not_count_beside_one_with_more_pairs(small
     superseded = (small, large) == (CLOSE, MORE)
     assert ("undecided (does not count beside large.nc)" in page) == superseded
     assert ("| `first` a beats b | **holds** | 1 holds |" in page) == superseded
+
+
+@pytest.mark.parametrize(("width", "verdict"), [(8, "holds"), (16, "undecided")])
+def test_comparisons_are_the_same_if_their_settings_are_whether_varied_or_not(width, verdict):
+    results = {"small.nc": result_with(*CLOSE), "large.nc": result_with(*MORE, width=width)}
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
+    assert entry_of(tree, "first")["verdict"] == verdict
 
 
 def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from studies.engine import Claim, Preset, metric
+from studies.engine import Claim, Preset, above_least, metric
 from studies.engine.remedies import Remedy, remedies_of, remedy, seconds_per_step
 from tests.studies.engine import toy
 from tests.studies.engine.synthetic import two_models
@@ -69,6 +69,15 @@ def judged(study, seconds):
         result[name] = xr.DataTree(data)
     result.attrs["study"] = study.name
     return result
+
+
+def test_a_reading_over_sizes_needs_a_preset_with_several():
+    wider = Claim("Wider is better", "P", above_least(OOD, "width"), {}, 0.0)
+    one = replace(ONE_SIDE, grids=({**MLPS, "width": (8,)},))
+    assert remedy(study_with(one=one, longer=LONGER), wider) == Remedy("longer", 6, 3000)
+    assert remedy(study_with(one=one), wider) is None
+    half = replace(wider, reading=wider.reading / 2.0)
+    assert remedy(study_with(one=one), half) is None
 
 
 @pytest.fixture
