@@ -195,10 +195,15 @@ def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
 
 
 def setting(result: xr.DataTree, path: str) -> str:
-    """A setting that all models share, as text: whole numbers with separators of thousands."""
+    """A setting that all models share, as text: whole numbers with separators of thousands.
+
+    Args:
+        result: a result.
+        path: names of nested settings and positions in lists, as in `task.ood_depths.1`.
+    """
     value: Any = json.loads(result.attrs["config"])["setup"]
     for part in path.split("."):
-        value = value[part]
+        value = value[int(part) if isinstance(value, list) else part]
     return count(value) if isinstance(value, int) else str(value)
 
 

@@ -27,7 +27,7 @@ def result():
     result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
     for name, data in STUDY.judge(result).items():
         result[name] = xr.DataTree(data)
-    config = '{"setup": {"n": 4, "training": {"n_steps": 20000}}}'
+    config = '{"setup": {"depths": [8, 10], "training": {"n_steps": 20000}}}'
     result.attrs |= {"study": "toy", "config": config}
     return result
 
@@ -97,6 +97,7 @@ def test_long_times_are_in_hours(result, minutes, text):
 
 def test_settings_verdicts_and_the_table(result):
     assert rendered(result, '{{ setting("training.n_steps") }} steps') == "20,000 steps"
+    assert rendered(result, '{{ setting("depths.1") }}') == "10"
     assert rendered(result, '{{ verdict("a is better") }}') == "holds"
     assert rendered(result, '{{ verdict("a is*") }}') == "holds or contradicted"
     # Six models, a minute each.
