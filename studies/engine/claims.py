@@ -208,16 +208,22 @@ def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[
     else:
         compared, sides = set(claim.of), [(first, None) for first in firsts]
     shared = [name for name in varied(result) if name not in compared]
-    return [
-        Comparison(
-            claim,
-            _context((first, second), shared),
-            _differences(result, values, first, second or float(other)),  # pyright: ignore[reportArgumentType]
-            fairness.objections(first, second, of_learning=claim.of_learning),
-            tuple(side.number for side in (first, second) if side is not None),
-        )
-        for first, second in sides
-    ] or [Comparison(claim)]
+    comparisons = []
+    for first, second in sides:
+        context = _context((first, second), shared)
+        differences = _differences(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
+        objections = fairness.objections(first, second, of_learning=claim.of_learning)
+        reason = objections or _no_contest(claim, differences)
+        numbers = tuple(side.number for side in (first, second) if side is not None)
+        comparisons.append(Comparison(claim, context, differences, reason, numbers))
+    return comparisons or [Comparison(claim)]
+
+
+def _no_contest(claim: Claim, differences: np.ndarray) -> str:
+    """Why differences cannot decide a claim of more: none has a sign, as where all are perfect."""
+    is_of_more = claim.equals is None and claim.margin == 0
+    alike = len(differences) >= FEWEST_PAIRS and not differences.any()
+    return "no pair differs" if is_of_more and alike else ""
 
 
 def _agree(first: Condition, second: Condition, *, ignore: set[str]) -> bool:

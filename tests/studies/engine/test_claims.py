@@ -284,7 +284,18 @@ def test_the_family_wise_error_rate_is_at_most_five_percent():
 
 def test_differences_without_spread_are_decided_unless_they_are_zero():
     assert verdicts(two_models([1.0, 1.0, 1.0], [0.125, 0.125, 0.125])) == ["holds"]
-    assert verdicts(two_models([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])) == ["undecided"]
+    assert verdicts(two_models([1.0, 1.0], [1.0, 1.0])) == ["undecided"]
+
+
+def test_what_is_perfect_on_both_sides_is_no_test_of_which_is_better():
+    alike = two_models([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    found = judged(alike)
+    assert found["verdict"].item() == "not comparable"
+    assert found["reason"].item() == "no pair differs"
+    # It shows that they are as good as one another.
+    assert verdicts(alike, replace(BETTER, margin=-0.01)) == ["holds"]
+    equal = replace(BETTER, exceeds=None, equals={"model": "b"}, margin=0.01)
+    assert verdicts(alike, equal) == ["holds"]
 
 
 def test_readings_are_added_subtracted_and_divided():
