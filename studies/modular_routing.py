@@ -187,6 +187,7 @@ def near_a_decision() -> tuple[Grid, ...]:
             ("monolithic", (3,), few + many),
             ("concatenation", (3, 5), many),
             ("encoder", (10, 15), many),
+            ("cross_attention", (3,), few + many),
         )
         for one in drawn_anew(
             range(6, 34),

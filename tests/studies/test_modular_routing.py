@@ -320,7 +320,7 @@ PRESETS = {
     "selection": (14 * 6, 6000, 10),
     "end_to_end": (5 * 28, 6000, 10),
     "operators": (40 * 6, 6000, 20),
-    "near-a-decision": (6 * 28, 6000, 20),
+    "near-a-decision": (8 * 28, 6000, 20),
     "points": (2 * 6, 6000, 10),
     "functional": (12 * 6, 6000, 10),
     "keys": (9 * 6, 6000, 10),
