@@ -27,11 +27,12 @@ of its comparisons is undecided and all that can be compared hold; it is contrad
 comparison is. Where several files have the same comparison, however the models were trained, one
 that decides nothing does not count if another has more pairs. A comparison is decided by the
 differences of pairs of models with the same seed and data (Student's t, corrected by Holm's method
-over a study, claims of papers and ours apart), with three pairs or more; conditions that are not
-trained or not tuned alike are not comparable. All sizes are ours, and smaller than the papers': a
-verdict is about these sizes. Times: minutes that the missing pairs would take on {CORES} cores, at
-the measured speed; for what was not run, a lower bound: the updates of the models of that preset,
-at the speed of the smaller models that were run.
+over a study, claims of papers and ours apart; a second look at a comparison, with more seeds, is
+not corrected for), with three pairs or more; conditions that are not trained or not tuned alike are
+not comparable. All sizes are ours, and smaller than the papers': a verdict is about these sizes.
+Times: minutes that the missing pairs would take on {CORES} cores, at the measured speed; for what
+was not run, a lower bound: the updates of the models of that preset, at the speed of the smaller
+models that were run.
 """
 
 OWN = "Controls and questions that no paper has; comparisons as above."
