@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from studies import engine
+from studies.claims.experts import capacities, of_experts
 from studies.engine import Claim, Row, Section, metric, read
 from studies.measures import fuzzy_logic as measures
 from studies.report import plots
@@ -81,6 +82,7 @@ NOT_HERE = f"{TABLE_A1}: on Raven, not here"
 WHERE = "Held-out combinations are answered better where"
 BETTER = "is decoded better than from the untrained code"
 CLAIMS = (
+    *of_experts(NEW, 256),
     better("hyla", "linear"),
     better("hyla", "softmax"),
     better("linear_relu", "linear"),
@@ -186,6 +188,11 @@ PRESETS = {
     "tuned": engine.Preset(changes=f"{LONG} training.learning_rate=0.001,0.003"),
     "context": engine.Preset(changes=f"{LONG} {THREE} {LENGTHS}", measures=()),
     "held_out": engine.Preset(changes=f"{LONG} {THREE} {SHARES}", measures=()),
+    "experts": engine.Preset(
+        changes=f"{LONG} {THREE} training.learning_rate=0.001,0.003",
+        grids=capacities(256),
+        measures=(),
+    ),
     "paper": of_paper(f"{ABLATION} {RATES} n_points=32 held_out=0.7"),
     "paper-context": of_paper(f"{THREE} {RATES} {LENGTHS},96 {SHARES}"),
     "paper-latent-code": of_paper(

@@ -18,6 +18,7 @@ from functools import partial
 import probes
 import tasks
 from studies import engine
+from studies.claims.experts import capacities
 from studies.claims.raven import (
     BY_VALUES,
     CLAIMS,
@@ -207,6 +208,14 @@ PRESETS = {
             )
         ),
         where={"seed": SPLIT_OF_SEED, "d_model": {32: "n_heads=4 d_mlp=64"}},
+        measures=("ceiling",),
+    ),
+    "experts": engine.Preset(
+        changes="training.n_steps=8000",
+        grids=tuple(
+            {"seed": tuple(range(5)), "model": MODELS} | capacity for capacity in capacities(128)
+        ),
+        where={"seed": SPLIT_OF_SEED},
         measures=("ceiling",),
     ),
     "paper": of_paper(ABLATION),

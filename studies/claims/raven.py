@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from studies import engine
+from studies.claims.experts import of_experts
 from studies.engine import Claim, above_least, metric, read
 from studies.measures.raven import HELD_OUT
 from studies.report.names import name_of
@@ -100,6 +101,7 @@ CLAIMS = (
         )
         for what, axis in (("instances", "n_steps"), ("layers", "n_layers"), ("width", "d_model"))
     ),
+    *of_experts(RIGHT, 128),
     legible("from the untrained model's", decoded(HELD_OUT, "untrained"), FIGURES),
     legible("from the values that its tokens show", BY_VALUES, "ours"),
     legible(

@@ -76,6 +76,7 @@ SETTINGS = {
     "scaled": {"0": "not scaled", "1": ""},
     "projection": {"linear": "", "two_layers": "F of two layers"},
     "objective": {"sampled": ""},
+    "n_experts": {"1": "", "4": "4 experts"},
     "n_retrievals": {str(n): f"R={n}" for n in (1, 2, 3, 4, 6, 8)},
     "scorer": {"dot": "", "mlp": "linear scorer"},
     "trained_on": {"familiar": "", "all": "trained on all"},

@@ -27,6 +27,8 @@ class LatentCodeSetup(engine.Setup):
         n_heads, d_head: number and width of attention heads.
         d_mlp: hidden units of the feed-forward layers.
         attention_dropout: see `mechanisms.AttentionConfig`.
+        n_experts: experts of a mixture in place of each feed-forward layer, of `d_mlp` hidden
+            units each and two for each token; 1: a single layer.
     """
 
     n_layers: int
@@ -35,6 +37,7 @@ class LatentCodeSetup(engine.Setup):
     d_head: int
     d_mlp: int
     attention_dropout: float = 0.0
+    n_experts: int = 1
 
     def models(self) -> tuple[str, ...]:
         return tuple(mechanisms.ATTENTION_VARIANTS)
@@ -53,10 +56,19 @@ class LatentCodeSetup(engine.Setup):
                 d_head=self.d_head,
                 dropout=self.attention_dropout,
             ),
-            feed_forward=mechanisms.FeedForwardConfig(d_mlp=self.d_mlp),
+            feed_forward=self.feed_forward,
             positions="relative",
         )
         return mechanisms.Transformer(config, generator=generator)
+
+    @property
+    def feed_forward(self) -> mechanisms.FeedForwardConfig | mechanisms.MixtureOfExpertsConfig:
+        """The config of the feed-forward layers."""
+        if self.n_experts == 1:
+            return mechanisms.FeedForwardConfig(d_mlp=self.d_mlp)
+        return mechanisms.MixtureOfExpertsConfig(
+            n_experts=self.n_experts, top_k=2, d_mlp=self.d_mlp
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

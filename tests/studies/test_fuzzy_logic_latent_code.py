@@ -215,9 +215,14 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements():
     # Of HYLA also fewer held-out combinations, and longer sequences.
     rows += [("hyla", 0.3, 16, 0.9), ("hyla", 0.7, 64, 0.9)]
     cells = [
-        {"model": model, "held_out": share, "n_points": n, "seed": 0, "id": 0.95, "ood": 0.1}
+        {"model": model, "held_out": share, "n_points": n, "n_experts": 1, "d_mlp": 256}
         for model, share, n, _ in rows
     ]
+    # A mixture of experts, and as many weights in one layer.
+    for capacity, value in (({"n_experts": 4}, 0.9), ({"d_mlp": 1024}, 0.85)):
+        cells.append(cells[0] | capacity)
+        rows.append((value,))
+    cells = [cell | {"seed": 0, "id": 0.95, "ood": 0.1} for cell in cells]
     tree = result_of(cells, metric="r2_of_sequences")
     scores = tree["scores"].to_dataset().reindex(split=["id", "test", "ood"])
     scores["r2_of_sequences"].loc[{"split": "test"}] = [[value] for *_, value in rows]

@@ -204,6 +204,7 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
 
 def test_claims_about_sizes_and_ablations_are_in_the_direction_of_their_statements():
     basic = {"n_heads": 16, "n_steps": 78_125, "n_layers": 4, "d_model": 128, "seed": 0}
+    basic |= {"n_experts": 1, "d_mlp": 128}
     changed = (
         ({"model": "hyla"}, 0.6),
         ({"model": "linear_relu"}, 0.5),
@@ -215,14 +216,33 @@ def test_claims_about_sizes_and_ablations_are_in_the_direction_of_their_statemen
         ({"model": "hyla", "n_steps": 312_500}, 0.7),
         ({"model": "hyla", "n_layers": 16}, 0.7),
         ({"model": "hyla", "d_model": 512}, 0.7),
+        ({"model": "hyla", "n_experts": 4}, 0.7),
+        ({"model": "hyla", "d_mlp": 512}, 0.65),
     )
     cells = [basic | changes | {"id": 0.9, "ood": right} for changes, right in changed]
     tree = result_of(cells)
     found = judge(tree, STUDY.claims, assess(tree, None))
     about = found["n_pairs"].to_numpy() > 0
     statements = found["statement"].to_numpy()[about]
-    assert len(set(statements)) == len(statements) == 5 + 1 + 3
+    assert len(set(statements)) == len(statements) == 5 + 1 + 3 + 2
     assert (found["effect"].to_numpy()[about] > 0).all()
+
+
+def test_a_mixture_of_experts_has_as_many_weights_as_a_wide_layer():
+    cells = STUDY.plan("experts", ["model=hyla", "seed=0"]).cells
+    models = {
+        (cell.n_experts, cell.d_mlp): cell.build(torch.Generator().manual_seed(0)) for cell in cells
+    }
+    assert set(models) == {(1, 128), (4, 128), (1, 512)}
+    mixture, wide = models[4, 128], models[1, 512]
+    n_weights = [sum(w.numel() for w in model.parameters()) for model in (mixture, wide)]
+    assert n_weights[0] == pytest.approx(n_weights[1], rel=0.02)
+    layers = [model.blocks[0].mlp for model in (mixture, wide)]
+    assert [type(layer).__name__ for layer in layers] == ["MixtureOfExperts", "FeedForward"]
+    assert layers[0].top_k == 2
+    for cell in cells:
+        batch = cell.sampler().batch("train", 0, 2)
+        assert torch.isfinite(cell.loss(models[cell.n_experts, cell.d_mlp], batch, 0))
 
 
 def test_unknown_models_are_refused(tmp_path):
