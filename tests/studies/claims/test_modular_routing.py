@@ -161,8 +161,8 @@ def test_and_not_against_one_that_was_not_trained():
     second = found[found["statement"].str.startswith("With true modules the encoder with")]
     one_layer = found[found["statement"].str.startswith("With one layer the encoder")]
     refused = second["statement"].str.endswith("concatenation, selection bottleneck")
-    assert (second[refused]["verdict"] == "not comparable").all()
-    assert "not comparable" not in {*second[~refused]["verdict"], *one_layer["verdict"]}
+    assert (second[refused]["reason"] == "not trained").all()
+    assert "not trained" not in {*second[~refused]["reason"], *one_layer["reason"]}
 
 
 def test_cross_attention_is_compared_with_all_methods_of_others():
