@@ -195,8 +195,19 @@ PRESETS = {
     ),
     # The rate of `variants` was chosen with others than HYLA, for which a lower one is better.
     "rates": engine.Preset(
-        changes="model=hyla,linear,linear_relu training.n_steps=8000 seed=0,1,2 "
-        "training.learning_rate=0.0015,0.003,0.006,0.012",
+        changes="training.n_steps=8000",
+        grids=(
+            {
+                "model": ("hyla", "linear", "linear_relu"),
+                "training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2),
+                "seed": (0, 1, 2),
+            },
+            # Further seeds, each at its best rate.
+            *(
+                {"model": models, "training.learning_rate": (rate,), "seed": tuple(range(3, 20))}
+                for models, rate in ((("hyla", "linear_relu"), 3e-3), (("linear",), 6e-3))
+            ),
+        ),
         where={"seed": SPLIT_OF_SEED},
         measures=("ceiling",),
     ),
