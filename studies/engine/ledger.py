@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,10 +83,7 @@ def ledger(
         sizes, and the minutes that a decision would take; with an empty `paper` and `id` those
         that no claim of a paper rests on.
     """
-    settings = {
-        study: _settings_of([r for r in results.values() if r.attrs["study"] == study])
-        for study in {result.attrs["study"] for result in results.values()}
-    }
+    settings = _settings_of(results.values())
     tables = [
         _comparisons_of(file, result, settings[result.attrs["study"]])
         for file, result in results.items()
@@ -161,19 +158,19 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
     }
 
 
-def _settings_of(results: Sequence[xr.DataTree]) -> dict[str, str]:
-    """The settings by which comparisons of a study differ: coordinate to path in the setup.
+def _settings_of(results: Iterable[xr.DataTree]) -> dict[str, dict[str, str]]:
+    """By study, the settings by which comparisons differ: coordinate to path in the setup.
 
     How models are trained is not among them: of two trainings, that with more seeds counts.
     """
-    settings = {}
+    settings: dict[str, dict[str, str]] = {}
     for result in results:
         axes = json.loads(result.attrs["axes"])
-        settings |= {
-            name: path
+        settings.setdefault(result.attrs["study"], {}).update(
+            (name, path)
             for name, path in axes["coordinates"].items()
             if name not in axes["pairs"] + axes["tuned"] and not path.startswith("training.")
-        }
+        )
     return settings
 
 

@@ -250,11 +250,12 @@ def minus_that_of(
         value, conditions = reading.values(result), conditions_of(result)
         differences = unmeasured(result)
         for condition in conditions:
-            wanted = other(condition, conditions)
-            others = [one for one in conditions if wanted is not None and one.matches(wanted)]
-            if not others:
+            if (wanted := other(condition, conditions)) is None:
                 continue
-            theirs = dict(zip(pairs_of(result, others[0].cells), others[0].cells, strict=True))
+            found = next((one for one in conditions if one.matches(wanted)), None)
+            if found is None:
+                continue
+            theirs = dict(zip(pairs_of(result, found.cells), found.cells, strict=True))
             pairs = pairs_of(result, condition.cells)
             for cell, pair in zip(condition.cells, pairs, strict=True):
                 if pair in theirs:

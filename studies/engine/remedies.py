@@ -80,11 +80,12 @@ def _compared(
         }
         for side in (claim.of, other)
     ]
-    models = set.union(*sides)
-    found = [values for cell, values in cells if cell in models]
-    varies = [{values.get(name) for values in found} for name in claim.reading.varies]
-    if not all(sides) or any(len(some) < 2 for some in varies):
+    if not all(sides):
         return None
+    models = set.union(*sides)
+    for name in claim.reading.varies:
+        if len({values.get(name) for cell, values in cells if cell in models}) < 2:
+            return None
     steps = sum(cell.training.n_steps for cell in models)
     n_seeds = min(len({cell.seed for cell in side}) for side in sides)
     if n_seeds >= FEWEST_PAIRS:
