@@ -29,7 +29,7 @@ from studies.engine.claims import (
 from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.readings import conditions_of
 from studies.engine.remedies import CORES
-from studies.engine.results import described
+from studies.engine.results import config_of, described
 
 COUNTS = {verdict: f"n_{verdict.replace(' ', '_')}" for verdict in VERDICTS}
 """The names of the numbers of comparisons, by verdict."""
@@ -176,7 +176,7 @@ def _settings_of(results: Iterable[xr.DataTree]) -> dict[str, dict[str, str]]:
 
 def _compared(result: xr.DataTree, settings: Mapping[str, str]) -> list[str]:
     """By the number of the condition, its settings, also those that the file does not vary."""
-    setup = json.loads(result.attrs["config"])["setup"]
+    setup = config_of(result)["setup"]
     fixed = {
         name: functools.reduce(lambda part, key: part.get(key, {}), path.split("."), setup)
         for name, path in settings.items()
