@@ -238,6 +238,12 @@ LOOKUP_PRESETS = {
         ),
         where=dropout_of(ungated="training.stop_at=none training.compile=true"),
     ),
+    # Five seeds left open how many of the deeper expressions it answers forward: two more.
+    "relative": engine.Preset(
+        changes="model=relative task.direction=forward drawn.n=1 training.learning_rate=0.004 "
+        "seed=0,1,2,3,4,5,6",
+        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+    ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
         changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "
