@@ -3,14 +3,16 @@
     python -m studies.ledger
     python -m studies.ledger --results FOLDER
 
-Verdicts in result files are made anew where claims have changed since. The page `claims.md` and the
-data `claims.nc` are then written beside them, and the pages that have templates in `studies/pages`:
-`NAME.md` from the result files in the folder `NAME`, `findings.md` and `summary.md` from all of
-them and the ledger, and from `readme.md` a part of the README.
+Verdicts in result files are made anew where claims have changed since, and settings that were added
+since are filled in. The page `claims.md` and the data `claims.nc` are then written beside them, and
+the pages that have templates in `studies/pages`: `NAME.md` from the result files in the folder
+`NAME`, `findings.md` and `summary.md` from all of them and the ledger, and from `readme.md` a part
+of the README.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +26,9 @@ from studies.engine.folders import write_atomically
 from studies.engine.ledger import ledger
 from studies.engine.paper_claims import read_claims
 from studies.engine.remedies import remedies_of
-from studies.engine.results import make_result, write_result
+from studies.engine.results import config_of, make_result, write_result
+from studies.engine.settings import plain
+from studies.engine.zoo import setup_of
 from studies.report.ledger import ledger_page
 from studies.report.pages import render_page
 from studies.zoo import all_studies
@@ -61,17 +65,23 @@ def result_files(folder: Path = RESULTS) -> list[Path]:
 
 
 def judged(result: xr.DataTree) -> xr.DataTree:
-    """A result with verdicts by the present claims of its study.
+    """A result with the present settings and verdicts by the present claims of its study.
+
+    Settings that were added since have their defaults.
 
     Raises:
         ValueError: its study is not one of this package.
+        RunError: its study no longer has all of its settings.
     """
     studies, name = all_studies(), result.attrs["study"]
     if name not in studies:
         raise ValueError(f"study must be one of {', '.join(studies)}, got {name!r}")
     groups = {group.path.strip("/"): group.to_dataset() for group in result.subtree}
     groups |= studies[name].judge(result)
-    return make_result({path: data for path, data in groups.items() if path}, result.attrs)
+    config = config_of(result)
+    config["setup"] = plain(setup_of(config["setup"], studies[name]))
+    attrs = result.attrs | {"config": json.dumps(config)}
+    return make_result({path: data for path, data in groups.items() if path}, attrs)
 
 
 def make_ledger(files: Mapping[str, xr.DataTree]) -> tuple[xr.DataTree, str]:
@@ -122,7 +132,7 @@ def main(
         for path in result_files(results):
             stored = read_result(path)
             files[str(path.relative_to(results))] = new = judged(stored)
-            if not new.equals(stored):
+            if not new.identical(stored):
                 write_result(new, path)
         data, page = make_ledger(files)
         write_result(data, results / DATA)

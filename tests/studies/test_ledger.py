@@ -1,5 +1,6 @@
 """The script that writes the ledger of claims."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from studies import ledger
 from studies.engine import read_result
-from studies.engine.results import load_tree, write_result
+from studies.engine.results import config_of, load_tree, write_result
 
 STORED = ledger.RESULTS / "compositional_benchmarks" / "triangles.nc"
 
@@ -49,6 +50,17 @@ def test_verdicts_of_other_claims_are_made_anew(folder):
     assert run(folder).exit_code == 0
     found = read_result(path)["claims"]["verdict"].to_numpy().tolist()
     assert found == expected != verdicts.tolist()
+
+
+def test_settings_that_a_result_lacks_are_filled_in(folder):
+    path = folder / STORED.name
+    result = read_result(path)
+    config = config_of(result)
+    expected = config["setup"]["training"].pop("decay_steps")
+    result.attrs["config"] = json.dumps(config)
+    write_result(result, path)
+    assert run(folder).exit_code == 0
+    assert config_of(read_result(path))["setup"]["training"]["decay_steps"] == expected
 
 
 def test_a_folder_without_results_is_an_error(tmp_path):

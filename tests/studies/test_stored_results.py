@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
 from studies.engine.paper_claims import read_claims
-from studies.engine.results import load_tree
+from studies.engine.results import config_of, load_tree
 from studies.ledger import (
     DATA,
     OVERVIEWS,
@@ -158,11 +158,12 @@ def test_pages_and_files_name_one_another(page):
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_verdicts_are_those_of_the_present_claims(path):
+def test_verdicts_and_settings_are_those_of_the_present_study(path):
     stored = stored_in(path)
     new = judged(stored)
     for name in ("fairness", "claims", "summary"):
         xr.testing.assert_allclose(new[name].to_dataset(), stored[name].to_dataset())
+    assert config_of(new) == config_of(stored)
 
 
 def test_the_ledger_is_that_of_the_stored_results():
