@@ -37,11 +37,11 @@ class MixtureOfExpertsConfig:
     d_mlp: int
 
     def __post_init__(self):
+        check_sizes(self, "n_experts", "d_mlp")
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(
                 f"top_k must be in [1, n_experts = {self.n_experts}], got {self.top_k}"
             )
-        check_sizes(self, "d_mlp")
 
     def build(self, d_model: int, *, generator: torch.Generator | None = None) -> nn.Module:
         """The module for a residual stream of width `d_model`."""

@@ -238,10 +238,7 @@ def _context(conditions: Sequence[Condition | None], names: Sequence[str]) -> st
     for name in names:
         values = [condition.values[name] for condition in conditions if condition is not None]
         if applicable := [value for value in values if value is not None]:
-            value = applicable[0]
-            # Beside cells without a value, whole numbers are stored as floats.
-            whole = isinstance(value, float) and value.is_integer()
-            parts.append(f"{name} {int(value) if whole else value}")
+            parts.append(f"{name} {applicable[0]}")
     return ", ".join(parts)
 
 

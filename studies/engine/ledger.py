@@ -183,7 +183,7 @@ def _compared(result: xr.DataTree, settings: Mapping[str, str]) -> list[str]:
     }
 
     def text(value: Any) -> str:
-        # Where a number does not apply to all conditions, it was stored as a float.
+        # Conditions have whole numbers where settings have floats, such as 10.0.
         return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
     return [

@@ -297,5 +297,14 @@ def most_seeds(result: xr.DataTree) -> int:
 
 
 def _with_none(values: np.ndarray) -> list[Any]:
-    """The values of a coordinate, with None for NaN and "", which mean that it does not apply."""
-    return [None if value == "" or value != value else value for value in values.tolist()]
+    """The values of a coordinate, with None for NaN and "", which mean that it does not apply.
+
+    Beside NaN, whole numbers are stored as floats: they are turned back.
+    """
+
+    def value_of(value: Any) -> Any:
+        if value == "" or value != value:
+            return None
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return [value_of(value) for value in values.tolist()]

@@ -113,6 +113,8 @@ def test_one_expert_is_a_feed_forward_layer():
 def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match=r"top_k must be in \[1, n_experts = 2\], got 3"):
         MixtureOfExpertsConfig(n_experts=2, top_k=3, d_mlp=1)
+    with pytest.raises(ValueError, match="n_experts must be at least 1, got 0"):
+        MixtureOfExpertsConfig(n_experts=0, top_k=1, d_mlp=1)
     with pytest.raises(ValueError, match="d_mlp must be at least 1, got 0"):
         MixtureOfExpertsConfig(n_experts=2, top_k=1, d_mlp=0)
     with pytest.raises(ValueError, match="d_mlp must be at least 1, got -1"):
