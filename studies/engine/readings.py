@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Float, Int
 
@@ -166,21 +168,22 @@ class Condition:
     Attributes:
         number: its index among the conditions of the result.
         values: the value of each other coordinate; None where it does not apply.
+        fixed: the settings of the study that no coordinate varies, by the last part of their path
+            where it is unique.
         tried: indices of all its cells.
         cells: indices of the cells with the chosen values of the tuned settings.
     """
 
     number: int
     values: Mapping[str, Any]
+    fixed: Mapping[str, Any]
     tried: Int[np.ndarray, " cell"]
     cells: Int[np.ndarray, " cell"]
 
     def matches(self, values: Mapping[str, Any]) -> bool:
-        """Whether the condition has these values; a coordinate that does not apply matches all."""
-        return all(
-            self.values.get(name) == value or self.values.get(name, value) is None
-            for name, value in values.items()
-        )
+        """Whether the condition has these values; one that does not apply matches all."""
+        own = {**self.fixed, **self.values}
+        return all(name in own and own[name] in (None, value) for name, value in values.items())
 
     def value_names(self, coordinates: Sequence[str]) -> list[str]:
         """Display names of some of its values, without those that need no mention."""
@@ -199,6 +202,7 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
     columns = [_with_none(scores[name].to_numpy()) for name in names]
     chosen = np.flatnonzero(scores["chosen"])
+    fixed = _fixed(json.loads(result.attrs["config"])["setup"], axes["coordinates"].values())
     cells: dict[tuple[Any, ...], list[int]] = {}
     for cell in range(scores.sizes["cell"]):
         cells.setdefault(tuple(column[cell] for column in columns), []).append(cell)
@@ -206,11 +210,24 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
         Condition(
             number,
             dict(zip(names, values, strict=True)),
+            fixed,
             np.array(tried),
             np.intersect1d(tried, chosen),
         )
         for number, (values, tried) in enumerate(cells.items())
     ]
+
+
+def _fixed(setup: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
+    """The settings of a setup but those at some paths, by the last part of their path."""
+    (flat,) = pd.json_normalize(dict(setup)).to_dict("records")
+    last = {path: str(path).rpartition(".")[2] for path in flat}
+    n_of_name = Counter(last.values())
+    return {
+        name: flat[path]
+        for path, name in last.items()
+        if n_of_name[name] == 1 and path not in varied
+    }
 
 
 def varied(result: xr.DataTree) -> list[str]:

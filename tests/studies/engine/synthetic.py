@@ -63,7 +63,8 @@ def result_of(
     tree = xr.DataTree.from_dict(
         {name: data.assign_coords(chosen=chosen) for name, data in groups.items()}
     )
-    tree.attrs = {"axes": json.dumps(axes), "seeds": "[0]"}
+    config = json.dumps({"setup": {}})
+    tree.attrs = {"axes": json.dumps(axes), "seeds": "[0]", "config": config}
     return tree
 
 

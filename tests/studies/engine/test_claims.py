@@ -351,13 +351,26 @@ def test_a_reading_among_some_models_is_nan_for_the_others():
         ood.among(["a"], n_heads=2).values(result)
 
 
+@pytest.mark.parametrize(("width", "verdict"), [(8, "holds"), (16, "not run")])
+def test_claims_can_name_settings_that_a_result_does_not_vary(width, verdict):
+    result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
+    result.attrs["config"] = json.dumps({"setup": {"task": {"width": 8}}})
+    assert verdicts(result, replace(BETTER, of={"model": "a", "width": width})) == [verdict]
+
+
+def test_a_coordinate_counts_rather_than_the_setting_that_it_varies():
+    result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51], width=8)
+    result.attrs["config"] = json.dumps({"setup": {"width": 16}})
+    found = [verdicts(result, replace(BETTER, of={"model": "a", "width": n})) for n in (8, 16)]
+    assert found == [["holds"], ["not run"]]
+
+
 def test_a_setting_that_is_not_for_a_model_does_not_exclude_it():
     cells = [
         {"model": model, "n_heads": n_heads, "kind": kind, "seed": 0, "id": 0.5, "ood": 0.4}
         for model, n_heads, kind in (("a", 2, "x"), ("a", 4, "y"), ("b", None, None))
     ]
     result, ood = result_of(cells), metric("accuracy", "ood")
-    result.attrs["config"] = json.dumps({"setup": {}})
     for chosen in ({"n_heads": 2}, {"kind": "x"}):
         found = ood.among(["a", "b"], **chosen).values(result)
         assert np.isfinite(found).tolist() == [True, False, True]

@@ -116,7 +116,7 @@ def test_models_that_differ_in_data_too_are_not_called_seeds():
     axes = json.loads(result.attrs["axes"])
     axes |= {
         "pairs": [*axes["pairs"], "task_seed"],
-        "coordinates": [*axes["coordinates"], "task_seed"],
+        "coordinates": axes["coordinates"] | {"task_seed": "task.seed"},
     }
     result["scores"] = (
         result["scores"]
