@@ -82,7 +82,12 @@ def result():
         result[name] = xr.DataTree(data)
     result.attrs |= {
         **{name: "x" for name in ("created_at", "preset", "command")},
-        **{"study": "toy", "question": STUDY.question, "config": '{"setup": {"n": 4}}', "seeds": "[0, 1, 2]"},
+        **{
+            "study": "toy",
+            "question": STUDY.question,
+            "config": '{"setup": {"n": 4}}',
+            "seeds": "[0, 1, 2]",
+        },
     }
     return result
 
