@@ -575,7 +575,7 @@ def test_gains_are_paired_with_the_baseline_of_the_same_seed_and_settings():
         coords={"cell": range(len(rows))} | coordinates,
     )
     tree = xr.DataTree.from_dict({"scores": scores})
-    axes = {"coordinates": list(names), "pairs": ["seed"], "tuned": []}
-    tree.attrs["axes"] = json.dumps(axes)
+    axes = {"coordinates": {name: name for name in names}, "pairs": ["seed"], "tuned": []}
+    tree.attrs |= {"axes": json.dumps(axes), "config": json.dumps({"setup": {}})}
     found = gain(read("scores", "accuracy")).values(tree)
     assert np.allclose(found, [np.nan] * 3 + [0.3, 0.2, 0.4, np.nan], equal_nan=True)

@@ -267,8 +267,9 @@ def planted(result, conditions, window_loss):
             ),
         }
     )
-    axes = {"coordinates": names, "pairs": ["seed"], "tuned": ["learning_rate"]}
-    tree.attrs["axes"] = json.dumps(axes)
+    coordinates = {name: name for name in names}
+    axes = {"coordinates": coordinates, "pairs": ["seed"], "tuned": ["learning_rate"]}
+    tree.attrs |= {"axes": json.dumps(axes), "config": json.dumps({"setup": {}})}
     return tree
 
 
