@@ -13,6 +13,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float, Int
 
+from studies.engine.results import config_of
 from studies.report.names import name_of, setting_names
 
 Values = Float[np.ndarray, " cell"]
@@ -94,7 +95,7 @@ class Reading:
         """
 
         def values(result: xr.DataTree) -> Values:
-            cells, setup = result["scores"].coords, json.loads(result.attrs["config"])["setup"]
+            cells, setup = result["scores"].coords, config_of(result)["setup"]
             selected = np.isin(cells["model"], models)
             for name, value in settings.items():
                 if name in cells:
@@ -168,7 +169,7 @@ class Condition:
     Attributes:
         number: its index among the conditions of the result.
         values: the value of each other coordinate; None where it does not apply.
-        fixed: the settings of the study that no coordinate varies, by the last part of their path
+        fixed: the settings that all cells of the result share, by the last part of their path
             where it is unique.
         tried: indices of all its cells.
         cells: indices of the cells with the chosen values of the tuned settings.
@@ -202,7 +203,7 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
     columns = [_with_none(scores[name].to_numpy()) for name in names]
     chosen = np.flatnonzero(scores["chosen"])
-    fixed = _fixed(json.loads(result.attrs["config"])["setup"], axes["coordinates"].values())
+    fixed = _fixed(config_of(result), axes["coordinates"].values())
     cells: dict[tuple[Any, ...], list[int]] = {}
     for cell in range(scores.sizes["cell"]):
         cells.setdefault(tuple(column[cell] for column in columns), []).append(cell)
@@ -218,15 +219,27 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     ]
 
 
-def _fixed(setup: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
-    """The settings of a setup but those at some paths, by the last part of their path."""
-    (flat,) = pd.json_normalize(dict(setup)).to_dict("records")
+def _fixed(config: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
+    """The settings that all cells share, by the last part of their path.
+
+    Args:
+        config: all settings of the study that made a result.
+        varied: paths that differ between cells; what follows from them differs, too.
+    """
+    follow = {
+        path
+        for table in config.get("where", {}).values()
+        for implied in table.values()
+        for path in implied
+    }
+    (flat,) = pd.json_normalize(config["setup"]).to_dict("records")
     last = {path: str(path).rpartition(".")[2] for path in flat}
     n_of_name = Counter(last.values())
+    differ = follow.union(varied)
     return {
         name: flat[path]
         for path, name in last.items()
-        if n_of_name[name] == 1 and path not in varied
+        if n_of_name[name] == 1 and path not in differ
     }
 
 

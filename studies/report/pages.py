@@ -18,7 +18,6 @@ What is left as text has no numbers and verdicts of its own: `loose_words` finds
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from rich.console import Console, RenderableType
 
 from studies.engine.claims import VERDICTS
 from studies.engine.paper_claims import read_claims
+from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.table import count, short
 from studies.report.verdicts import render_claims
@@ -201,7 +201,7 @@ def setting(result: xr.DataTree, path: str) -> str:
         result: a result.
         path: names of nested settings and positions in lists, as in `task.ood_depths.1`.
     """
-    value: Any = json.loads(result.attrs["config"])["setup"]
+    value: Any = config_of(result)["setup"]
     for part in path.split("."):
         value = value[int(part) if isinstance(value, list) else part]
     return count(value) if isinstance(value, int) else str(value)

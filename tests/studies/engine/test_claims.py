@@ -358,6 +358,16 @@ def test_claims_can_name_settings_that_a_result_does_not_vary(width, verdict):
     assert verdicts(result, replace(BETTER, of={"model": "a", "width": width})) == [verdict]
 
 
+def test_a_setting_that_follows_from_another_is_not_that_of_the_study():
+    """Some cells may have another value than the setup; no coordinate says which."""
+    result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
+    config = {"setup": {"width": 8}, "where": {"model": {"b": {"width": 16}}}}
+    result.attrs["config"] = json.dumps(config)
+    for width in (8, 16):
+        claim = replace(BETTER, exceeds={"model": "b", "width": width})
+        assert verdicts(result, claim) == ["not run"]
+
+
 def test_a_coordinate_counts_rather_than_the_setting_that_it_varies():
     result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51], width=8)
     result.attrs["config"] = json.dumps({"setup": {"width": 16}})
