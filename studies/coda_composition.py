@@ -142,6 +142,8 @@ SIGNED = SignedPairsSetup(
 RATES = {"training.learning_rate": (3e-3, 6e-3, 1.2e-2)}
 CHOOSING = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 1, 2)}
 """Axes of the models by which the best rate of a condition is chosen."""
+SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3), "seed": tuple(range(10))}
+"""Axes of models that are trained for less long, of which all are trained at each rate."""
 
 
 def further(rate: float) -> dict[str, tuple[Any, ...]]:
@@ -307,6 +309,19 @@ SIGNED_PAIRS = engine.Study(
                 BY_HEADS | centred("none", "row"),
                 BY_HEADS | DOUBLED,
             ),
+        ),
+        # After 900 steps all are nearly perfect, and no composition can be better than another.
+        "compositions": Preset(
+            changes=f"{TESTED} training.n_steps=400",
+            grids=tuple(
+                OPEN_NETWORKS | one | SHORT
+                for one in (
+                    grid(affinity=("tanh", "sigmoid"), gate=GATES),
+                    centred("none", "matrix"),
+                    DOUBLED,
+                )
+            ),
+            measures=(),
         ),
         "paper": Preset(
             changes=PAPER,

@@ -244,6 +244,18 @@ LOOKUP_PRESETS = {
         "seed=0,1,2,3,4,5,6",
         where=dropout_of(ungated="training.stop_at=none training.compile=true"),
     ),
+    # The rate is the one at which transformers with relative positions are best.
+    "geometric": engine.Preset(
+        changes="model=geometric task.direction=forward drawn.n=1 training.learning_rate=0.004 "
+        "seed=0,1,2,3,4",
+        where=by_model(geometric="dropout=0.0 training.stop_at=none training.compile=true"),
+    ),
+    # The rate is the one at which the transformer with absolute positions is best.
+    "albert": engine.Preset(
+        changes="model=albert task.direction=forward drawn.n=1 training.learning_rate=0.002 "
+        "seed=0,1,2",
+        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+    ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(
         changes="model=ndr task.direction=backward readout=first training.n_steps=4000 "

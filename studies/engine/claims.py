@@ -4,7 +4,8 @@ Differences are paired by seed (and by draw of the data). Their mean has Student
 p-values are corrected by Holm's method over all comparisons of a study: those of the claims of
 papers together, and those of our own, so that a claim of ours that is added later does not change
 what is said of a paper. Fewer than three seeds never decide a claim: two that agree say little
-about where a third would lie.
+about where a third would lie. A claim of more is also contradicted by a difference that is shown to
+be too small to count; without that, no number of seeds would contradict it where nothing differs.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ import probes
 from studies.engine.fairness import Fairness
 from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, varied
 from studies.engine.results import described
+from studies.engine.setup import Metric
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
 VERDICTS = (HOLDS, CONTRADICTED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
+
+Paired = Float[np.ndarray, "2 pair"]
 
 LEVEL = 0.05
 """Significance level of all comparisons of a study with papers' claims together, and with ours."""
@@ -32,6 +36,8 @@ OURS = "ours"
 """What the source of a claim of no paper begins with."""
 FEWEST_PAIRS = 3
 """The smallest number of pairs that can decide a comparison."""
+LEAST_SHARE = 0.1
+"""The smallest difference that counts, as a share of what a model lacks (or has, if less)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,10 @@ class Claim:
     It holds if reading(of) - reading(exceeds) is greater than `margin`, and is contradicted if it
     is smaller; with `equals` it holds if the difference lies within +-margin. All other
     coordinates are the same on both sides: each combination of their values is one comparison.
+
+    A claim of more, without a margin, is also contradicted by a difference that is too small to
+    count. This is so for metrics with a best value (`Metric.best`), where the better condition
+    makes up for less than `LEAST_SHARE` of what the other lacks, or of what it has if that is less.
 
     Args:
         statement: the claim, in our words.
@@ -93,6 +103,7 @@ class Comparison:
         differences: the difference for each pair of cells; empty if it was not run.
         reason: why the conditions are not comparable; "" if they are.
         sides: numbers of the conditions that are compared: one, if the claim has a number.
+        least: the smallest difference that counts, for each pair; empty if any does.
     """
 
     claim: Claim
@@ -100,13 +111,30 @@ class Comparison:
     differences: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.array([]))
     reason: str = ""
     sides: tuple[int, ...] = ()
+    least: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.array([]))
 
     def p(self) -> float:
         """The p-value of `probes.paired_test`; NaN if the conditions are not comparable."""
-        claim = self.claim
         if self.reason:
             return np.nan
+        return self._p_less() if self._may_be_too_small() else self._p()
+
+    def _p(self) -> float:
+        claim = self.claim
         return probes.paired_test(self.differences, claim.margin, equal=claim.equals is not None)
+
+    def _p_less(self) -> float:
+        """The p-value of the differences against those that count."""
+        return probes.paired_test(self.differences - self.least)
+
+    def _may_be_too_small(self) -> bool:
+        """Whether the question is if differences are too small, and not if there are any.
+
+        Both cannot be untrue: at most one of the tests is in error, so that no correction is due.
+        """
+        if len(self.least) < FEWEST_PAIRS or self.differences.mean() >= self.least.mean():
+            return False
+        return not (self.differences.mean() > 0 and self._p() < LEVEL)
 
     def verdict(self, p: float) -> str:
         """One of `VERDICTS`, from the corrected p-value."""
@@ -116,6 +144,8 @@ class Comparison:
             return NOT_RUN
         if not p < LEVEL or len(self.differences) < FEWEST_PAIRS:
             return UNDECIDED
+        if self._may_be_too_small():
+            return CONTRADICTED
         mean, margin = self.differences.mean(), self.claim.margin
         holds = mean > margin if self.claim.equals is None else abs(mean) < margin
         return HOLDS if holds else CONTRADICTED
@@ -125,24 +155,33 @@ class Comparison:
         claim = self.claim
         equal = claim.equals is not None
         needed = probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
+        if self._may_be_too_small():
+            smaller = probes.pairs_needed(self.differences - self.least, level=level)
+            needed = min(needed, smaller)
         return max(needed, FEWEST_PAIRS)
 
 
-def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> xr.Dataset:
+def judge(
+    result: xr.DataTree,
+    claims: Sequence[Claim],
+    fairness: Fairness,
+    metrics: Mapping[str, Metric] | None = None,
+) -> xr.Dataset:
     """Decide all claims of a study.
 
     Args:
         result: with the groups that the claims' readings need.
         claims: the claims of the study.
         fairness: which conditions are trained, and how they were tuned.
+        metrics: those of the setup, by name.
 
     Returns:
         Dataset [claim], one row per comparison: `statement`, `source`, `context`, `reading`,
-        `effect` with its interval over seeds, `margin`, `n_pairs`, `p`, `p_holm`, `verdict`,
+        `effect` with its interval over seeds, `margin`, `least`, `n_pairs`, `p`, `p_holm`, `verdict`,
         `reason`, `seeds_needed`, and the numbers of the conditions, `first` and `second`, -1 for
         none.
     """
-    rows = [row for claim in claims for row in _comparisons(result, claim, fairness)]
+    rows = [row for claim in claims for row in _comparisons(result, claim, fairness, metrics or {})]
     p = np.array([row.p() for row in rows])
     corrected, levels = np.full_like(p, np.nan), np.full_like(p, LEVEL)
     is_ours = np.array([row.claim.source.startswith(OURS) for row in rows], bool)
@@ -165,7 +204,11 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
         "effect": ("mean difference over seeds", [mean.estimate for mean in intervals]),
         "effect_low": ("mean difference, lower 95% bound", [mean.low for mean in intervals]),
         "effect_high": ("mean difference, upper 95% bound", [mean.high for mean in intervals]),
-        "margin": ("difference that counts", [row.claim.margin for row in rows]),
+        "margin": ("margin of the claim", [row.claim.margin for row in rows]),
+        "least": (
+            "smallest difference that counts, mean over seeds; NaN where any does",
+            [row.least.mean() if len(row.least) else np.nan for row in rows],
+        ),
         "n_pairs": ("pairs of models with the same seed", [len(row.differences) for row in rows]),
         "p": ("p-value of a paired t-test", p),
         "p_holm": ("p-value, corrected by Holm's method", corrected),
@@ -184,7 +227,9 @@ def judge(result: xr.DataTree, claims: Sequence[Claim], fairness: Fairness) -> x
     )
 
 
-def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[Comparison]:
+def _comparisons(
+    result: xr.DataTree, claim: Claim, fairness: Fairness, metrics: Mapping[str, Metric]
+) -> list[Comparison]:
     """The comparisons of a claim, at all combinations of the other coordinates.
 
     A claim about conditions that were not run has a single, empty comparison.
@@ -211,19 +256,35 @@ def _comparisons(result: xr.DataTree, claim: Claim, fairness: Fairness) -> list[
     comparisons = []
     for first, second in sides:
         context = _context((first, second), shared)
-        differences = _differences(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
+        pairs = _paired(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
+        differences = pairs[0] - pairs[1]
         objections = fairness.objections(first, second, of_learning=claim.of_learning)
         reason = objections or _no_contest(claim, differences)
         numbers = tuple(side.number for side in (first, second) if side is not None)
-        comparisons.append(Comparison(claim, context, differences, reason, numbers))
+        metric = metrics.get(claim.reading.metric or "") if second is not None else None
+        least = _least(claim, metric, pairs)
+        comparisons.append(Comparison(claim, context, differences, reason, numbers, least))
     return comparisons or [Comparison(claim)]
 
 
 def _no_contest(claim: Claim, differences: np.ndarray) -> str:
     """Why differences cannot decide a claim of more: none has a sign, as where all are perfect."""
-    is_of_more = claim.equals is None and claim.margin == 0
     alike = len(differences) >= FEWEST_PAIRS and not differences.any()
-    return "no pair differs" if is_of_more and alike else ""
+    return "no pair differs" if _is_of_more(claim) and alike else ""
+
+
+def _is_of_more(claim: Claim) -> bool:
+    return claim.equals is None and claim.margin == 0
+
+
+def _least(claim: Claim, metric: Metric | None, pairs: Paired) -> np.ndarray:
+    """The smallest differences [pair] that count; none where any does."""
+    if not _is_of_more(claim) or metric is None or metric.best is None:
+        return np.array([])
+    # The first exceeds the second, so it is worse where lower values are better.
+    worse = pairs[0] if metric.better == "lower" else pairs[1]
+    # Where hardly anything is right, a small gain is large for what there is.
+    return LEAST_SHARE * np.minimum(np.abs(metric.best - worse), np.abs(worse))
 
 
 def _agree(first: Condition, second: Condition, *, ignore: set[str]) -> bool:
@@ -242,14 +303,14 @@ def _context(conditions: Sequence[Condition | None], names: Sequence[str]) -> st
     return ", ".join(parts)
 
 
-def _differences(
+def _paired(
     result: xr.DataTree, values: np.ndarray, first: Condition, second: Condition | float
-) -> np.ndarray:
-    """Finite differences between cells of the same seed and draw of the data, or to a number."""
-    minuends = dict(zip(pairs_of(result, first.cells), values[first.cells], strict=True))
-    subtrahends = dict.fromkeys(minuends, second)
+) -> Paired:
+    """Finite values of two conditions, or of one and a number, at the same seeds and draws."""
+    firsts = dict(zip(pairs_of(result, first.cells), values[first.cells], strict=True))
+    seconds = dict.fromkeys(firsts, second)
     if isinstance(second, Condition):
-        subtrahends = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
-    shared = [pair for pair in minuends if pair in subtrahends]
-    differences = np.array([minuends[pair] - subtrahends[pair] for pair in shared])
-    return differences[np.isfinite(differences)]
+        seconds = dict(zip(pairs_of(result, second.cells), values[second.cells], strict=True))
+    both = [[side[pair] for pair in firsts if pair in seconds] for side in (firsts, seconds)]
+    pairs = np.array(both, float)
+    return pairs[:, np.isfinite(pairs).all(0)]

@@ -2,8 +2,9 @@
 
 A claim of a paper rests on claims of studies, each of which has one or several comparisons. It
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
-most of them instead. Where several files have the same comparison, an undecided one does not count
-if another file has more pairs.
+most of them instead. Where several files have the same comparison of two conditions, those count in
+which most values of tuned settings were tried: a rate that suits one side is no fair comparison. Of
+these an undecided one does not count if another file has more pairs.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ LONG_NAMES = {
     "effect": "mean difference over seeds",
     "effect_low": "mean difference, lower 95% bound",
     "effect_high": "mean difference, upper 95% bound",
+    "least": "smallest difference that counts, mean over seeds; NaN where any does",
     "n_pairs": "pairs of models with the same seed and draw of the data",
-    "superseded_by": "file with more pairs for the same comparison, so that this one, which "
-    "decides nothing, does not count",
+    "superseded_by": "file with the same comparison beside which this one does not count: it has "
+    "more values of tuned settings, or this one decides nothing and it has more pairs",
     "seeds_needed": "seeds that would decide it at this spread",
     "minutes": f"minutes on {CORES} cores that the missing seeds take, at the measured speed",
     "parameters": "parameters of the larger of both models",
@@ -61,7 +63,7 @@ LONG_NAMES = {
     "n_parts": "claims of studies that it rests on",
 }
 COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "effect_high")
-COPIED += ("n_pairs", "seeds_needed")
+COPIED += ("least", "n_pairs", "seeds_needed")
 
 
 def ledger(
@@ -100,7 +102,7 @@ def ledger(
             used.append(found[rests & was_run].assign(paper=name, id=claim.id))
             of_papers |= rests
     used.append(found[~of_papers & was_run].assign(paper="", id=""))
-    comparisons = pd.concat(used, ignore_index=True).drop(columns="compared")
+    comparisons = pd.concat(used, ignore_index=True).drop(columns=["compared", "tried"])
     groups = {
         "claims": _dataset("claim", pd.DataFrame(entries)),
         "comparisons": _dataset("comparison", comparisons),
@@ -203,19 +205,24 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     for name in ("parameters", "updates", "examples"):
         values = fairness[name].to_numpy()
         table[name] = [max((values[i] for i in pair if i >= 0), default=np.nan) for pair in sides]
-    seconds = fairness["seconds"].to_numpy() * fairness["values_tried"].to_numpy()
+    tried = fairness["values_tried"].to_numpy()
+    # With a number nothing is compared that was tuned for one side.
+    table["tried"] = [min(tried[i] for i in pair) if min(pair) >= 0 else 1 for pair in sides]
+    table.loc[table.verdict == NOT_COMPARABLE, "tried"] = 1
+    seconds = fairness["seconds"].to_numpy() * tried
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
     return table.assign(minutes=missing * per_seed / 60 / CORES)
 
 
 def _superseded(found: pd.DataFrame) -> list[str]:
-    """The file that has more pairs, for each comparison that decides nothing; "" if it counts."""
-    best = found.sort_values("n_pairs", kind="stable", ascending=False)
+    """The file beside which each comparison does not count; "" if it counts."""
+    order = ["tried", "n_pairs"]
+    best = found.sort_values(order, kind="stable", ascending=False)
     same = ["study", "statement", "compared"]
-    most = best.groupby(same)[["n_pairs", "file"]].transform("first").reindex(found.index)
+    most = best.groupby(same)[[*order, "file"]].transform("first").reindex(found.index)
     decided = found.verdict.isin([HOLDS, CONTRADICTED])
-    counts = decided | (found.n_pairs == most.n_pairs)
+    counts = (found.tried == most.tried) & (decided | (found.n_pairs == most.n_pairs))
     return most.file.where(~counts, "").tolist()
 
 

@@ -32,6 +32,7 @@ class Reading:
             where there are none.
         requires: settings that a cell must have to be read, with the allowed values.
         varies: settings of which a result must have several values to be read.
+        metric: the metric of the setup that it reads, unchanged; None if it reads another thing.
 
     Example:
         `metric("accuracy", "id") - metric("accuracy", "ood")`
@@ -42,6 +43,7 @@ class Reading:
     bounds: Callable[[xr.DataTree], tuple[Values, Values]] | None = None
     requires: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     varies: tuple[str, ...] = ()
+    metric: str | None = None
 
     def __add__(self, other: Reading | float) -> Reading:
         return self.apply(np.add, other, between=" + ")
@@ -107,7 +109,9 @@ class Reading:
 
         requires = (("model", tuple(models)), *((name, (of,)) for name, of in settings.items()))
         label = f"{self.label} of {', '.join(models)}"
-        return Reading(label, values, requires=self.requires + requires, varies=self.varies)
+        return replace(
+            self, label=label, values=values, bounds=None, requires=self.requires + requires
+        )
 
 
 def unmeasured(result: xr.DataTree) -> Values:
@@ -154,7 +158,7 @@ def read(part: str, variable: str, /, *, mean: tuple[str, ...] = (), **select: A
 
 def metric(name: str, split: str, group: str = "all") -> Reading:
     """A reading of a metric of the setup on a split: `metric("accuracy", "ood")`."""
-    return read("scores", name, split=split, group=group)
+    return replace(read("scores", name, split=split, group=group), metric=name)
 
 
 def constant(value: float) -> Reading:

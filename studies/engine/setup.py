@@ -93,9 +93,11 @@ class Metric:
         units: unit of the values; "1" for a share.
         percent: whether tables and figures show it in percent.
         transform: function applied to the ratio, for example `numpy.exp` for a perplexity.
+        best: the value of a perfect model, where it is known. Differences that are small beside
+            what a model lacks do not count (see `Claim`).
 
     Example:
-        `Metric("share of right answers", percent=True)`
+        `Metric("share of right answers", percent=True, best=1.0)`
     """
 
     long_name: str
@@ -103,6 +105,7 @@ class Metric:
     units: str = "1"
     percent: bool = False
     transform: Callable[[Any], Any] | None = None
+    best: float | None = None
 
     def sign(self) -> int:
         """1 if higher values are better, else -1."""
@@ -167,7 +170,7 @@ class Setup(ABC):
 
     task_type: ClassVar[Callable[[Any], Task] | None] = None
     metrics: ClassVar[Mapping[str, Metric]] = {
-        "accuracy": Metric("share of right answers", percent=True)
+        "accuracy": Metric("share of right answers", percent=True, best=1.0)
     }
     selection: ClassVar[Selection] = Selection("id", "accuracy")
     evaluation_batch_size: ClassVar[int] = 1024

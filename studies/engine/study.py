@@ -152,7 +152,7 @@ class Study:
         fairness = assess(result, self.trained)
         return {
             "fairness": fairness.data,
-            "claims": judge(result, self.claims, fairness),
+            "claims": judge(result, self.claims, fairness, self.setup.metrics),
             "summary": self.table.summary(result),
         }
 

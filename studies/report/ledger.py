@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from studies.engine.claims import NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
+from studies.engine.claims import LEAST_SHARE, NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
 from studies.engine.ledger import COUNTS, rows_of
 from studies.engine.remedies import CORES
 from studies.report.table import count, short
+from studies.report.verdicts import too_small
 
 MANY_PAIRS = 100
 """From here on, it is the smallness of the difference that leaves a comparison undecided."""
@@ -24,12 +25,15 @@ Written by `python -m studies.ledger` from the result files beside this page; [c
 holds the same as data. A claim of a paper rests on claims of our studies, each with one or several
 comparisons (at other widths, splits, layers ...). It holds if each of these claims was tried, none
 of its comparisons is undecided and all that can be compared hold; it is contradicted if one
-comparison is. Where several files have the same comparison, however the models were trained, one
-that decides nothing does not count if another has more pairs. A comparison is decided by the
+comparison is. Where several files have the same comparison, however the models were trained, those
+of two models count for which most learning rates were tried, and of these one that decides nothing
+does not count if another has more pairs. A comparison is decided by the
 differences of pairs of models with the same seed and data (Student's t, corrected by Holm's method
 over a study, claims of papers and ours apart; a second look at a comparison, with more seeds, is
-not corrected for), with three pairs or more; conditions that are not trained or not tuned alike are
-not comparable. All sizes are ours, and smaller than the papers': a verdict is about these sizes.
+not corrected for), with three pairs or more. That something is better is also contradicted where
+the difference is shown to be less than {LEAST_SHARE:.0%} of what the other lacks (of a loss, or of
+the wrong answers; or of the right ones, if they are fewer): "less than" such a number. Conditions
+that are not trained or not tuned alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about these sizes.
 Times: minutes that the missing pairs would take on {CORES} cores, at the measured speed; for what
 was not run, a lower bound: the updates of the models of that preset, at the speed of the smaller
 models that were run.
@@ -124,7 +128,8 @@ def _pairs_of(undecided: Any) -> str:
 
 def _comparison_row(row: Any) -> tuple[str, ...]:
     context = f" ({row.context})" if row.context else ""
-    reason = f": {row.reason}" if row.reason else ""
+    because = row.reason or too_small(row)
+    reason = f": {because}" if because else ""
     reason += f" (does not count beside {row.superseded_by})" if row.superseded_by else ""
     return (
         f"`{row.id}`",

@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Column
 from rich.table import Table as RichTable
 
-from studies.engine.claims import NOT_RUN, UNDECIDED
+from studies.engine.claims import CONTRADICTED, NOT_RUN, UNDECIDED
 from studies.engine.readings import pairs_name
 from studies.report.table import short
 
@@ -71,11 +71,20 @@ def _format_verdict(comparison: Any, pairs: str) -> str:
     verdict = comparison.verdict
     if comparison.reason:
         return f"{verdict}: {comparison.reason}"
+    if small := too_small(comparison):
+        return f"{verdict}: {small}"
     if verdict == UNDECIDED and comparison.n_pairs < 2:
         return f"{verdict}: one seed"
     if verdict == UNDECIDED and np.isfinite(comparison.seeds_needed):
         return f"{verdict}: {comparison.seeds_needed:.0f} {pairs} would decide at this spread"
     return verdict
+
+
+def too_small(comparison: Any) -> str:
+    """Which difference would have counted, if that there is less contradicts a claim; else ""."""
+    if comparison.verdict == CONTRADICTED and comparison.effect_high > 0 < comparison.least:
+        return f"less than {short(comparison.least)}"
+    return ""
 
 
 def render_fairness(result: xr.DataTree) -> list[str]:

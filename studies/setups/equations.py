@@ -72,7 +72,7 @@ class EquationsSetup(engine.Setup):
     choice: Literal["pair", "module"] = "pair"
 
     task_type: ClassVar = tasks.MathEquations
-    metrics: ClassVar = {"loss": engine.Metric("mean squared error", better="lower")}
+    metrics: ClassVar = {"loss": engine.Metric("mean squared error", "lower", best=0.0)}
     selection: ClassVar = engine.Selection("id", "loss")
     depends_on_length: ClassVar = True
 

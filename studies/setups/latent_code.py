@@ -83,8 +83,8 @@ class RavenSetup(LatentCodeSetup):
 
     task_type: ClassVar = tasks.Raven
     metrics: ClassVar = {
-        "accuracy": engine.Metric("share of instances with all features right", percent=True),
-        "feature_accuracy": engine.Metric("share of features that are right", percent=True),
+        "accuracy": engine.Metric("share of instances with all features right", percent=True, best=1.0),
+        "feature_accuracy": engine.Metric("share of features that are right", percent=True, best=1.0),
     }
     reported: ClassVar = engine.reported("schug_2024", "raven_latent_code")
 
@@ -133,10 +133,11 @@ class FuzzySetup(LatentCodeSetup):
 
     metrics: ClassVar = {
         # What the paper reports.
-        "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences"),
+        "r2_of_sequences": engine.Metric("R^2 of the answers, mean over sequences", best=1.0),
         "r2": engine.Metric(
             "R^2 of the answers, all sequences together",
             transform=lambda unexplained: 1 - unexplained,
+            best=1.0,
         ),
     }
     selection: ClassVar = engine.Selection("id", "r2_of_sequences")

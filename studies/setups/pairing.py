@@ -89,7 +89,7 @@ class PairingSetup(HeadsSetup):
     own_value: bool = False
 
     metrics: ClassVar = {
-        "accuracy": Metric("share of right answers", percent=True),
+        "accuracy": Metric("share of right answers", percent=True, best=1.0),
         "log_likelihood": Metric("mean log-probability of a target", units="nats"),
     }
     evaluation_batch_size: ClassVar = 200

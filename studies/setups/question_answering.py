@@ -45,10 +45,10 @@ class ReaderSetup(QuasiSetup):
 
     shown: ClassVar = "Q1"
     metrics: ClassVar = {
-        "exact_match": Metric("share of answers that match exactly (EM)", percent=True),
-        "f1": Metric("mean F1 of the words of answers", percent=True),
-        "start": Metric("share of right starts of spans", percent=True),
-        "end": Metric("share of right ends of spans", percent=True),
+        "exact_match": Metric("share of answers that match exactly (EM)", percent=True, best=1.0),
+        "f1": Metric("mean F1 of the words of answers", percent=True, best=1.0),
+        "start": Metric("share of right starts of spans", percent=True, best=1.0),
+        "end": Metric("share of right ends of spans", percent=True, best=1.0),
     }
     selection: ClassVar = engine.Selection("id", "exact_match")
     evaluation_batch_size: ClassVar = 256

@@ -63,7 +63,7 @@ class RetrievalSetup(engine.Setup):
     n_selected: int | None = None
     initialization: Literal["lecun_normal", "uniform"] = "uniform"
 
-    metrics: ClassVar = {"error": engine.Metric("mean absolute error", better="lower")}
+    metrics: ClassVar = {"error": engine.Metric("mean absolute error", "lower", best=0.0)}
     selection: ClassVar = engine.Selection("id", "error")
     reported: ClassVar = engine.reported("mittal_2021", "contextual_retrieval")
 

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from studies.engine import Claim, TrainedIf, above_least, metric, read
+from studies.engine import Claim, Metric, TrainedIf, above_least, metric, read
 from studies.engine.claims import judge
 from studies.engine.fairness import assess
 from tests.studies.engine.synthetic import result_of, two_models
@@ -20,8 +20,11 @@ BETTER = Claim(
 )
 
 
-def judged(result, *claims, trained=None):
-    return judge(result, claims or (BETTER,), assess(result, trained))
+PERFECT = {"accuracy": Metric("right answers", best=1.0)}
+
+
+def judged(result, *claims, trained=None, metrics=None):
+    return judge(result, claims or (BETTER,), assess(result, trained), metrics)
 
 
 def verdicts(result, *claims, trained=None):
@@ -126,6 +129,64 @@ def test_a_condition_can_be_compared_with_a_number():
     result = two_models([0.60, 0.61, 0.62], [0.50, 0.51, 0.52])
     assert verdicts(result, replace(BETTER, exceeds=0.5)) == ["holds"]
     assert verdicts(result, replace(BETTER, exceeds=0.7)) == ["contradicted"]
+
+
+def test_a_difference_too_small_to_count_contradicts_a_claim_of_more():
+    a, b = [0.603, 0.609, 0.620, 0.611], [0.600, 0.610, 0.615, 0.612]
+    result = two_models(a, b)
+    assert verdicts(result) == ["undecided"]
+    claims = judged(result, metrics=PERFECT)
+    # A tenth of the wrong answers, of which there are 4 in 10.
+    assert claims["least"].item() == pytest.approx(0.1 * np.subtract(1, b).mean())
+    assert claims["verdict"].item() == "contradicted"
+    below = np.subtract(a, b) - 0.1 * np.subtract(1, b)
+    assert claims["p"].item() == pytest.approx(stats.ttest_1samp(below, 0).pvalue)
+
+
+def test_a_small_difference_that_is_there_holds():
+    result = two_models([0.605, 0.606, 0.607], [0.600, 0.601, 0.602])
+    claims = judged(result, metrics=PERFECT)
+    assert claims["effect"].item() < claims["least"].item()
+    assert claims["verdict"].item() == "holds"
+
+
+def test_a_difference_that_may_be_of_a_size_that_counts_is_undecided():
+    spread = two_models([0.75, 0.66, 0.60], [0.60, 0.61, 0.62])
+    claims = judged(spread, metrics=PERFECT)
+    assert claims["verdict"].item() == "undecided"
+    assert claims["seeds_needed"].item() == judged(spread)["seeds_needed"].item()
+    # Fewer show that it is too small than that it is there.
+    alike = two_models([0.60, 0.68, 0.55, 0.62], [0.60, 0.61, 0.62, 0.63])
+    claims = judged(alike, metrics=PERFECT)
+    assert claims["verdict"].item() == "undecided"
+    assert claims["seeds_needed"].item() < judged(alike)["seeds_needed"].item()
+
+
+def test_where_little_is_right_a_small_difference_counts():
+    result = two_models([0.012, 0.011, 0.010], [0.010, 0.011, 0.011])
+    claims = judged(result, metrics=PERFECT)
+    assert claims["least"].item() == pytest.approx(0.1 * (0.010 + 0.011 + 0.011) / 3)
+    assert claims["verdict"].item() == "undecided"
+
+
+def test_where_lower_is_better_a_tenth_of_the_larger_counts():
+    lower = {"accuracy": Metric("error", "lower", best=0.0)}
+    result = two_models([0.204, 0.203, 0.199], [0.200, 0.201, 0.202])
+    claims = judged(result, metrics=lower)
+    assert claims["least"].item() == pytest.approx(0.0202)
+    assert claims["verdict"].item() == "contradicted"
+
+
+def test_differences_count_whatever_their_size_with_a_margin_a_number_or_no_best_value():
+    result = two_models([0.603, 0.609, 0.620, 0.611], [0.600, 0.610, 0.615, 0.612])
+    for claim in (replace(BETTER, margin=0.001), replace(BETTER, exceeds=0.61)):
+        claims = judged(result, claim, metrics=PERFECT)
+        assert claims["verdict"].item() == "undecided"
+        assert np.isnan(claims["least"].item())
+    unbounded = {"accuracy": Metric("right answers")}
+    assert judged(result, metrics=unbounded)["verdict"].item() == "undecided"
+    gain = replace(BETTER, reading=metric("accuracy", "ood") - metric("accuracy", "id"))
+    assert np.isnan(judged(result, gain, metrics=PERFECT)["least"].item())
 
 
 def test_equality_needs_a_difference_within_the_margin():

@@ -11,7 +11,7 @@ from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.study import Study
 from studies.report.ledger import _needs, ledger_page
 from tests.studies.engine import toy
-from tests.studies.engine.synthetic import two_models
+from tests.studies.engine.synthetic import result_of, two_models
 
 HOLDS, CONTRADICTED, UNDECIDED = ["holds"], ["contradicted"], ["undecided"]
 REFUSED, NOTHING = ["not comparable"], ["not run"]
@@ -67,13 +67,25 @@ def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
         PaperClaim(id="c", statement="s", lacks="data", holds_if="some")
 
 
-def result_with(first, second, width=None):
-    """A judged result of two models with these OOD scores; with `width` it has it as an axis."""
+B = {"model": "b"}
+
+
+def result_with(first, second, width=None, than=B, rates=1):
+    """A judged result of two models with these OOD scores, best at the first of some rates.
+
+    With `width` it has it as an axis.
+    """
     varied = {} if width is None else {"width": width}
-    result = two_models(first, second, **varied)
+    cells = [
+        {"model": model, "seed": seed, "id": 0.9 - 0.1 * k, "ood": score, "rate": k, **varied}
+        for model, scores in (("a", first), ("b", second))
+        for seed, score in enumerate(scores)
+        for k in range(rates)
+    ]
+    result = result_of(cells, tuned=["rate"]) if rates > 1 else two_models(first, second, **varied)
     result.attrs["config"] = json.dumps({"setup": {"model": "a", "width": 8}})
     claims = (
-        Claim("A is better", "P", metric("accuracy", "ood"), {"model": "a"}, {"model": "b"}),
+        Claim("A is better", "P", metric("accuracy", "ood"), {"model": "a"}, than),
         Claim("C is better", "P", metric("accuracy", "ood"), {"model": "c"}, {"model": "b"}),
     )
     study = Study(
@@ -187,6 +199,26 @@ def test_an_undecided_comparison_does_not_count_beside_one_with_more_pairs(small
     superseded = (small, large) == (CLOSE, MORE)
     assert ("undecided (does not count beside large.nc)" in page) == superseded
     assert ("| `first` a beats b | **holds** | 1 holds |" in page) == superseded
+
+
+@pytest.mark.parametrize(
+    ("rates", "than", "verdict"),
+    [
+        (3, B, "holds"),
+        (1, B, "contradicted"),
+        # With a number nothing is compared that was tuned for one side.
+        (3, 0.7, "contradicted"),
+    ],
+)
+def test_a_comparison_does_not_count_beside_one_with_more_rates(rates, than, verdict):
+    results = {
+        "untuned.nc": result_with(*CLEAR[::-1], than=than),
+        "tuned.nc": result_with(*CLEAR, than=than, rates=rates),
+    }
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
+    assert entry_of(tree, "first")["verdict"] == verdict
+    superseded = tree["comparisons"]["superseded_by"].to_numpy()[:2].tolist()
+    assert superseded == ["tuned.nc" if verdict == "holds" else "", ""]
 
 
 @pytest.mark.parametrize(("width", "verdict"), [(8, "holds"), (16, "undecided")])
