@@ -177,9 +177,9 @@ def judge(
 
     Returns:
         Dataset [claim], one row per comparison: `statement`, `source`, `context`, `reading`,
-        `effect` with its interval over seeds, `margin`, `least`, `n_pairs`, `p`, `p_holm`, `verdict`,
-        `reason`, `seeds_needed`, and the numbers of the conditions, `first` and `second`, -1 for
-        none.
+        `effect` with its interval over seeds, `margin`, `least`, `n_pairs`, `p`, `p_holm`,
+        `verdict`, `reason`, `seeds_needed`, and the numbers of the conditions, `first` and
+        `second`, -1 for none.
     """
     rows = [row for claim in claims for row in _comparisons(result, claim, fairness, metrics or {})]
     p = np.array([row.p() for row in rows])

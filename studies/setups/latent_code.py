@@ -83,8 +83,12 @@ class RavenSetup(LatentCodeSetup):
 
     task_type: ClassVar = tasks.Raven
     metrics: ClassVar = {
-        "accuracy": engine.Metric("share of instances with all features right", percent=True, best=1.0),
-        "feature_accuracy": engine.Metric("share of features that are right", percent=True, best=1.0),
+        "accuracy": engine.Metric(
+            "share of instances with all features right", percent=True, best=1.0
+        ),
+        "feature_accuracy": engine.Metric(
+            "share of features that are right", percent=True, best=1.0
+        ),
     }
     reported: ClassVar = engine.reported("schug_2024", "raven_latent_code")
 

@@ -45,7 +45,9 @@ class ScanSetup(PairingSetup):
     task_type: ClassVar = partial(tasks.Scan, trimmed=True)
     metrics: ClassVar = {
         **PairingSetup.metrics,
-        "token_accuracy": Metric("share of right actions, those before them given", percent=True, best=1.0),
+        "token_accuracy": Metric(
+            "share of right actions, those before them given", percent=True, best=1.0
+        ),
     }
     selection: ClassVar = Selection("id", "log_likelihood")
     reported: ClassVar = reported("mittal_2021", "scan")

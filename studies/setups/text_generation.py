@@ -22,7 +22,9 @@ class GenerationSetup(EncoderDecoderSetup):
     """A text that follows from another one."""
 
     metrics: ClassVar = {
-        "accuracy": engine.Metric("share of texts that are right in every token", percent=True, best=1.0),
+        "accuracy": engine.Metric(
+            "share of texts that are right in every token", percent=True, best=1.0
+        ),
         "token_accuracy": engine.Metric(
             "share of right tokens, those before them given", percent=True, best=1.0
         ),
