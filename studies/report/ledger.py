@@ -31,12 +31,12 @@ does not count if another has more pairs. A comparison is decided by the differe
 models with the same seed and data (Student's t, corrected by Holm's method over a study, claims of
 papers and ours apart; a second look at a comparison, with more seeds, is not corrected for), with
 three pairs or more. That something is better is also contradicted where the difference is shown to
-be less than {LEAST_SHARE:.0%} of what the other lacks (of a loss, or of the wrong answers; or of the
-right ones, if they are fewer): "less than" such a number. Conditions that are not trained or not
-tuned alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about
-these sizes. Times: minutes that the missing pairs would take on {CORES} cores, at the measured
-speed; for what was not run, a lower bound: the updates of the models of that preset, at the speed
-of the smaller models that were run.
+be less than {LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right
+ones, if they are fewer): "less than" such a number. Conditions that are not trained or not tuned
+alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about these
+sizes. Times: minutes that the missing pairs would take on {CORES} cores, at the measured speed; for
+what was not run, a lower bound: the updates of the models of that preset, at the speed of the
+smaller models that were run.
 """
 
 OWN = "Controls and questions that no paper has; comparisons as above."
