@@ -42,7 +42,7 @@ def agreement(variable: str, weights: str, control: str = "observed") -> Reading
     select = {"scale": "relative", "weights": weights, "control": control}
 
     def values(result: xr.DataTree) -> np.ndarray:
-        if variable not in result["signs"]:
+        if "signs" not in result.children or variable not in result["signs"]:
             return unmeasured(result)
         scores = result["signs"][variable].sel(select).stack(where=PLACES)
         best = scores.sel(split="id").fillna(-1).argmax("where")
