@@ -115,26 +115,22 @@ class Comparison:
 
     def p(self) -> float:
         """The p-value of `probes.paired_test`; NaN if the conditions are not comparable."""
-        if self.reason:
-            return np.nan
-        return self._p_less() if self._may_be_too_small() else self._p()
+        return np.nan if self.reason else self._p_of(self._tested())
 
-    def _p(self) -> float:
-        claim = self.claim
-        return probes.paired_test(self.differences, claim.margin, equal=claim.equals is not None)
+    def _p_of(self, differences: np.ndarray) -> float:
+        equal = self.claim.equals is not None
+        return probes.paired_test(differences, self.claim.margin, equal=equal)
 
-    def _p_less(self) -> float:
-        """The p-value of the differences against those that count."""
-        return probes.paired_test(self.differences - self.least)
+    def _tested(self) -> np.ndarray:
+        """What is tested against the margin: differences, or what they lack to count.
 
-    def _may_be_too_small(self) -> bool:
-        """Whether the question is if differences are too small, and not if there are any.
-
-        Both cannot be untrue: at most one of the tests is in error, so that no correction is due.
+        At most one of the two questions, whether there are any and whether they are too small, can
+        be answered wrongly with yes, so that no correction is due.
         """
         if len(self.least) < FEWEST_PAIRS or self.differences.mean() >= self.least.mean():
-            return False
-        return not (self.differences.mean() > 0 and self._p() < LEVEL)
+            return self.differences
+        are_there = self.differences.mean() > 0 and self._p_of(self.differences) < LEVEL
+        return self.differences if are_there else self.differences - self.least
 
     def verdict(self, p: float) -> str:
         """One of `VERDICTS`, from the corrected p-value."""
@@ -144,21 +140,18 @@ class Comparison:
             return NOT_RUN
         if not p < LEVEL or len(self.differences) < FEWEST_PAIRS:
             return UNDECIDED
-        if self._may_be_too_small():
-            return CONTRADICTED
-        mean, margin = self.differences.mean(), self.claim.margin
+        mean, margin = self._tested().mean(), self.claim.margin
         holds = mean > margin if self.claim.equals is None else abs(mean) < margin
         return HOLDS if holds else CONTRADICTED
 
     def seeds_needed(self, level: float) -> float:
         """The number of seeds that would decide at this spread; see `probes.pairs_needed`."""
-        claim = self.claim
-        equal = claim.equals is not None
-        needed = probes.pairs_needed(self.differences, claim.margin, equal=equal, level=level)
-        if self._may_be_too_small():
-            smaller = probes.pairs_needed(self.differences - self.least, level=level)
-            needed = min(needed, smaller)
-        return max(needed, FEWEST_PAIRS)
+        margin, equal = self.claim.margin, self.claim.equals is not None
+        needed = (
+            probes.pairs_needed(differences, margin, equal=equal, level=level)
+            for differences in (self.differences, self._tested())
+        )
+        return max(min(needed), FEWEST_PAIRS)
 
 
 def judge(
