@@ -317,6 +317,7 @@ class Run:
             "config_hash": folders.config_hash(plan.config),
             "axes": axes,
             "code": self.code(),
+            "devices_of_training": sorted({record.get("device", "") for record in provenance}),
             "git_commits_of_training": [json.loads(commit) for commit in sorted(commits)],
             "git_commits_of_analysis": folders.git_commits(sources_of(*plan.cells)),
             "accepted_code": {

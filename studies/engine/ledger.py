@@ -29,7 +29,7 @@ from studies.engine.claims import (
 )
 from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.readings import conditions_of
-from studies.engine.remedies import CORES
+from studies.engine.remedies import CORES, on_cores
 from studies.engine.results import config_of, described
 
 COUNTS = {verdict: f"n_{verdict.replace(' ', '_')}" for verdict in VERDICTS}
@@ -53,7 +53,8 @@ LONG_NAMES = {
     "superseded_by": "file with the same comparison beside which this one does not count: it has "
     "more values of tuned settings, or this one decides nothing and it has more pairs",
     "seeds_needed": "seeds that would decide it at this spread",
-    "minutes": f"minutes on {CORES} cores that the missing seeds take, at the measured speed",
+    "minutes": "minutes that the missing seeds take, at the measured speed",
+    "machine": "on what: the machine that the models of the file were trained on",
     "parameters": "parameters of the larger of both models",
     "updates": "updates of training, the larger number",
     "examples": "examples of training, the larger number",
@@ -212,7 +213,10 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     seconds = fairness["seconds"].to_numpy() * tried
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
-    return table.assign(minutes=missing * per_seed / 60 / CORES)
+    minutes = missing * per_seed / 60
+    if on_cores(result):
+        return table.assign(minutes=minutes / CORES, machine=f"{CORES} cores")
+    return table.assign(minutes=minutes, machine="a GPU")
 
 
 def _superseded(found: pd.DataFrame) -> list[str]:

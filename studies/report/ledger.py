@@ -34,9 +34,9 @@ three pairs or more. That something is better is also contradicted where the dif
 be less than {LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right
 ones, if they are fewer): "less than" such a number. Conditions that are not trained or not tuned
 alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about these
-sizes. Times: minutes that the missing pairs would take on {CORES} cores, at the measured speed; for
-what was not run, a lower bound: the updates of the models of that preset, at the speed of the
-smaller models that were run.
+sizes. Times: minutes that the missing pairs would take on the machine that trained the others, at
+the measured speed; for what was not run, a lower bound on {CORES} cores: the updates of the models
+of that preset, at the speed of the smaller models that were run.
 """
 
 OWN = "Controls and questions that no paper has; comparisons as above."
@@ -119,8 +119,9 @@ def _pairs_of(undecided: Any) -> str:
     if len(few):
         parts.append(f"more than one pair ({len(few)})")
     if len(near):
-        minutes = near.minutes.sum()
-        parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {count(minutes)} min")
+        times = near.groupby("machine").minutes.sum().items()
+        time = ", ".join(f"{count(minutes)} min on {machine}" for machine, minutes in times)
+        parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {time}")
     if far := len(known) - len(near):
         parts.append(f"more than {MANY_PAIRS} pairs: differences too small ({far})")
     return ", ".join(parts)

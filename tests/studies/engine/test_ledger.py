@@ -236,8 +236,18 @@ def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
     # Two models for each missing seed, a minute each, on two cores.
     assert comparison["minutes"].item() == pytest.approx(needed - 3)
     page = ledger_page(tree, {"someone_2020": PAPER.citation})
-    assert "| `first` a beats b | **undecided** | 1 undecided | up to" in page
+    time = f"up to {needed} pairs, {needed - 3} min on 2 cores |"
+    assert f"| `first` a beats b | **undecided** | 1 undecided | {time}" in page
     assert "| Someone 2020 | 0 | 0 | 2 | 0 | 2 |" in page
+
+
+def test_the_time_of_models_of_a_gpu_is_one_on_a_gpu():
+    result = result_with(*CLOSE)
+    result.attrs["devices_of_training"] = '["cpu", "cuda"]'
+    tree = ledger({"r.nc": result}, {"someone_2020": PAPER}, REMEDIES)
+    missing = int(result["claims"]["seeds_needed"][0]) - 3
+    page = ledger_page(tree, {"someone_2020": PAPER.citation})
+    assert f"pairs, {2 * missing} min on a GPU |" in page
     assert "| `data` on their data | **not run** |  | their data |" in page
     assert "not run: toy: C is better" in page
     assert "A is better | .0" in page

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -96,8 +97,10 @@ def test_times_are_those_of_the_updates_that_were_measured(study):
     assert words[key] == "preset `widths`: 6 models, at least 9 min"
 
 
-def test_without_a_measured_time_none_is_given(study):
-    result = judged(study, np.nan)
+@pytest.mark.parametrize(("seconds", "devices"), [(np.nan, ["cpu"]), (60.0, ["cuda"])])
+def test_without_a_time_measured_on_a_cpu_none_is_given(study, seconds, devices):
+    result = judged(study, seconds)
+    result.attrs["devices_of_training"] = json.dumps(devices)
     assert seconds_per_step([result]) == {}
     words = dict(remedies_of({study.name: study}, [result]))
     assert words[study.name, "Wider is better"] == "preset `widths`: 6 models"

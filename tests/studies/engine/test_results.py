@@ -36,6 +36,7 @@ def test_a_result_has_all_groups_and_attributes_of_its_provenance(result, folder
     assert result.attrs["schema_version"] == SCHEMA_VERSION
     assert folder.name == f"toy-{result.attrs['config_hash']}"
     assert json.loads(result.attrs["seeds"]) == [0, 1]
+    assert json.loads(result.attrs["devices_of_training"]) == ["cpu"]
     code = json.loads(result.attrs["code"])
     assert "tests/studies/engine/toy.py" in code["training"]
     assert set(code["measures"]) == {"scores", "costs", "weights", "hidden"}
