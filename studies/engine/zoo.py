@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,8 @@ class Candidate:
 def add(run: Path, study: Study, name: str | None = None, only: Sequence[str] = ()) -> list[str]:
     """Add the models of a finished run to the zoo, and return their names.
 
-    Cells whose tuned settings are not the best of their condition are left out.
+    Cells whose tuned settings are not the best of their condition, and models that the run took
+    from the zoo, are left out.
 
     Args:
         run: the folder `STUDY-HASH`, beside the folder `models`.
@@ -64,7 +66,8 @@ def add(run: Path, study: Study, name: str | None = None, only: Sequence[str] = 
         only: settings of the cells to add, such as `["model=hyla", "seed=0,1"]`.
 
     Raises:
-        ValueError: a setting is unknown, or no cell has these settings; or a name is taken.
+        ValueError: a setting is unknown, or no cell that was trained has these settings; or a name
+            is taken.
         RunError: the run is not finished; its models are not in their folders, or were trained
             again since; the study has other settings now; or a model is not a class of
             `mechanisms` that is built from its config alone.
@@ -72,7 +75,8 @@ def add(run: Path, study: Study, name: str | None = None, only: Sequence[str] = 
     result = _result_of(run)
     cells = [cell for cell in _candidates(run, result, study) if _has(cell.setup, only)]
     if not cells:
-        raise ValueError(f"{run} has no model with the settings {', '.join(only)}")
+        wanted = f" with the settings {', '.join(only)}" if only else ""
+        raise ValueError(f"{run} has trained no model{wanted}")
     template = name or f"{study.name}-{{model}}-seed{{seed}}"
     names = [_name_of(cell.setup, template) for cell in cells]
     known = names_by_identity(study)
@@ -178,13 +182,16 @@ def _result_of(run: Path) -> xr.DataTree:
 
 
 def _candidates(run: Path, result: xr.DataTree, study: Study) -> Iterator[Candidate]:
-    """The cells of a run with the best tuned settings of their conditions."""
+    """The cells that a run has trained, with the best tuned settings of their conditions."""
     chosen = result["scores"]["chosen"].to_numpy() == 1
-    for cell in result["scores"]["cell"].to_numpy()[chosen]:
-        folder = run.parent / "models" / str(cell)
+    taken = json.loads(result.attrs["from_zoo"])
+    for cell in result["scores"]["cell"].to_numpy()[chosen].tolist():
+        if cell in taken:
+            continue
+        folder = run.parent / "models" / cell
         content = folders.read_json(folder / "config.json")
         if not content:
-            raise RunError(f"{folder} has no model: it was moved, or came from the zoo itself")
+            raise RunError(f"{folder} has no model: it was moved")
         yield Candidate(folder, setup_of(content["config"], study), content["codes"])
 
 

@@ -256,6 +256,14 @@ def test_models_are_taken_from_the_zoo_only_if_asked_for(filled, tmp_path):
         Resources(fresh=True, pretrained=True)
 
 
+def test_models_that_came_from_the_zoo_are_not_added_to_it(filled, tmp_path):
+    resources = Resources(root=tmp_path / "runs", pretrained=True)
+    with pytest.raises(ValueError, match=r"has trained no model$"):
+        zoo.add(run(STUDY, resources=resources), STUDY)
+    more = replace(STUDY, grids=({"seed": (0, 1, 2)},))
+    assert zoo.add(run(more, resources=resources), STUDY) == ["largest-transformer-seed2"]
+
+
 def test_a_model_that_is_trained_again_in_the_zoo_is_measured_again(filled, tmp_path):
     resources = Resources(root=tmp_path / "runs", pretrained=True)
     folder = run(STUDY, resources=resources)
@@ -302,7 +310,7 @@ def test_models_that_cannot_go_into_the_zoo_are_refused(folder, trained, tmp_pat
         zoo.add(trained, STUDY, "{model}-{seed}")
     assert not list(folder.glob("*"))
     for only, message in (
-        (["model=lstm"], "has no model with the settings model=lstm"),
+        (["model=lstm"], "has trained no model with the settings model=lstm"),
         (["modle=mlp"], "unknown setting 'modle'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -361,7 +369,7 @@ def test_only_models_that_a_result_has_measured_are_added(folder, trained, tmp_p
     with pytest.raises(RunError, match="was trained again since the result was made"):
         zoo.add(taken, STUDY)
     cell.rename(cell.with_name("moved"))
-    with pytest.raises(RunError, match="has no model: it was moved, or came from the zoo itself"):
+    with pytest.raises(RunError, match="has no model: it was moved"):
         zoo.add(taken, STUDY)
     assert not list(folder.glob("*"))
 
