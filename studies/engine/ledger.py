@@ -141,9 +141,15 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
 def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """The row of a claim of a paper, from the comparisons that it rests on."""
     rows = rows[rows.superseded_by == ""]
+    found = {
+        part: list(verdicts)
+        for part, verdicts in rows.groupby(["study", "statement"], sort=False).verdict
+    }
+    # Also those of studies without a result.
+    known = {part: [NOT_RUN] for part in remedies if claim.rests_on(*part)}
     parts = {
-        f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": list(part)
-        for (study, statement), part in rows.groupby(["study", "statement"], sort=False).verdict
+        f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": verdicts
+        for (study, statement), verdicts in (known | found).items()
     }
     counts = Counter(rows.verdict)
     missing = [part for part, verdicts in parts.items() if set(verdicts) == {NOT_RUN}]

@@ -140,6 +140,17 @@ def test_what_no_preset_runs_is_named():
     assert entry_of(tree, "never")["lacks"] == "not run: toy: C is better (no preset has it)"
 
 
+def test_a_claim_does_not_hold_while_a_study_that_it_rests_on_has_no_result():
+    rests_on = {"toy": ["A is*"], "tiny": ["A is*"]}
+    claim = PaperClaim(id="wide", statement="a beats b everywhere", decided_by=rests_on)
+    paper = Claimed("Someone 2020, A Paper", (claim,))
+    remedies = {("tiny", "A is better"): "preset `laptop`: 2 models", **REMEDIES}
+    entry = entry_of(ledger({"r.nc": result_with(*CLEAR)}, {"s": paper}, remedies), "wide")
+    assert entry["verdict"] == "undecided"
+    assert entry["lacks"] == "not run: tiny: A is better (preset `laptop`: 2 models)"
+    assert entry["n_parts"] == 2
+
+
 @pytest.mark.parametrize(
     ("pattern", "lacks"),
     [
