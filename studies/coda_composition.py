@@ -142,7 +142,7 @@ SIGNED = SignedPairsSetup(
 RATES = {"training.learning_rate": (3e-3, 6e-3, 1.2e-2)}
 CHOOSING = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 1, 2)}
 """Axes of the models by which the best rate of a condition is chosen."""
-SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3), "seed": tuple(range(10))}
+SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2), "seed": tuple(range(10))}
 """Axes of models that are trained for less long, of which all are trained at each rate."""
 
 
