@@ -184,7 +184,7 @@ def _result_of(run: Path) -> xr.DataTree:
 def _candidates(run: Path, result: xr.DataTree, study: Study) -> Iterator[Candidate]:
     """The cells that a run has trained, with the best tuned settings of their conditions."""
     chosen = result["scores"]["chosen"].to_numpy() == 1
-    taken = json.loads(result.attrs["from_zoo"])
+    taken = json.loads(result.attrs.get("from_zoo", "{}"))
     for cell in result["scores"]["cell"].to_numpy()[chosen].tolist():
         if cell in taken:
             continue

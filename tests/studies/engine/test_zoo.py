@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 
+import netCDF4
 import pytest
 import torch
 import typer
@@ -372,6 +373,13 @@ def test_only_models_that_a_result_has_measured_are_added(folder, trained, tmp_p
     with pytest.raises(RunError, match="has no model: it was moved"):
         zoo.add(taken, STUDY)
     assert not list(folder.glob("*"))
+
+
+def test_models_of_results_that_do_not_name_those_of_the_zoo_are_added(folder, tmp_path):
+    made = run(STUDY, resources=Resources(root=tmp_path / "runs"))
+    with netCDF4.Dataset(made / "result.nc", "r+") as file:
+        file.delncattr("from_zoo")
+    assert zoo.add(made, STUDY) == ["largest-transformer-seed0", "largest-transformer-seed1"]
 
 
 def test_models_with_worse_tuned_settings_are_left_out(folder, tmp_path):
