@@ -50,14 +50,16 @@ def less(
     source: str = TABLE_6,
     of: dict[str, Any] | None = None,
     than: dict[str, Any] | None = None,
-    **more: bool,
+    of_learning: bool = False,
 ) -> Claim:
     """The claim that a reading of compositional attention is below that of multi-head attention.
 
     By default at the same width and against every number of heads.
     """
     multi_head = {"model": "multi_head"} | (than or {})
-    return Claim(statement, source, reading, multi_head, COMPOSITIONAL | (of or {}), **more)
+    return Claim(
+        statement, source, reading, multi_head, COMPOSITIONAL | (of or {}), of_learning=of_learning
+    )
 
 
 def exceeds(statement: str, reading: Reading, value: float, source: str) -> Claim:

@@ -167,10 +167,9 @@ PAPERS_SIZES = of_paper(
     "task.n_operators=3,5,7,10,15 task.n_points=150,500,1000,5000,10000,20000",
     WITHOUT_CHOOSING,
     grids=(
-        {"model": MODELS, "seed": (0,)},
+        {"model": MODELS},
         {
             "model": ("encoder",),
-            "seed": (0,),
             "objective": ("all_paths",),
             "selection_bottleneck": (False, True),
         },

@@ -213,9 +213,8 @@ PRESETS = {
     ),
     # Less of each of the paper's three axes than `variants` has, but enough to learn something.
     "scaling": engine.Preset(
-        changes="training.n_steps=8000",
         grids=tuple(
-            {"seed": tuple(range(5)), "model": MODELS} | less
+            {"seed": tuple(range(5)), "model": MODELS, "training.n_steps": (8000,)} | less
             for less in (
                 {},
                 {"training.n_steps": (4000,)},

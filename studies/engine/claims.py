@@ -19,7 +19,7 @@ import xarray as xr
 from jaxtyping import Float
 
 import probes
-from studies.engine.fairness import Fairness
+from studies.engine.fairness import Fairness, TrainedIf
 from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, varied
 from studies.engine.results import described
 from studies.engine.setup import Metric
@@ -63,6 +63,8 @@ class Claim:
             negative one makes a claim of "not worse, or by less than that".
         of_learning: whether the claim is about the success of training itself, so that an
             untrained condition is a valid outcome and not a reason to refuse the comparison.
+        trained: what shows that the answers that are compared were learned at all; where no side
+            meets it, there is nothing to compare.
 
     Raises:
         ValueError: both or none of `exceeds` and `equals` are given, or `margin` is not positive
@@ -77,6 +79,7 @@ class Claim:
     equals: Mapping[str, Any] | float | None = None
     margin: float = 0.0
     of_learning: bool = False
+    trained: TrainedIf | None = None
 
     def __post_init__(self):
         if (self.exceeds is None) == (self.equals is None):
@@ -252,12 +255,21 @@ def _comparisons(
         pairs = _paired(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
         differences = pairs[0] - pairs[1]
         objections = fairness.objections(first, second, of_learning=claim.of_learning)
-        reason = objections or _no_contest(claim, differences)
+        learned = _not_learned(result, claim, (first, second))
+        reason = objections or learned or _no_contest(claim, differences)
         numbers = tuple(side.number for side in (first, second) if side is not None)
         metric = metrics.get(claim.reading.metric or "") if second is not None else None
         least = _least(claim, metric, pairs)
         comparisons.append(Comparison(claim, context, differences, reason, numbers, least))
     return comparisons or [Comparison(claim)]
+
+
+def _not_learned(result: xr.DataTree, claim: Claim, sides: Sequence[Condition | None]) -> str:
+    """Why there is nothing to compare: no side has learned these answers; "" if one has."""
+    if claim.trained is None:
+        return ""
+    met = [claim.trained.met_by(result, side.cells) for side in sides if side is not None]
+    return f"no side has learned {claim.trained.group}" if set(met) == {False} else ""
 
 
 def _no_contest(claim: Claim, differences: np.ndarray) -> str:

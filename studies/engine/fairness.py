@@ -27,6 +27,7 @@ class TrainedIf:
         reaches: the bound; the metric must be at least as good.
         share_of: a reference of the metric, such as "chance"; the bound is then `reaches` times
             the reference.
+        group: a group of examples.
 
     Example:
         `TrainedIf(split="id", metric="accuracy", reaches=0.9)`
@@ -36,6 +37,19 @@ class TrainedIf:
     metric: str = "accuracy"
     reaches: float
     share_of: str | None = None
+    group: str = "all"
+
+    def met_by(self, result: xr.DataTree, cells: np.ndarray) -> bool | None:
+        """Whether cells meet it; None if it is not judged, as in a preset with other splits."""
+        if self.split not in result["scores"]["split"]:
+            return None
+        value = metric(self.metric, self.split, self.group).values(result)[cells].mean()
+        bound = self.reaches
+        if self.share_of is not None:
+            reference = metric(f"{self.metric}_{self.share_of}", self.split, self.group)
+            bound *= reference.values(result)[cells].mean()
+        better = result["scores"][self.metric].attrs.get("better", "higher")
+        return bool(value >= bound if better == "higher" else value <= bound)
 
 
 @dataclass(frozen=True)
@@ -155,13 +169,5 @@ def _tuning(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> 
 
 
 def _is_trained(result: xr.DataTree, cells: np.ndarray, trained: TrainedIf | None) -> float:
-    # A preset with other data need not have the split.
-    if trained is None or trained.split not in result["scores"]["split"]:
-        return -1.0
-    value = metric(trained.metric, trained.split).values(result)[cells].mean()
-    bound = trained.reaches
-    if trained.share_of is not None:
-        reference = metric(f"{trained.metric}_{trained.share_of}", trained.split).values(result)
-        bound *= reference[cells].mean()
-    better = result["scores"][trained.metric].attrs.get("better", "higher")
-    return float(value >= bound if better == "higher" else value <= bound)
+    is_met = None if trained is None else trained.met_by(result, cells)
+    return -1.0 if is_met is None else float(is_met)

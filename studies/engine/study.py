@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ class Preset:
 
     Args:
         changes: changed settings, as on the command line: `"n_layers=2 seed=0,1 decoding.n=100"`.
+            Of an axis of the preset's own grids they may take some values, not put others there.
         grids: replaces the study's grids.
         where: replaces the study's `where`.
         setup: replaces the study's setup.
@@ -160,7 +161,8 @@ class Study:
         """The plan for a preset with changed settings, such as `["seed=0,1"]`.
 
         Raises:
-            ValueError: the preset or a setting is unknown, or a value is not allowed.
+            ValueError: the preset or a setting is unknown, a value is not allowed, or a preset's
+            changes put other values in place of those of its grids.
         """
         presets = {"laptop": Preset()} | dict(self.presets)
         if preset not in presets:
@@ -236,11 +238,25 @@ class _Planner:
         self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
         # Settings that were changed explicitly win over implied ones.
         self._explicit: set[str] = set()
+        if preset.grids is not None:
+            self._check(preset.changes.split())
         self.change(preset.changes.split())
         self._where = {
             name: {key: settings.read_single(text, self._setup) for key, text in table.items()}
             for name, table in (study.where if preset.where is None else preset.where).items()
         }
+
+    def _check(self, changes: Sequence[str]) -> None:
+        """Refuse changes of a preset that would replace the values of an axis of its own grids."""
+        for name, values in settings.read(
+            changes, _with_settings(self._measures), self._setup
+        ).items():
+            axis = {value: None for grid in self._grids for value in grid.get(name, ())}
+            if axis and not set(values) <= {*axis}:
+                raise ValueError(
+                    f"a preset's changes must not replace the values of its own grids, got {name} "
+                    f"of {_listed(values)} in the changes and {_listed(axis)} in the grids"
+                )
 
     def change(self, changes: Sequence[str]) -> None:
         """Apply changes such as `["seed=0,1"]` to the setup, the grids and the measures."""
@@ -330,6 +346,10 @@ def _coordinate_names(paths: list[str]) -> dict[str, str]:
         (name if last_parts.count(name) == 1 else path.replace(".", "_")): path
         for name, path in zip(last_parts, paths, strict=True)
     }
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _label(value: Any) -> str | int | float:

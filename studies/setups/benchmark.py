@@ -177,11 +177,14 @@ def fewer(few: int, many: int, reading: Reading, source: str) -> Claim:
     return Claim(statement, f"{MITTAL}, {source}", reading, of, exceeds, margin=-ABOUT)
 
 
-def linear_scorer(label: str, reading: Reading, source: str) -> Claim:
+def linear_scorer(
+    label: str, reading: Reading, source: str, trained: engine.TrainedIf | None = None
+) -> Claim:
     """The claim that a linear scorer is as good as the dot product, or better, to 3 points."""
     of, exceeds = (COMPOSITIONAL | {"scorer": scorer} for scorer in ("mlp", "dot"))
     statement = f"A linear scorer is as good as the dot product (to 3 points): {label}"
-    return Claim(statement, f"{MITTAL}, {source}", reading, of, exceeds, margin=-3 * ABOUT)
+    source = f"{MITTAL}, {source}"
+    return Claim(statement, source, reading, of, exceeds, margin=-3 * ABOUT, trained=trained)
 
 
 def better(label: str, reading: Reading, source: str, **settings: Any) -> Claim:
@@ -227,6 +230,7 @@ def benchmark(
     columns: Mapping[str, tuple[str, str]],
     claimed: Mapping[str, str],
     trained: engine.TrainedIf,
+    learned_if: Mapping[str, engine.TrainedIf] | None = None,
     further: Mapping[str, Reading] | None = None,
     claims: tuple[Claim, ...] = (),
     views: Mapping[str, Any] | None = None,
@@ -238,6 +242,7 @@ def benchmark(
         presets: beside `laptop`, which scores 10,000 examples unless it is given here.
         columns: split and group of the headline metric (accuracy or perplexity), by label.
         claimed: for the columns in which the paper finds compositional attention better, its table.
+        learned_if: what shows that a column was learned at all; see `Claim.trained`.
         further: further readings in the table.
         claims: beside "compositional attention is better" and "both have as many parameters".
         views: further views.
@@ -254,6 +259,7 @@ def benchmark(
         replace(
             better(label, readings[label] if about.sign() > 0 else 0 - readings[label], source),
             of_learning=setup.splits.get(columns[label][0]) == "in",
+            trained=(learned_if or {}).get(label),
         )
         for label, source in claimed.items()
     ]

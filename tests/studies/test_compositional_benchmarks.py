@@ -450,6 +450,20 @@ def test_multi_head_attention_is_trained_once_whatever_r():
     assert [one.n_retrievals for one in cells[1:]] == [1, 2, 4]
 
 
+def test_a_kind_of_questions_is_compared_where_some_model_has_learned_it():
+    for kind in tasks.SORT_OF_CLEVR_QUESTIONS:
+        claims = [
+            claim
+            for claim in STUDIES["sort_of_clevr"].claims
+            if claim.statement.endswith(f": {kind}")
+        ]
+        # Compositional attention against as many heads, and more heads; its two scorers.
+        assert len(claims) == 3
+        for claim in claims:
+            assert claim.trained is not None
+            assert (claim.trained.group, claim.trained.share_of) == (kind, "chance")
+
+
 def test_papers_figures_are_those_of_its_tables():
     def theirs(name, split, group, changes=(), **settings):
         cells = STUDIES[name].plan("paper", ["seed=0", *changes]).cells

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -110,6 +111,13 @@ def test_a_preset_of_the_paper_tunes_and_draws_a_split_for_each_seed():
         for cell in plan.cells
     }
     assert len(set(splits.values())) == 3
+    small = STUDY.plan("scaling").cells
+    assert Counter((cell.training.n_steps, cell.n_layers, cell.d_model) for cell in small) == {
+        (8000, 3, 64): 15,
+        (4000, 3, 64): 15,
+        (8000, 2, 64): 15,
+        (8000, 3, 32): 15,
+    }
     scaling = STUDY.plan("paper-scaling")
     assert len(scaling.cells) == 3 * 3**3 * 2**3 * 3
     sizes = {(cell.d_model, cell.n_heads, cell.d_head, cell.d_mlp) for cell in scaling.cells}

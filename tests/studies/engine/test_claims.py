@@ -239,6 +239,25 @@ def test_untrained_conditions_are_not_compared():
     assert verdicts(result_of(cells), trained=TrainedIf(reaches=0.3)) == ["holds"]
 
 
+@pytest.mark.parametrize(
+    ("of_b", "expected"), [(0.4, "not comparable"), (0.6, "holds"), (0.95, "contradicted")]
+)
+def test_where_no_side_has_learned_the_answers_there_is_nothing_to_compare(of_b, expected):
+    of_a = 0.4 if of_b == 0.4 else 0.8
+    cells = [
+        {"model": m, "seed": s, "id": value, "ood": value + 0.01 * s * (m == "a")}
+        for m, value in (("a", of_a), ("b", of_b))
+        for s in range(3)
+    ]
+    claim = replace(BETTER, of_learning=True, trained=TrainedIf(reaches=0.7))
+    claims = judged(result_of(cells), claim)
+    assert claims["verdict"].item() == expected
+    assert claims["reason"].item() == ("no side has learned all" if of_b == 0.4 else "")
+    # A preset may lack the split.
+    elsewhere = replace(claim, trained=TrainedIf(split="far", reaches=0.7))
+    assert verdicts(result_of(cells), elsewhere) != ["not comparable"]
+
+
 def test_unequally_tuned_conditions_are_not_compared():
     cells = [
         {"model": "a", "rate": rate, "seed": s, "id": 0.9 - rate, "ood": 0.8}

@@ -104,6 +104,20 @@ def test_values_that_grids_have_select_their_cells(changes, cells):
     assert {(cell.model, cell.seed, cell.training.n_steps) for cell in plan.cells} == cells
 
 
+def test_changes_of_a_preset_do_not_replace_the_values_of_its_grids():
+    grids = ({"seed": (0, 1)}, {"seed": (0,), "training.n_steps": (20,)})
+    study = replace(TOY, presets={"own": Preset(changes="training.n_steps=40", grids=grids)})
+    with pytest.raises(
+        ValueError, match=r"got training\.n_steps of 40 in the changes and 20 in the"
+    ):
+        study.plan("own")
+    some = replace(TOY, presets={"some": Preset(changes="seed=0", grids=grids)}).plan("some")
+    assert [(cell.seed, cell.training.n_steps) for cell in some.cells] == [(0, 40), (0, 20)]
+    # Those of the study's own grids are replaced.
+    study = replace(TOY, grids=grids, presets={"others": Preset(changes="seed=7")})
+    assert {cell.seed for cell in study.plan("others").cells} == {7}
+
+
 def test_the_name_of_the_folder_depends_on_all_settings():
     names = {
         TOY.plan(preset, changes).folder_name
