@@ -220,6 +220,14 @@ STUDY = engine.Study(
             changes=f"{TESTED}task.seed=0,1,2 seed=0,1,2,3,4,5,6,7,8,9", where=TUNED
         ),
         "tuning": TUNING,
+        # New networks: the six of `functional` left open by how much these differ.
+        "bottlenecks": engine.Preset(
+            changes=TESTED,
+            grids=drawn_anew(
+                range(6, 30), model=("encoder",), functional_bottleneck=("oracle", "attention")
+            ),
+            where=TUNED,
+        ),
     }
     | PAPERS_PRESETS,
     tuned=("training.learning_rate", "temperature", "entropy"),
