@@ -42,11 +42,13 @@ from studies.setups.expressions import (
     LAPTOP,
     LAPTOP_ARITHMETIC,
     LAPTOP_LISTOPS,
+    LATE_GATE,
     LISTOPS,
     LOOKUP,
     MODELS,
     MUON,
     NDRS,
+    OWN_GATE,
     ROUTERS,
     ExpressionSetup,
     by_model,
@@ -254,6 +256,18 @@ LOOKUP_PRESETS = {
     "albert": engine.Preset(
         changes="model=albert task.direction=forward drawn.n=1 training.learning_rate=0.002 "
         "seed=0,1,2",
+        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+    ),
+    # The same for columns that halt when they will.
+    "adaptive": engine.Preset(
+        changes="model=act task.direction=forward drawn.n=1 training.learning_rate=0.002 "
+        "seed=0,1,2",
+        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+    ),
+    # Gates that the paper tried before its own; all at the rate that is best without a gate.
+    "other-gates": engine.Preset(
+        changes=f"model=relative,{OWN_GATE},{LATE_GATE} task.direction=forward drawn.n=1 "
+        "training.learning_rate=0.004 seed=0,1,2",
         where=dropout_of(ungated="training.stop_at=none training.compile=true"),
     ),
     # Backward, the computation ends beside the first mark.
