@@ -167,6 +167,8 @@ SMOKE = (
 THREE = "model=softmax,linear,hyla"
 LENGTHS, SHARES = "n_points=16,32,64", "held_out=0.3,0.5,0.7"
 LONG = "training.n_steps=10000 seed=0,1,2,3,4"
+# Five seeds left open what these ask.
+MORE_SEEDS = f"training.n_steps=10000 seed={','.join(map(str, range(16)))}"
 PAPER = (
     "attention_dropout=0.1 n_validation=16000 scores.n_test=16000 training.n_steps=50000 "
     "training.batch_size=128 training.warmup_steps=100 training.schedule=early_cosine "
@@ -187,7 +189,10 @@ PRESETS = {
     # The paper's rates.
     "tuned": engine.Preset(changes=f"{LONG} training.learning_rate=0.001,0.003"),
     "context": engine.Preset(changes=f"{LONG} {THREE} {LENGTHS}", measures=()),
-    "held_out": engine.Preset(changes=f"{LONG} {THREE} {SHARES}", measures=()),
+    "held_out": engine.Preset(changes=f"{MORE_SEEDS} {THREE} {SHARES}", measures=()),
+    "terms": engine.Preset(
+        changes=f"{MORE_SEEDS} model=hyla,linear_relu training.learning_rate=0.001,0.003"
+    ),
     "experts": engine.Preset(
         changes=f"{LONG} {THREE} training.learning_rate=0.001,0.003",
         grids=capacities(256),

@@ -57,6 +57,7 @@ def stored_in(path):
 FILES = result_files()
 
 
+@functools.cache
 def largest_of_each_study():
     """Of the results of each study the largest file: its page has most to hold."""
     largest = {}
@@ -111,11 +112,20 @@ def test_the_table_of_a_result_is_on_its_page(path):
         assert row in text
 
 
+def views_to_draw(path):
+    """All views of the largest result of each study; of others those whose pictures are stored."""
+    views = BY_NAME[stored_in(path).attrs["study"]].views
+    if path in largest_of_each_study():
+        return views
+    pictures = {picture.stem for picture in path.parent.glob("*.png")}
+    return {name: view for name, view in views.items() if pictures & {name, f"{path.stem}_{name}"}}
+
+
 @functools.cache
 def exhibits_of(path):
     """The figures of a stored result, and whether they have arrows, drawn once for all tests."""
     result, exhibits = stored_in(path), []
-    for name, view in BY_NAME[result.attrs["study"]].views.items():
+    for name, view in views_to_draw(path).items():
         figure = view(result)
         assert figure is None or figure.axes, name
         if figure is not None:
