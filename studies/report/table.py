@@ -21,6 +21,9 @@ MOST_ROWS = 60
 MOST_COLUMNS = 6
 """Largest number of conditions beside each other; further ones are shown below them."""
 
+MOST_LETTERS = 84
+"""Largest width of the headings beside each other, with the space between them."""
+
 STATISTICS = {
     "mean": "mean over seeds",
     "low": "lower 95% bound of the mean over seeds (Student's t)",
@@ -185,7 +188,9 @@ class Table:
             for column in row.beside
         }
         extra_columns = dict.fromkeys(column for _, column in means)
-        most = max(1, MOST_COLUMNS - len(extra_columns))
+        longest = max(len(line) for heading in headings for line in heading.split("\n"))
+        fitting = min(MOST_COLUMNS, MOST_LETTERS // (longest + 2))
+        most = max(1, fitting - len(extra_columns))
         width = min(len(headings), most)
         table.add_column("")
         for heading in (*headings[:width], *extra_columns):

@@ -180,6 +180,14 @@ def test_further_conditions_are_shown_below_with_the_rows_that_they_have(monkeyp
     assert [line for line in lines if line in first + below] == first + below
 
 
+def test_fewer_conditions_with_long_names_are_beside_each_other():
+    names = [f"{letter}-with-a-long-name-of-its-own" for letter in "abcd"]
+    result = result_of([{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in names])
+    table = Table(title="", rows=(Row("right", OOD),)).render(result)
+    assert [str(column.header) for column in table.columns] == ["", *names[:2]]
+    assert names[2] in list(table.columns[1].cells)
+
+
 def test_extra_columns_are_under_their_heading_where_a_block_is_narrower(monkeypatch):
     monkeypatch.setattr("studies.report.table.MOST_COLUMNS", 3)
     result = result_of([{"model": model, "seed": 0, "id": 0.9, "ood": 0.5} for model in "abc"])
