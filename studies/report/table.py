@@ -22,7 +22,7 @@ MOST_COLUMNS = 6
 """Largest number of conditions beside each other; further ones are shown below them."""
 
 MOST_LETTERS = 84
-"""Largest width of the headings beside each other, with the space between them."""
+"""Largest width of the longest words of headings beside each other, with the space between."""
 
 STATISTICS = {
     "mean": "mean over seeds",
@@ -188,7 +188,7 @@ class Table:
             for column in row.beside
         }
         extra_columns = dict.fromkeys(column for _, column in means)
-        longest = max(len(line) for heading in headings for line in heading.split("\n"))
+        longest = max(len(word) for heading in headings for word in heading.split())
         fitting = min(MOST_COLUMNS, MOST_LETTERS // (longest + 2))
         most = max(1, fitting - len(extra_columns))
         width = min(len(headings), most)
