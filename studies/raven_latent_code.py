@@ -149,6 +149,12 @@ PAPER = (
 )
 
 
+def without(changes: str, *names: str) -> str:
+    """Changes of settings without those of `training` whose names begin so."""
+    beginnings = tuple(f"training.{name}" for name in names)
+    return " ".join(change for change in changes.split() if not change.startswith(beginnings))
+
+
 def of_paper(models: str, changes: str = "") -> engine.Preset:
     """A preset with the settings of the published code; values add to those of `PAPER`.
 
@@ -237,6 +243,16 @@ PRESETS = {
     "paper-scaling": of_paper(
         THREE,
         "training.n_steps=78125,312500 n_layers=8,16 d_model=256,512 training.warmup_steps=3000",
+    ),
+    # A quarter and half of the instances, at one of the paper's rates, and answers alone: half an
+    # hour on a GPU. Both numbers of steps share the part before the decay.
+    "paper-steps": engine.Preset(
+        changes=without(PAPER, "learning_rate", "weight_decay", "schedule", "n_steps", "evaluate")
+        + f" model={THREE} training.learning_rate=0.001 training.weight_decay=0.1 "
+        "training.schedule=stable training.decay_steps=11250 training.n_steps=40000,80000 "
+        "training.evaluate_every=2500 training.compile=true training.precision=tf32",
+        where={"seed": SPLIT_OF_SEED, "d_model": WIDTHS},
+        measures=("ceiling",),
     ),
     "paper-held-out": of_paper(THREE, "task.ood_fraction=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"),
     "paper-single-head": of_paper(THREE, "n_heads=1,16"),
