@@ -164,6 +164,10 @@ def dropout_of(ungated: str = "", recurrent: str = "") -> engine.Where:
     )
 
 
+TO_THE_END = dropout_of(ungated="training.stop_at=none training.compile=true")
+"""For models without gates, which take long."""
+
+
 def smoke(task: str) -> engine.Preset:
     """A preset of tiny models on a few examples of a task."""
     return engine.Preset(
@@ -238,13 +242,13 @@ LOOKUP_PRESETS = {
                 (("relative",), (0.004,), (3, 4)),
             )
         ),
-        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+        where=TO_THE_END,
     ),
     # Five seeds left open how many of the deeper expressions it answers forward: two more.
     "relative": engine.Preset(
         changes="model=relative task.direction=forward drawn.n=1 training.learning_rate=0.004 "
         "seed=0,1,2,3,4,5,6",
-        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+        where=TO_THE_END,
     ),
     # The rate is the one at which transformers with relative positions are best.
     "geometric": engine.Preset(
@@ -256,19 +260,19 @@ LOOKUP_PRESETS = {
     "albert": engine.Preset(
         changes="model=albert task.direction=forward drawn.n=1 training.learning_rate=0.002 "
         "seed=0,1,2",
-        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+        where=TO_THE_END,
     ),
     # The same for columns that halt when they will.
     "adaptive": engine.Preset(
         changes="model=act task.direction=forward drawn.n=1 training.learning_rate=0.002 "
         "seed=0,1,2",
-        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+        where=TO_THE_END,
     ),
     # Gates that the paper tried before its own; all at the rate that is best without a gate.
     "other-gates": engine.Preset(
         changes=f"model=relative,{OWN_GATE},{LATE_GATE} task.direction=forward drawn.n=1 "
         "training.learning_rate=0.004 seed=0,1,2",
-        where=dropout_of(ungated="training.stop_at=none training.compile=true"),
+        where=TO_THE_END,
     ),
     # Backward, the computation ends beside the first mark.
     "near-mark": engine.Preset(

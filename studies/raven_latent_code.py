@@ -37,6 +37,7 @@ from studies.claims.raven import (
     of_tokens,
 )
 from studies.engine import Row, Section, metric, read
+from studies.engine.settings import replaced
 from studies.measures import raven as measures
 from studies.measures.raven import FAMILIAR, HELD_OUT
 from studies.measures.raven_erasure import erasure
@@ -149,10 +150,12 @@ PAPER = (
 )
 
 
-def without(changes: str, *names: str) -> str:
-    """Changes of settings without those of `training` whose names begin so."""
-    beginnings = tuple(f"training.{name}" for name in names)
-    return " ".join(change for change in changes.split() if not change.startswith(beginnings))
+STEPS = (
+    f"model={','.join(MODELS)} training.learning_rate=0.001 training.weight_decay=0.1 "
+    "training.schedule=stable training.decay_steps=11250 training.n_steps=40000,80000 "
+    "training.evaluate_every=2500 training.compile=true training.precision=tf32"
+)
+"""A quarter and half of the paper's instances, at one of its rates."""
 
 
 def of_paper(models: str, changes: str = "") -> engine.Preset:
@@ -244,13 +247,9 @@ PRESETS = {
         THREE,
         "training.n_steps=78125,312500 n_layers=8,16 d_model=256,512 training.warmup_steps=3000",
     ),
-    # A quarter and half of the instances, at one of the paper's rates, and answers alone: half an
-    # hour on a GPU. Both numbers of steps share the part before the decay.
+    # Answers alone: half an hour on a GPU. Both numbers of steps share the part before the decay.
     "paper-steps": engine.Preset(
-        changes=without(PAPER, "learning_rate", "weight_decay", "schedule", "n_steps", "evaluate")
-        + f" model={THREE} training.learning_rate=0.001 training.weight_decay=0.1 "
-        "training.schedule=stable training.decay_steps=11250 training.n_steps=40000,80000 "
-        "training.evaluate_every=2500 training.compile=true training.precision=tf32",
+        changes=" ".join(replaced(PAPER.split(), STEPS.split())),
         where={"seed": SPLIT_OF_SEED, "d_model": WIDTHS},
         measures=("ceiling",),
     ),

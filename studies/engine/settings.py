@@ -170,6 +170,18 @@ def changed(config: Config, changes: str) -> Config:
     return put(config, read_single(changes, config))
 
 
+def replaced(changes: Sequence[str], by: Sequence[str]) -> list[str]:
+    """Changes, in which others take the place of those of the same settings.
+
+    Both together would make an axis.
+
+    Example:
+        `replaced(["seed=0,1", "n_layers=2"], ["seed=5"])` is `["n_layers=2", "seed=5"]`.
+    """
+    names = {change.partition("=")[0] for change in by}
+    return [*(change for change in changes if change.partition("=")[0] not in names), *by]
+
+
 def has(config: object, path: str) -> bool:
     """Whether a config has a setting, or a group of settings, at a path."""
     try:

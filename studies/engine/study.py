@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -238,28 +238,19 @@ class _Planner:
         self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
         # Settings that were changed explicitly win over implied ones.
         self._explicit: set[str] = set()
-        if preset.grids is not None:
-            self._check(preset.changes.split())
-        self.change(preset.changes.split())
+        self.change(preset.changes.split(), replaces=preset.grids is None)
         self._where = {
             name: {key: settings.read_single(text, self._setup) for key, text in table.items()}
             for name, table in (study.where if preset.where is None else preset.where).items()
         }
 
-    def _check(self, changes: Sequence[str]) -> None:
-        """Refuse changes of a preset that would replace the values of an axis of its own grids."""
-        for name, values in settings.read(
-            changes, _with_settings(self._measures), self._setup
-        ).items():
-            axis = {value: None for grid in self._grids for value in grid.get(name, ())}
-            if axis and not set(values) <= {*axis}:
-                raise ValueError(
-                    f"a preset's changes must not replace the values of its own grids, got {name} "
-                    f"of {_listed(values)} in the changes and {_listed(axis)} in the grids"
-                )
+    def change(self, changes: Sequence[str], *, replaces: bool = True) -> None:
+        """Apply changes such as `["seed=0,1"]` to the setup, the grids and the measures.
 
-    def change(self, changes: Sequence[str]) -> None:
-        """Apply changes such as `["seed=0,1"]` to the setup, the grids and the measures."""
+        Args:
+            changes: the changes.
+            replaces: whether they may replace the values of grids.
+        """
         measures = _with_settings(self._measures)
         setup_changes: dict[str, Any] = {}
         measure_changes: dict[str, Any] = {}
@@ -274,7 +265,7 @@ class _Planner:
                 continue
             self._explicit.add(name)
             setup_changes[name] = values[0]
-            self._grids = list(_with_axis(self._grids, name, values))
+            self._grids = list(_with_axis(self._grids, name, values, replaces=replaces))
         self._setup = settings.put(self._setup, setup_changes)
         self._measures = settings.put(self._measures, measure_changes)
 
@@ -309,13 +300,27 @@ class _Planner:
 
 
 def _with_axis(
-    grids: Sequence[dict[str, tuple[Any, ...]]], name: str, values: tuple[Any, ...]
+    grids: Sequence[dict[str, tuple[Any, ...]]],
+    name: str,
+    values: tuple[Any, ...],
+    *,
+    replaces: bool,
 ) -> Iterator[dict[str, tuple[Any, ...]]]:
     """Grids with values of a setting: a part of theirs if they have all, in their place if not.
 
     So `model=coda` leaves out a grid of other models, instead of giving CoDA its rates.
+
+    Raises:
+        ValueError: values would be replaced, and `replaces` is not set.
     """
-    has_all = all(any(value in grid.get(name, ()) for grid in grids) for value in values)
+    axis = dict.fromkeys(value for grid in grids for value in grid.get(name, ()))
+    has_all = all(value in axis for value in values)
+    if axis and not (has_all or replaces):
+        raise ValueError(
+            f"a preset's changes must not replace the values of its own grids, got {name} of "
+            f"{', '.join(map(str, values))} in the changes and {', '.join(map(str, axis))} in the "
+            "grids"
+        )
     for grid in grids:
         if name not in grid:
             yield grid | {name: values} if len(values) > 1 else grid
@@ -346,10 +351,6 @@ def _coordinate_names(paths: list[str]) -> dict[str, str]:
         (name if last_parts.count(name) == 1 else path.replace(".", "_")): path
         for name, path in zip(last_parts, paths, strict=True)
     }
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _label(value: Any) -> str | int | float:

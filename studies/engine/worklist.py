@@ -29,6 +29,7 @@ from studies.engine.command import console
 from studies.engine.execution import Resources, Run
 from studies.engine.jobs import Group, jobs_of
 from studies.engine.processes import check_available
+from studies.engine.settings import replaced
 from studies.engine.study import Study
 from studies.engine.trainees import run_training
 from studies.engine.training import Deadline, OutOfTime
@@ -103,11 +104,8 @@ def run_of(entry: Entry, options: Options) -> Run:
 
 def changes_of(entry: Entry, options: Options) -> list[str]:
     """The changed settings of an entry; those of the options replace its own."""
-    changes = (entry.tiny if options.tiny else entry.changes).split()
-    # The values of a setting that is named twice would make an axis.
-    replaced = {change.partition("=")[0] for change in options.changes}
-    kept = (change for change in changes if change.partition("=")[0] not in replaced)
-    return [*kept, *options.changes]
+    changes = entry.tiny if options.tiny else entry.changes
+    return replaced(changes.split(), options.changes)
 
 
 def jobs_left(run: Run, entry: Entry) -> list[list[Group]]:

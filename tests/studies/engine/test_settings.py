@@ -117,3 +117,15 @@ def test_json_values_of_configs_include_their_class():
 
     assert settings.plain(Inner()) != settings.plain(Other())
     assert settings.plain({"a": (1, Inner())})["a"][1]["rate"] == 0.1
+
+
+def test_changes_take_the_place_of_those_of_the_same_settings():
+    changes = ["training.n_steps=5", "seed=0,1", "seed=2", "training.n=3"]
+    assert settings.replaced(changes, ["seed=7", "width=4"]) == [
+        "training.n_steps=5",
+        "training.n=3",
+        "seed=7",
+        "width=4",
+    ]
+    assert settings.replaced([], ["seed=7"]) == ["seed=7"]
+    assert settings.replaced(changes, []) == changes
