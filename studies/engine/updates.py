@@ -9,6 +9,7 @@ gradient norm, so its numbers are those of training alone, up to rounding.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -250,6 +251,8 @@ class _Loss(nn.Module):
 
 def compiled(function: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
     """A compiled handle of a function or model; on CUDA it replays CUDA graphs."""
+    # Mechanisms cache tables of positions; compiled, these are computed with the step.
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     if next(model.parameters()).device.type == "cuda":
         return torch.compile(function, mode="reduce-overhead")
     return torch.compile(function)

@@ -1,6 +1,8 @@
 """Several models trained as one batched model, against each of them trained alone."""
 
+import functools
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from mechanisms import AttentionConfig, FeedForwardConfig, Transformer, Transfor
 from studies.engine.checkpoints import Checkpoints
 from studies.engine.folders import RunError
 from studies.engine.training import Deadline, TrainingError, train
+from studies.engine.updates import compiled
 from tests.studies.engine.test_training import (
     CONFIG,
     objective,
@@ -240,3 +243,14 @@ def test_scalar_parameters_are_resumed_model_by_model(tmp_path):
     train_all(trainees(tmp_path / "parts", config, Scaled), config)
     for ours, theirs in zip(whole, parts, strict=True):
         assert same(tensors_in(ours.folder), tensors_in(theirs.folder))
+
+
+def test_a_table_that_a_mechanism_caches_is_no_warning_when_compiled():
+    @functools.lru_cache
+    def table(n):
+        return torch.arange(n)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        handle = compiled(lambda x: x + table(x.shape[0]), nn.Linear(1, 1))
+        torch.testing.assert_close(handle(torch.zeros(3)), torch.arange(3.0))
