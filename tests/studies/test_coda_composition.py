@@ -37,6 +37,8 @@ from studies.views.coda import ablation, matrices
 from studies.views.coda import composition as composition_view
 from tests.studies.engine.synthetic import result_of
 
+pytestmark = pytest.mark.slow
+
 STUDIES = {"mlu": ARITHMETIC, "signed_pairs": SIGNED_PAIRS}
 PRESETS = ("laptop", "smoke", "ablation", "paper")
 CHANGES = {"mlu": ["model=softmax,coda", "gate_centring=none", "training.learning_rate=0.002"]}

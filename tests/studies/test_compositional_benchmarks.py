@@ -27,6 +27,8 @@ from studies.engine.examples import Examples
 from studies.engine.scoring import score
 from studies.setups.benchmark import gain, value_scores
 
+pytestmark = pytest.mark.slow
+
 STUDIES = {
     study.name: study
     for study in vars(compositional_benchmarks).values()

@@ -23,6 +23,8 @@ from studies.measures.retrieval import (
 from studies.setups.retrieval import MODELS
 from tests.studies.engine.synthetic import result_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -14,6 +14,8 @@ from studies.fuzzy_logic_latent_code import STUDY
 from studies.measures.fuzzy_logic import code_of_query, codes_of, decode_terms
 from tests.studies.engine.synthetic import result_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -20,6 +20,8 @@ from studies.measures.modular_routing import (
 from studies.modular_routing import SIZES, STUDY
 from studies.setups.equations import MODELS, MODULAR
 
+pytestmark = pytest.mark.slow
+
 SMOKE = ["model=cross_attention,monolithic", "selection_bottleneck=false,true", "seed=0"]
 PLANS = dict.fromkeys(SIZES.presets, SIZES) | dict.fromkeys(STUDY.presets, STUDY)
 """The study of each preset."""

@@ -13,6 +13,8 @@ from studies.open_domain_question_answering import STUDY
 from studies.setups.question_answering import StoredQuestionsSetup
 from tests.tasks.stored.test_questions import write_quasar
 
+pytestmark = pytest.mark.slow
+
 TINY = "d_model=8 d_embed=6 n_factors=2 n_layers=2 training.n_steps=2 training.evaluate_every=2"
 
 
@@ -87,7 +89,6 @@ def test_the_papers_numbers_stand_beside_those_of_its_data():
     assert len(names) == 4
 
 
-@pytest.mark.slow
 def test_a_preset_of_published_data_runs_and_decides_its_claims(tmp_path):
     """On few questions in the layout of Quasar-T."""
     write_quasar(tmp_path / "data")

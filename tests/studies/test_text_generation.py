@@ -13,6 +13,8 @@ from studies.text_generation import ALGOLISP, TRANSLATION
 from tests.tasks.algolisp.test_problems import write_problems
 from tests.tasks.stored.test_sequences import write_parallel
 
+pytestmark = pytest.mark.slow
+
 STUDIES = {"translation": TRANSLATION, "algolisp": ALGOLISP}
 TINY = (
     *("d_model=8", "n_heads=2", "d_mlp=8", "n_layers=1", "seed=0", "n_validation=2"),

@@ -25,6 +25,8 @@ from studies.measures.coda import composition
 from studies.setups.quasi_attention import MOST_SHOWN, matrices
 from studies.text_pairs_and_sentiment import NLI, RANKED, TEXT_PAIRS, TEXT_RANKING, TEXT_SENTIMENT
 
+pytestmark = pytest.mark.slow
+
 STUDIES = {study.name: study for study in (TEXT_PAIRS, TEXT_RANKING, TEXT_SENTIMENT)}
 PUBLISHED = {"text_pairs": NLI, "text_ranking": RANKED, "text_sentiment": ("imdb", "sst2")}
 WORDS = ["who", "what", "rain", "sun", "moon", "falls", "shines", "never", "often", "it"]
@@ -189,7 +191,6 @@ def printed(study, result):
 # Published data
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_published_data_set_is_trained_on_and_scored(name, published):
     _, result = published[name]
@@ -223,7 +224,6 @@ THEIRS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_pairs", "text_sentiment"])
 def test_accuracies_stand_beside_those_of_the_papers_tables_3_and_5(name, published):
     _, result = published[name]
@@ -237,7 +237,6 @@ def test_accuracies_stand_beside_those_of_the_papers_tables_3_and_5(name, publis
         assert sorted(matched[np.isfinite(matched)]) == pytest.approx([0.7219, 0.853, 0.865])
 
 
-@pytest.mark.slow
 def test_rankings_stand_beside_those_of_the_papers_table_2(published):
     _, result = published["text_ranking"]
     theirs = {
@@ -256,7 +255,6 @@ def test_rankings_stand_beside_those_of_the_papers_table_2(published):
             assert np.isnan(value) if expected is None else value == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_about_published_data_are_tried_on_them_alone(name, published, generated):
     claims = {one.statement: one for one in STUDIES[name].claims}
@@ -279,7 +277,6 @@ def test_claims_about_published_data_are_tried_on_them_alone(name, published, ge
         assert not mine or claim.needs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_claim_about_published_data_is_about_the_data_that_it_names(name, published):
     names = {"Dialogue NLI": "dnli", "the Ubuntu corpus": "ubuntu", "SST": "sst2"}
@@ -315,7 +312,6 @@ def test_every_claim_about_centring_has_its_models_in_the_preset():
             assert any(wanted.items() <= one.items() for one in models), claim.statement
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_table_and_the_views_of_published_data_are_drawn(name, published):
     study, (folder, result) = STUDIES[name], published[name]
