@@ -35,7 +35,7 @@ def jobs_of(cells: Sequence[Cell], together: int) -> list[list[Group]]:
     """
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        key = cell.name if together == 1 else json.dumps(_without_seeds(plain(cell.setup)))
+        key = cell.name if together == 1 else kind_of(cell)
         alike.setdefault(key, []).append(cell)
     groups = [
         group[first : first + together]
@@ -119,6 +119,11 @@ def measure_cell(cell: Cell, threads: int) -> None:
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         cell.measure()
+
+
+def kind_of(cell: Cell) -> str:
+    """The settings of a cell but its seeds; cells of one kind can be trained together."""
+    return json.dumps(_without_seeds(plain(cell.setup)))
 
 
 def _without_seeds(config: Any) -> Any:

@@ -27,7 +27,7 @@ from studies.engine.cells import Cell, train_together
 from studies.engine.checkpoints import read_log
 from studies.engine.command import console
 from studies.engine.execution import Resources, Run
-from studies.engine.jobs import Group, jobs_of
+from studies.engine.jobs import Group, jobs_of, kind_of
 from studies.engine.processes import check_available
 from studies.engine.settings import replaced
 from studies.engine.study import Study
@@ -128,14 +128,30 @@ def steps_left(job: Sequence[Group]) -> int:
     return left
 
 
-def seconds_per_step(group: Group, device: str, clock: Callable[[], float]) -> float:
-    """How long a step of a group takes: by its log, or else measured, without compilation."""
+def seconds_per_step(
+    group: Group, device: str, clock: Callable[[], float], measured: dict[tuple[str, int], float]
+) -> float:
+    """How long a step of a group takes: by its log, or else measured, without compilation.
+
+    Args:
+        group: the cells.
+        device: where they are trained.
+        clock: the time in seconds.
+        measured: what was measured so far, by the kind and number of cells; it is added to.
+    """
     # A log has its model's share of the time of the group.
     log = read_log(group[0].folder)
     if len(log) > 1:
         (before, last) = log[-2:]
         share = (last["seconds"] - before["seconds"]) / (last["step"] - before["step"])
         return share * len(group)
+    kind = kind_of(group[0]), len(group)
+    if kind not in measured:
+        measured[kind] = _measured_seconds_per_step(group, device, clock)
+    return measured[kind]
+
+
+def _measured_seconds_per_step(group: Group, device: str, clock: Callable[[], float]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, "models", str(number)) for number in range(len(group))]
         setups = [_in_short(cell.setup) for cell in group]
@@ -178,14 +194,17 @@ class Forecast:
 
 def forecast(entries: Sequence[Entry], options: Options, deadline: Deadline) -> list[Forecast]:
     """What is expected of each entry; speed is measured as far as the time will reach."""
-    found, total = [], 0.0
+    found: list[Forecast] = []
+    total, measured = 0.0, dict[tuple[str, int], float]()
     for entry in entries:
         if deadline.clock() + total >= deadline.at:
             found.append(Forecast(expected="not"))
             continue
         jobs = jobs_left(run_of(entry, options), entry)
         try:
-            pace = tuple(seconds_per_step(job[0], options.device, deadline.clock) for job in jobs)
+            pace = tuple(
+                seconds_per_step(job[0], options.device, deadline.clock, measured) for job in jobs
+            )
         except (RuntimeError, FileNotFoundError) as error:
             found.append(Forecast(expected=_first_line(error)))
             continue

@@ -193,6 +193,17 @@ def test_what_is_expected_of_each_entry(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_results")
+def test_models_that_differ_in_their_seeds_alone_are_timed_once(tmp_path, monkeypatch):
+    clock, options = Clock(monkeypatch), options_of(tmp_path)
+    entries = (entry("seeds", "model=linear,mlp seed=0,1,2"), entry("others", "seed=3"))
+    before = clock.now
+    seeds, _ = forecast(entries, options, clock.deadline(1000))
+    assert len(seeds.pace) == 6
+    # Two seconds for each of two kinds of models.
+    assert clock.now - before == 2 * 2
+
+
+@pytest.mark.usefixtures("no_results")
 def test_the_pace_of_models_that_are_trained_together_is_read_from_their_logs(
     tmp_path, monkeypatch
 ):
