@@ -193,9 +193,26 @@ PRESETS = {
     "terms": engine.Preset(
         changes=f"{MORE_SEEDS} model=hyla,linear_relu training.learning_rate=0.001,0.003"
     ),
+    # Further seeds of two wide networks, each at its best rate.
     "experts": engine.Preset(
-        changes=f"{LONG} {THREE} training.learning_rate=0.001,0.003",
-        grids=capacities(256),
+        changes="training.n_steps=10000",
+        grids=(
+            *(
+                {
+                    "seed": (0, 1, 2, 3, 4),
+                    "model": ("softmax", "linear", "hyla"),
+                    "training.learning_rate": (1e-3, 3e-3),
+                }
+                | capacity
+                for capacity in capacities(256)
+            ),
+            {
+                "seed": (5, 6, 7, 8, 9),
+                "model": ("softmax", "hyla"),
+                "training.learning_rate": (3e-3,),
+                "d_mlp": (1024,),
+            },
+        ),
         measures=(),
     ),
     "paper": of_paper(f"{ABLATION} {RATES} n_points=32 held_out=0.7"),
