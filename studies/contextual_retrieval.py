@@ -215,6 +215,20 @@ PRESETS = {
         changes="d_model=64,128 seed=0,1,2,3,4 training.learning_rate=0.003,0.006,0.012",
         grids=({"model": ("multi_head", "compositional"), "n_heads": (2, 8)},),
     ),
+    # Twice the searches and retrievals need twice the width and the steps. A head for each pair of
+    # them would be of width 4.
+    "more-pairings": engine.Preset(
+        changes="task.n_searches=4 task.n_retrievals=8 d_model=128 training.n_steps=12000",
+        grids=(
+            {
+                "task.trained_on": PROTOCOLS,
+                "training.learning_rate": (0.003, 0.006, 0.012),
+                "model": ("multi_head", "compositional"),
+                "n_heads": (4, 8),
+                "seed": SEEDS,
+            },
+        ),
+    ),
     "specialization": engine.Preset(changes="task.trained_on=all", grids=SPECIALIZATION),
     # Adam with a constant rate of 1e-4; the number of seeds is not given.
     "paper": engine.Preset(
