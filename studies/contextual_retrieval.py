@@ -211,9 +211,15 @@ PRESETS = {
             for grid in GRIDS
         )
     ),
+    # Multi-head attention of twice the width; `tuned` has both of the same.
     "widths": engine.Preset(
-        changes="d_model=64,128 seed=0,1,2,3,4 training.learning_rate=0.003,0.006,0.012",
-        grids=({"model": ("multi_head", "compositional"), "n_heads": (2, 8)},),
+        grids=tuple(
+            models | {"training.learning_rate": (0.003, 0.006, 0.012), "seed": (0, 1, 2, 3, 4)}
+            for models in (
+                {"model": ("multi_head",), "d_model": (128,), "n_heads": (2, 8)},
+                {"model": ("compositional",), "d_model": (64,)},
+            )
+        ),
     ),
     # Twice the searches and retrievals need twice the width and the steps. A head for each pair of
     # them would be of width 4.
