@@ -193,7 +193,8 @@ PRESETS = {
     "terms": engine.Preset(
         changes=f"{MORE_SEEDS} model=hyla,linear_relu training.learning_rate=0.001,0.003"
     ),
-    # Further seeds of two wide networks, each at its best rate.
+    # Further seeds of two wide networks, each at its best rate. The first ones were trained on a
+    # GPU, where compiling pays.
     "experts": engine.Preset(
         changes="training.n_steps=10000",
         grids=(
@@ -213,6 +214,7 @@ PRESETS = {
                 "d_mlp": (1024,),
             },
         ),
+        where={"seed": {seed: "training.compile=true" for seed in range(5)}},
         measures=(),
     ),
     "paper": of_paper(f"{ABLATION} {RATES} n_points=32 held_out=0.7"),
