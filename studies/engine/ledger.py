@@ -29,7 +29,7 @@ from studies.engine.claims import (
 )
 from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.readings import conditions_of
-from studies.engine.remedies import CORES, on_cores
+from studies.engine.remedies import CORES, devices_of
 from studies.engine.results import config_of, described
 
 COUNTS = {verdict: f"n_{verdict.replace(' ', '_')}" for verdict in VERDICTS}
@@ -220,9 +220,12 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
     minutes = missing * per_seed / 60
-    if on_cores(result):
+    devices = devices_of(result)
+    if devices == {"cpu"}:
         return table.assign(minutes=minutes / CORES, machine=f"{CORES} cores")
-    return table.assign(minutes=minutes, machine="a GPU")
+    # Which of its models were trained on which is not in a result.
+    machine = "a GPU and a CPU" if "cpu" in devices else "a GPU"
+    return table.assign(minutes=minutes, machine=machine)
 
 
 def _superseded(found: pd.DataFrame) -> list[str]:

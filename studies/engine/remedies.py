@@ -100,16 +100,18 @@ def _has(values: Mapping[str, Any], allowed: Iterable[tuple[str, tuple[Any, ...]
     return all(name in values and values[name] in (None, *options) for name, options in allowed)
 
 
-def on_cores(result: xr.DataTree) -> bool:
-    """Whether all models of a result were trained on a CPU."""
+def devices_of(result: xr.DataTree) -> set[str]:
+    """The kinds of devices that models of a result were trained on: `cpu`, `cuda`."""
     # Results that do not name devices are older than the attribute, and all of a CPU.
-    return set(json.loads(result.attrs.get("devices_of_training", '["cpu"]'))) == {"cpu"}
+    return set(json.loads(result.attrs.get("devices_of_training", '["cpu"]')))
 
 
 def seconds_per_step(results: Iterable[xr.DataTree]) -> Mapping[str, float]:
     """The measured seconds of an update on a CPU, by study: the mean over its conditions."""
     times: dict[str, list[float]] = {}
-    for result in filter(on_cores, results):
+    for result in results:
+        if devices_of(result) != {"cpu"}:
+            continue
         fairness = result["fairness"].to_dataset()
         each = (fairness["seconds"] / fairness["updates"]).to_numpy()
         times.setdefault(result.attrs["study"], []).extend(each[np.isfinite(each)].tolist())

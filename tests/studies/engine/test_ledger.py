@@ -255,13 +255,16 @@ def test_what_is_undecided_says_the_seeds_and_minutes_that_it_needs():
     assert "A is better | .0" in page
 
 
-def test_the_time_of_models_of_a_gpu_is_one_on_a_gpu():
+@pytest.mark.parametrize(
+    ("devices", "machine"), [('["cuda"]', "a GPU"), ('["cpu", "cuda"]', "a GPU and a CPU")]
+)
+def test_the_time_of_models_is_one_on_their_machines(devices, machine):
     result = result_with(*CLOSE)
-    result.attrs["devices_of_training"] = '["cpu", "cuda"]'
+    result.attrs["devices_of_training"] = devices
     tree = ledger({"r.nc": result}, {"someone_2020": PAPER}, REMEDIES)
     missing = int(result["claims"]["seeds_needed"][0]) - 3
     page = ledger_page(tree, {"someone_2020": PAPER.citation})
-    assert f"pairs, {2 * missing} min on a GPU |" in page
+    assert f"pairs, {2 * missing} min on {machine} |" in page
 
 
 def test_one_seed_and_tiny_differences_are_named():
