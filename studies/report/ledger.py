@@ -135,7 +135,7 @@ def _comparison_row(row: Any) -> tuple[str, ...]:
     return (
         f"`{row.id}`",
         row.statement + context,
-        _difference(row),
+        difference(row),
         f"{row.n_pairs}",
         f"{count(row.parameters)} weights, {count(row.updates)} updates",
         row.verdict + reason,
@@ -143,7 +143,8 @@ def _comparison_row(row: Any) -> tuple[str, ...]:
     )
 
 
-def _difference(row: Any) -> str:
+def difference(row: Any) -> str:
+    """The effect of a comparison with its interval: ".046 [-.071; .16]", or "" if it has none."""
     if not np.isfinite(row.effect):
         return ""
     if not np.isfinite(row.effect_low):

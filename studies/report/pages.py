@@ -8,7 +8,8 @@ A template is Markdown with expressions of Jinja2, in which
   for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
 - `{{ machine_time() }}` is the time that all models trained, together;
-- `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study;
+- `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study, and `{{ effect(...) }}`
+  the difference that decides it, with its interval;
 - `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger, and
   `{{ list_claims("holds") }}` is a list of them;
 - all take `file="triangles.nc"`, where a page is about several result files.
@@ -37,6 +38,7 @@ from studies.engine.claims import VERDICTS
 from studies.engine.paper_claims import read_claims
 from studies.engine.results import config_of
 from studies.engine.study import Study
+from studies.report.ledger import difference
 from studies.report.table import count, short
 from studies.report.verdicts import render_claims
 
@@ -156,6 +158,7 @@ def render_page(
         "setting": of_file(setting),
         "machine_time": of_file(machine_time),
         "verdict": of_file(verdict),
+        "effect": of_file(effect),
         "n_claims": of_file(n_claims),
         "list_claims": of_file(list_claims),
         "table": of_file(partial(_table, studies, width)),
@@ -225,15 +228,39 @@ def verdict(result: xr.DataTree, pattern: str, context: str = "*") -> str:
     Raises:
         ValueError: there is no such claim.
     """
+    verdicts = [row.verdict for row in _comparisons(result, pattern, context)]
+    return " or ".join(name for name in VERDICTS if name in verdicts)
+
+
+def effect(result: xr.DataTree, pattern: str, context: str = "*") -> str:
+    """The difference that decides a claim of a study, its interval, the models: ".1 [.05; .2] (5)".
+
+    Args:
+        result: a result.
+        pattern: pattern of the statement.
+        context: pattern of what else varies.
+
+    Raises:
+        ValueError: not one comparison is like that.
+    """
+    found = _comparisons(result, pattern, context)
+    if len(found) > 1:
+        of = "; ".join(f"{row.statement} ({row.context})" for row in found)
+        raise ValueError(f"pattern and context must be those of one comparison, got {of}")
+    return f"{difference(found[0])} ({found[0].n_pairs:.0f})"
+
+
+def _comparisons(result: xr.DataTree, pattern: str, context: str) -> list[Any]:
+    """The comparisons of a claim of a study, of which there must be one."""
     claims = result["claims"].to_dataset().to_dataframe()
-    verdicts = [
-        row.verdict
+    found = [
+        row
         for _, row in claims.iterrows()
         if fnmatchcase(str(row.statement), pattern) and fnmatchcase(str(row.context), context)
     ]
-    if not verdicts:
+    if not found:
         raise ValueError(f"no claim is like {pattern!r} with {context!r}")
-    return " or ".join(name for name in VERDICTS if name in verdicts)
+    return found
 
 
 def n_claims(ledger: xr.DataTree, verdict: str | None = None, paper: str | None = None) -> int:

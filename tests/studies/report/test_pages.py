@@ -100,6 +100,7 @@ def test_settings_verdicts_and_the_table(result):
     assert rendered(result, '{{ setting("depths.1") }}') == "10"
     assert rendered(result, '{{ verdict("a is better") }}') == "holds"
     assert rendered(result, '{{ verdict("a is*") }}') == "holds or contradicted"
+    assert rendered(result, '{{ effect("a is better") }}') == ".3 [.28; .31] (3)"
     # Six models, a minute each.
     assert rendered(result, "{{ machine_time() }}") == "6 minutes"
     table = rendered(result, "{{ table() }}\n")
@@ -155,6 +156,8 @@ def test_what_is_not_there_is_an_error(result):
         rendered(result, '{{ setting("training.n_stepz") }}')
     with pytest.raises(ValueError, match="no claim is like 'b is better'"):
         rendered(result, '{{ verdict("b is better") }}')
+    with pytest.raises(ValueError, match="must be those of one comparison, got a is better"):
+        rendered(result, '{{ effect("a is*") }}')
     with pytest.raises(UndefinedError, match="'cell' is undefined"):
         rendered(result, "{{ cell }}")
 
