@@ -94,7 +94,7 @@ def resolve_hooks(model: HookedModel, pattern: str) -> list[str]:
     if not matches:
         near = get_close_matches(pattern, names, n=5, cutoff=0.0)
         raise KeyError(
-            f"hook must be one of the {len(names)} hooks of {type(model).__name__} (see "
+            f"hook must be one of the {len(names)} hooks of the model (see "
             f"model.hook_dict), got {pattern!r}; nearest: {', '.join(near)}"
         )
     return sorted(matches, key=natural_key)

@@ -313,7 +313,7 @@ def test_hooks_are_gone_after_an_error():
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"hook": "hook_scores"}, KeyError, r"hooks of Shows .*, got 'hook_scores'"),
+        ({"hook": "hook_scores"}, KeyError, r"hooks of the model .*, got 'hook_scores'"),
         ({"hook": []}, ValueError, r"hook must name at least one hook"),
         ({"batch_size": 0}, ValueError, r"batch_size and resamples must be at least 1"),
         ({"truth": torch.zeros(2, 3, 1)}, TypeError, r"truth must hold integers"),
