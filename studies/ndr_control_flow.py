@@ -358,7 +358,7 @@ VIEWS = {
     "sensitivity": functools.partial(
         plots.lines,
         data=views.sensitivity,
-        along="gate_threshold",
+        along="smallest_change",
         rows="metric",
         lines="attention_threshold",
         references={"best habit": views.habit},

@@ -94,7 +94,9 @@ def sensitivity(result: xr.DataTree, *, controls: Sequence[str] = ("trained",)) 
     if not data:
         return data
     names = [f"reads from {threshold:g}" for threshold in data["attention_threshold"].to_numpy()]
-    return data.max("control", keep_attrs=True).assign_coords(attention_threshold=names)
+    greatest = data.max("control", keep_attrs=True).assign_coords(attention_threshold=names)
+    # They are not gates here.
+    return greatest.rename(gate_threshold="smallest_change")
 
 
 def habit(result: xr.DataTree) -> xr.Dataset:

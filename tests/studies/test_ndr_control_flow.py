@@ -582,8 +582,9 @@ def test_graphs_at_the_thresholds_of_the_study_are_among_those_swept(setup):
 
 def test_the_best_habit_is_the_reference_of_thresholds(result):
     curves, habit = views.sensitivity(result), views.habit(result)
-    assert curves["value"].dims == ("cell", "gate_threshold", "attention_threshold", "metric")
+    assert curves["value"].dims == ("cell", "smallest_change", "attention_threshold", "metric")
     swept = result["sensitivity"]["score"].sel(metric=["f1", "tau"])
+    swept = swept.rename(gate_threshold="smallest_change")
     expected = swept.sel(control=list(HABITS)).max(["control", "attention_threshold"])
     xr.testing.assert_allclose(
         habit["value"].drop_attrs(), expected.drop_attrs().transpose(*habit["value"].dims)
