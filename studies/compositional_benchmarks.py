@@ -89,7 +89,9 @@ SORT_OF_CLEVR = benchmark(
             grids=(
                 *grids(1, 2, 3, 4, 8, n_seeds=3),
                 {"model": ("multi_head",), "n_heads": (8,), **seeds(3)},
-                linear_scorers(3, n_seeds=3),
+                linear_scorers(3, n_seeds=6),
+                # Three seeds left open how types of questions differ in their retrievals.
+                {"model": ("compositional",), "n_retrievals": (2, 3, 4, 8), "seed": (3, 4, 5)},
             ),
         ),
         # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.

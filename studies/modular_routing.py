@@ -228,6 +228,12 @@ STUDY = engine.Study(
             ),
             where=TUNED,
         ),
+        # Six networks of `selection` left open how much worse one of these two is.
+        "all_paths": engine.Preset(
+            changes=f"{TESTED}objective=all_paths",
+            grids=drawn_anew(range(24), model=("encoder", "cross_attention")),
+            where=TUNED,
+        ),
     }
     | PAPERS_PRESETS,
     tuned=("training.learning_rate", "temperature", "entropy"),
