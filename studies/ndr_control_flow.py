@@ -301,7 +301,7 @@ ARITHMETIC_PRESETS = {
     "models": engine.Preset(changes="drawn.n=1", grids=({"model": FIVE, "seed": (0, 1, 2)},)),
     # After the 8,000 steps of `models` those with attention still improve.
     "longer": engine.Preset(
-        changes="training.n_steps=32000 training.compile=true drawn.n=1",
+        changes="training.n_steps=16000 training.compile=true drawn.n=1",
         grids=({"model": FIVE} | SEEDS,),
     ),
     "paper": paper_arithmetic(),
