@@ -268,8 +268,8 @@ LOOKUP_PRESETS = {
     ),
     # The same for columns that halt when they will.
     "adaptive": engine.Preset(
-        changes="model=act task.direction=forward drawn.n=1 training.learning_rate=0.002 "
-        "seed=0,1,2",
+        changes="model=act drawn.n=1 training.learning_rate=0.002 seed=0,1,2",
+        grids=(BOTH,),
         where=TO_THE_END,
     ),
     # Gates that the paper tried before its own; all at the rate that is best without a gate.
