@@ -14,6 +14,7 @@ import probes
 from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
 from studies.engine.readings import Condition, minus_that_of
+from studies.engine.settings import replaced
 from studies.engine.study import Grid, Where
 from studies.engine.training_config import Checkpoint, Optimizer
 from studies.report import browsers, plots
@@ -84,6 +85,9 @@ def smoke(changes: str, grids: tuple[Grid, ...]) -> Preset:
     return Preset(changes=f"{TINY} {changes}", grids=grids)
 
 
+OF_PAPER = "scores.n_test=10000 training.warmup_steps=0 training.clip=none training.optimizer=adamw"
+
+
 def paper(
     changes: str,
     grids: tuple[Grid, ...],
@@ -92,15 +96,8 @@ def paper(
     departures: Mapping[str, str] | None = None,
 ) -> Preset:
     """The paper's settings."""
-    common = {
-        "scores.n_test": "10000",
-        "training.warmup_steps": "0",
-        "training.clip": "none",
-        "training.optimizer": "adamw",
-    }
-    given = dict(change.split("=") for change in changes.split())
     return Preset(
-        changes=" ".join(f"{name}={value}" for name, value in (common | given).items()),
+        changes=" ".join(replaced(OF_PAPER.split(), changes.split())),
         grids=grids,
         where=where,
         departures=departures or {},
