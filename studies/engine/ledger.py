@@ -127,13 +127,15 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
     compared = counts[HOLDS] + counts[CONTRADICTED] + counts[UNDECIDED]
     if compared == 0:
         return NOT_COMPARABLE if counts[NOT_COMPARABLE] else NOT_RUN
+    # A part that nobody ran, or that cannot be compared, is not known to hold, nor not to.
     if claim.holds_if == "most":
-        if counts[HOLDS] > compared / 2:
+        open_parts = sum(set(verdicts) <= {NOT_RUN, NOT_COMPARABLE} for verdicts in parts.values())
+        n = compared + open_parts
+        if counts[HOLDS] > n / 2:
             return HOLDS
-        return CONTRADICTED if counts[CONTRADICTED] >= compared / 2 else UNDECIDED
+        return CONTRADICTED if counts[CONTRADICTED] >= n / 2 else UNDECIDED
     if counts[CONTRADICTED]:
         return CONTRADICTED
-    # A part that nobody ran, or that cannot be compared, is not known to hold.
     holds = all(set(verdicts) & {HOLDS} for verdicts in parts.values())
     return HOLDS if holds and not counts[UNDECIDED] else UNDECIDED
 

@@ -56,6 +56,19 @@ def test_a_claim_about_most_cases_needs_most_of_them(verdicts, verdict):
     assert verdict_of(claim_of("most"), {"A": verdicts}) == verdict
 
 
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        ((CONTRADICTED + UNDECIDED, NOTHING), "undecided"),
+        ((CONTRADICTED * 2 + UNDECIDED, NOTHING), "contradicted"),
+        ((HOLDS, REFUSED), "undecided"),
+        ((HOLDS * 2, REFUSED), "holds"),
+    ],
+)
+def test_of_most_cases_those_that_nobody_ran_are_open(parts, verdict):
+    assert verdict_of(claim_of("most"), dict(enumerate(parts))) == verdict
+
+
 def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
     with pytest.raises(ValueError, match="'c' must have either decided_by or lacks"):
         PaperClaim(id="c", statement="s")
