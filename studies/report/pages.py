@@ -11,7 +11,7 @@ A template is Markdown with expressions of Jinja2, in which
 - `{{ verdict("HYLA answers*") }}` is the verdict on a claim of the study, and `{{ effect(...) }}`
   the difference that decides it, with its interval;
 - `{{ n_claims("holds") }}` is the number of the papers' claims with a verdict, in the ledger, and
-  `{{ list_claims("holds") }}` is a list of them;
+  `{{ list_claims("holds", "tay_2019") }}` are those of a paper;
 - all take `file="triangles.nc"`, where a page is about several result files.
 
 What is left as text has no numbers and verdicts of its own: `loose_words` finds them.
@@ -35,7 +35,6 @@ from jinja2 import Environment, StrictUndefined
 from rich.console import Console, RenderableType
 
 from studies.engine.claims import VERDICTS
-from studies.engine.paper_claims import read_claims
 from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.ledger import difference
@@ -272,17 +271,14 @@ def n_claims(ledger: xr.DataTree, verdict: str | None = None, paper: str | None 
     return len(_claims_of_papers(ledger, verdict, paper))
 
 
-def list_claims(ledger: xr.DataTree, verdict: str, paper: str | None = None) -> str:
-    """The claims of papers with a verdict, a line each, with the paper.
+def list_claims(ledger: xr.DataTree, verdict: str, paper: str) -> str:
+    """The claims of a paper with a verdict, in italics, in one line.
 
     Raises:
         ValueError: there is no such verdict or paper.
     """
-    found, papers = _claims_of_papers(ledger, verdict, paper), read_claims()
-    return "\n".join(
-        f"- {claim} ({papers[paper].short})"
-        for claim, paper in zip(found.claimed, found.paper, strict=True)
-    )
+    found = _claims_of_papers(ledger, verdict, paper)
+    return "; ".join(f"*{claim}*" for claim in found.claimed) or "none"
 
 
 def _claims_of_papers(ledger: xr.DataTree, verdict: str | None, paper: str | None) -> pd.DataFrame:

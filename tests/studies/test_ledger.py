@@ -52,6 +52,21 @@ def test_verdicts_of_other_claims_are_made_anew(folder):
     assert found == expected != verdicts.tolist()
 
 
+def test_last_digits_of_another_processor_are_left_as_they_are(folder):
+    path = folder / STORED.name
+    result = read_result(path)
+    margins = result["claims"]["margin"].to_numpy()
+    margins *= 1 + 1e-15
+    write_result(result, path)
+    before = path.read_bytes()
+    assert run(folder).exit_code == 0
+    assert path.read_bytes() == before
+    margins *= 1.001
+    write_result(result, path)
+    assert run(folder).exit_code == 0
+    assert read_result(path)["claims"]["margin"].to_numpy().max() < margins.max()
+
+
 def test_settings_that_a_result_lacks_are_filled_in(folder):
     path = folder / STORED.name
     result = read_result(path)

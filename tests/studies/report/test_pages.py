@@ -125,14 +125,15 @@ def test_claims_of_papers_are_counted():
 
 def test_claims_of_papers_are_listed_and_counted_by_paper():
     of = {
-        "verdict": ("claim", ["holds", "undecided", "holds"]),
-        "paper": ("claim", ["tay_2019", "tay_2019", "csordas_2021"]),
-        "claimed": ("claim", ["it subtracts", "it does not", "NDR waits"]),
+        "verdict": ("claim", ["holds", "undecided", "holds", "holds"]),
+        "paper": ("claim", ["tay_2019", "tay_2019", "csordas_2021", "tay_2019"]),
+        "claimed": ("claim", ["it subtracts", "it does not", "NDR waits", "it adds"]),
     }
     files = {"claims.nc": xr.DataTree.from_dict({"claims": xr.Dataset(of)})}
-    template = '{{ list_claims("holds") }}; {{ n_claims("holds", paper="tay_2019") }}'
-    lines = "- it subtracts (Tay et al. 2019)\n- NDR waits (Csordás et al. 2021)"
-    assert render_page(template, files, {}, width=80) == f"{lines}; 1"
+    template = '{{ list_claims("holds", "tay_2019") }}, {{ n_claims("holds", paper="tay_2019") }}'
+    assert render_page(template, files, {}, width=80) == "*it subtracts*; *it adds*, 2"
+    template = '{{ list_claims("not run", "tay_2019") }}'
+    assert render_page(template, files, {}, width=80) == "none"
     with pytest.raises(ValueError, match=r"paper must be one of tay_2019, .*, got 'tay'"):
         render_page('{{ n_claims("holds", paper="tay") }}', files, {}, width=80)
 
