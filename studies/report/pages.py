@@ -3,7 +3,7 @@
 A template is Markdown with expressions of Jinja2, in which
 
 - `{{ table() }}` is the table of the study, as it was printed, and `{{ claims() }}` its claims with
-  their verdicts;
+  their verdicts, folded;
 - `{{ cells("scores/accuracy", model="softmax", split="ood", group="all").percent }}` is a number
   for each trained model, of a variable at chosen labels; see `Numbers` for what they can say;
 - `{{ setting("training.n_steps") }}` is a setting that all models share;
@@ -19,6 +19,7 @@ What is left as text has no numbers and verdicts of its own: `loose_words` finds
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,27 +174,38 @@ def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
     Args:
         result: a result.
         path: group and variable, such as `"scores/accuracy"`.
-        labels: values of axes, which select models, and labels of all other dims.
+        labels: values of axes, which select models, and labels of all other dims; `"*"` are all
+            values of an axis.
 
     Raises:
         KeyError: there is no such variable or label.
-        ValueError: a dim is left over, or no model has the values.
+        ValueError: a dim is left over, no model has the values, or an axis by which they differ is
+            not named, so that a sentence would speak of more models than it says.
     """
     group, _, name = path.rpartition("/")
     data = result[group].to_dataset()
     axes = {name for name, values in data.coords.items() if values.dims == ("cell",)}
     of_models = {key: label for key, label in labels.items() if key in axes}
-    keep = (data["chosen"] == 1).to_numpy()
-    for key, label in of_models.items():
-        keep &= (data[key] == label).to_numpy()
     values = data[name].sel({k: v for k, v in labels.items() if k not in of_models})
     if values.dims != ("cell",):
         left = ", ".join(str(dim) for dim in values.dims if dim != "cell")
         raise ValueError(f"labels must also have {left} for {path}, got {', '.join(labels)}")
-    values = values.to_numpy()[keep]
-    if not np.isfinite(values).any():
+    keep = ((data["chosen"] == 1) & np.isfinite(values)).to_numpy()
+    for key, label in of_models.items():
+        keep &= label == "*" or (data[key] == label).to_numpy()
+    values = values[keep]
+    if not values.size:
         raise ValueError(f"{path} has no value for a model with {labels}")
-    return Numbers(values[np.isfinite(values)])
+    of_result = json.loads(result.attrs["axes"])
+    for axis in of_result["coordinates"]:
+        several = np.unique(values[axis]) if axis in axes - set(labels) else ()
+        repeated = axis in of_result["pairs"] + of_result["tuned"]
+        if not repeated and len(several) > 1 and len(np.unique(values)) > 1:
+            raise ValueError(
+                f"labels must also have {axis} for {path}, one of "
+                f"{', '.join(map(str, several))}, or '*' for all; got {labels}"
+            )
+    return Numbers(values.to_numpy())
 
 
 def setting(result: xr.DataTree, path: str) -> str:
@@ -302,8 +314,11 @@ def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str
 
 
 def _claims(width: int, result: xr.DataTree) -> str:
-    """The claims of a result with their verdicts, in a block of text."""
-    return _block(render_claims(result), width)
+    """The claims of a result with their verdicts, in a block of text that is folded."""
+    verdicts = result["claims"]["verdict"].to_numpy().tolist()
+    counts = ", ".join(f"{name}: {verdicts.count(name)}" for name in VERDICTS if name in verdicts)
+    summary = f"<details><summary>Verdicts on {len(verdicts)} comparisons ({counts})</summary>"
+    return f"{summary}\n\n{_block(render_claims(result), width)}\n\n</details>"
 
 
 def _block(shown: RenderableType | None, width: int) -> str:

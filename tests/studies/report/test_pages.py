@@ -77,6 +77,17 @@ def test_one_seed_can_be_chosen(result):
     assert rendered(result, template) == ".53"
 
 
+def test_an_axis_by_which_numbers_differ_must_be_named(result):
+    every = 'cells("scores/accuracy", split="ood", group="all"{}).n'
+    with pytest.raises(ValueError, match=r"also have model .*, one of a, b, or '\*' for all; got"):
+        rendered(result, "{{ " + every.format("") + " }}")
+    assert rendered(result, "{{ " + every.format(', model="*"') + " }}") == "six"
+    same = result.copy()
+    scores = same["scores"].to_dataset()
+    same["scores"] = xr.DataTree(scores.assign(accuracy=xr.ones_like(scores["accuracy"])))
+    assert rendered(same, "{{ " + every.format("") + " }}") == "six"
+
+
 def test_models_with_worse_tuned_settings_are_left_out(result):
     tuned = result.copy()
     scores = tuned["scores"].to_dataset()
@@ -109,9 +120,10 @@ def test_settings_verdicts_and_the_table(result):
     assert "Right answers" in table
     assert "81.0" in table
     claims = rendered(result, "{{ claims() }}")
-    assert claims.startswith("```text\n")
+    summary = "Verdicts on 2 comparisons (holds: 1, contradicted: 1)"
+    assert claims.startswith(f"<details><summary>{summary}</summary>\n\n```text\n")
+    assert claims.endswith("\n```\n\n</details>")
     assert "a is better (P)" in claims
-    assert "contradicted" in claims
 
 
 def test_claims_of_papers_are_counted():
