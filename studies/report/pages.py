@@ -35,7 +35,7 @@ from jaxtyping import Float
 from jinja2 import Environment, StrictUndefined
 from rich.console import Console, RenderableType
 
-from studies.engine.claims import VERDICTS
+from studies.engine.claims import NOT_RUN, VERDICTS
 from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.ledger import difference
@@ -315,7 +315,7 @@ def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str
 
 def _claims(width: int, result: xr.DataTree) -> str:
     """The claims of a result with their verdicts, in a block of text that is folded."""
-    verdicts = result["claims"]["verdict"].to_numpy().tolist()
+    verdicts = [one for one in result["claims"]["verdict"].to_numpy() if one != NOT_RUN]
     counts = ", ".join(f"{name}: {verdicts.count(name)}" for name in VERDICTS if name in verdicts)
     summary = f"<details><summary>Verdicts on {len(verdicts)} comparisons ({counts})</summary>"
     return f"{summary}\n\n{_block(render_claims(result), width)}\n\n</details>"

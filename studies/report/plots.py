@@ -22,6 +22,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from probes.plots import COLOURS, CONTROL, DASHES, MARKERS, line
 from probes.plots.axes import put_names
@@ -356,6 +357,9 @@ def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: A
         x = np.broadcast_to(positions[:, None], values_of_cells.shape)
         finite = np.isfinite(values_of_cells)
         axis.plot(x[finite], values_of_cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
+    if positions.max() >= 10_000:
+        # Labels of five digits run into each other at more ticks.
+        axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.set(xlabel=name_of(along), ylabel=ylabel)
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -237,6 +239,23 @@ def test_training_curves_have_a_line_for_each_seed_and_no_mean():
             np.testing.assert_allclose(line.get_ydata(), expected)
         assert chance.get_ydata()[0] == 0.1
     assert figure.axes[0].get_xlabel() == "training step"
+
+
+@pytest.mark.parametrize("last", [16_000, 100_000])
+def test_labels_of_training_steps_do_not_overlap(last):
+    result = measured(RATES, position=[1, 2, 4])
+    result["training"] = xr.DataTree(
+        xr.Dataset(
+            {"accuracy": (("cell", "split", "group", "train_step"), RATES[:, :, None])},
+            {"split": ["id", "ood"], "group": ["all"], "train_step": [500, last // 2, last]},
+        )
+    )
+    figure = plots.training(result, metric="accuracy")
+    figure.canvas.draw()
+    for axis in figure.axes:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+        assert len(boxes) > 2
+        assert not any(one.overlaps(after) for one, after in itertools.pairwise(boxes))
 
 
 def result_of_sizes():
