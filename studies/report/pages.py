@@ -19,7 +19,6 @@ What is left as text has no numbers and verdicts of its own: `loose_words` finds
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from jinja2 import Environment, StrictUndefined
 from rich.console import Console, RenderableType
 
 from studies.engine.claims import NOT_RUN, VERDICTS
+from studies.engine.readings import varied
 from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.ledger import difference
@@ -196,11 +196,9 @@ def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
     values = values[keep]
     if not values.size:
         raise ValueError(f"{path} has no value for a model with {labels}")
-    of_result = json.loads(result.attrs["axes"])
-    for axis in of_result["coordinates"]:
-        several = np.unique(values[axis]) if axis in axes - set(labels) else ()
-        repeated = axis in of_result["pairs"] + of_result["tuned"]
-        if not repeated and len(several) > 1 and len(np.unique(values)) > 1:
+    for axis in (name for name in varied(result) if name not in labels):
+        several = np.unique(values[axis])
+        if len(several) > 1 and len(np.unique(values)) > 1:
             raise ValueError(
                 f"labels must also have {axis} for {path}, one of "
                 f"{', '.join(map(str, several))}, or '*' for all; got {labels}"
