@@ -94,6 +94,17 @@ SORT_OF_CLEVR = benchmark(
                 {"model": ("compositional",), "n_retrievals": (2, 3, 4, 8), "seed": (3, 4, 5)},
             ),
         ),
+        # With three seeds the two were alike: six new ones were to show that nothing is gained.
+        "more-heads": Preset(
+            changes="scores.n_test=10000",
+            grids=tuple(
+                {**model, "seed": tuple(range(10, 16))}
+                for model in (
+                    {"model": ("compositional",), "n_retrievals": (2,)},
+                    {"model": ("multi_head",), "n_heads": (8,)},
+                )
+            ),
+        ),
         # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
         "paper": paper(
             "n_layers=4 d_selection=32 dropout=0.1 n_validation=3000 task.omit_yellow=true "

@@ -317,6 +317,7 @@ def test_planted_pairings_are_seen(plans, sharpness, by_type, tightness, differe
 N_CELLS = {
     # Seeds times models.
     ("sort_of_clevr", "retrievals"): 3 * (1 + 5 + 1 + 1) + 3 * (4 + 1),
+    ("sort_of_clevr", "more-heads"): 2 * 6,
     ("sort_of_clevr", "paper"): 5 * (1 + 4 + 4 + 1 + 2 + 2 + 1),
     ("triangles", "retrievals"): 2 * 3 * (1 + 3 + 1),
     ("triangles", "paper"): 3 * (1 + 3 + 3),
