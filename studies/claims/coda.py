@@ -132,6 +132,13 @@ def learns(
     return Claim(statement, source, reading, of, **other, of_learning=True)
 
 
+def no_gain(
+    statement: str, source: str, of: Any, than: Any, reading: Reading = ON_ID, by: float = 0.01
+) -> Claim:
+    """The claim that another model does not gain `by`: where both are alike, it holds."""
+    return Claim(statement, source, reading, of, than, margin=-by, of_learning=True)
+
+
 def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:
     """The claim that a reading of CoDA's weights exceeds a number, for every centring of N."""
     of = {name: value for name, value in coda().items() if name != "gate_centring"}
@@ -143,9 +150,9 @@ def claims_of_both(*centrings: str) -> Iterator[Claim]:
     for over in centrings:
         e, n = {"affinity_centring": over}, {"gate_centring": over}
         for what, centring in (("E", e), ("E and N", e | n)):
-            statement = f"Centring {what} ({over}) does not help"
             source = f"{TAY}Table 8" if over == "matrix" else "ours"
-            yield learns(statement, source, coda(), coda(**centring))
+            statement = f"Centring {what} ({over}) does not help: it gains less than a point"
+            yield no_gain(statement, source, coda(), coda(**centring))
         statement = f"A doubled gate is as good as N that is centred ({over})"
         source = f"{TAY}section 2.3" if over == "matrix" else "ours"
         yield learns(statement, source, coda(doubled=True), coda(**n), within=0.01)

@@ -19,6 +19,7 @@ from studies.claims.coda import (
     TAY,
     coda,
     learns,
+    no_gain,
     weighs,
 )
 from studies.engine import Claim, Reading, metric, read
@@ -59,9 +60,12 @@ def centring(where: str, name: str, *readings: tuple[str, Reading]) -> Iterator[
     e, n = {"affinity_centring": "matrix"}, {"gate_centring": "matrix"}
     for what, centred in (("E", e), ("E and N", e | n)):
         for label, reading in readings:
-            statement = f"On {where} centring {what} (matrix) does not help{label}"
+            statement = (
+                f"On {where} centring {what} (matrix) does not help{label}: "
+                "it gains less than a point"
+            )
             of, than = coda(name=name), coda(name=name, **centred)
-            yield learns(statement, f"{TAY}Table 8", of, than, reading)
+            yield no_gain(statement, f"{TAY}Table 8", of, than, reading)
 
 
 def claims_of_pairs() -> Iterator[Claim]:

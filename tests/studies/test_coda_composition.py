@@ -26,6 +26,7 @@ from studies.coda_composition import (
     grid,
 )
 from studies.engine import Preset, Resources, Trained, read_result, run
+from studies.engine.claims import Comparison
 from studies.engine.examples import Examples
 from studies.engine.readings import conditions_of
 from studies.measures.coda import composition
@@ -415,6 +416,16 @@ def test_a_claimed_gain_is_measured_against_the_other_model():
     assert coda - softmax == pytest.approx(0.84 - 0.76 - 0.082)
     assert (claim.equals, claim.margin) == ({"model": "softmax"}, 0.02)
     assert claim.of.items() >= {"model": "coda", "affinity": "tanh", "gate": "sigmoid"}.items()
+
+
+def test_models_that_are_alike_agree_that_centring_is_no_help():
+    claims = [one for one in STUDIES["mlu"].claims if "does not help" in one.statement]
+    assert len(claims) == 2
+    for claim in claims:
+        for gain, expected in ((0.0, "holds"), (0.03, "contradicted")):
+            differences = np.array([0.001, -0.001, 0.002]) - gain
+            comparison = Comparison(claim, differences=differences)
+            assert comparison.verdict(comparison.p()) == expected
 
 
 def test_claims_about_the_signs_of_e_leave_out_networks_where_it_has_no_sign():
