@@ -228,6 +228,12 @@ STUDY = engine.Study(
             ),
             where=TUNED,
         ),
+        # New networks: 28 of `true_modules` left open which of these two generalises better.
+        "second_best": engine.Preset(
+            changes=f"{TESTED}pool=operations selection_bottleneck=true",
+            grids=drawn_anew(range(28, 106), model=("encoder", "concatenation")),
+            where=TUNED,
+        ),
         # Six networks of `selection` left open how much worse one of these two is.
         "all_paths": engine.Preset(
             changes=f"{TESTED}objective=all_paths",
