@@ -31,13 +31,14 @@ from studies.setups.benchmark import (
     AS_MANY_OPERATIONS,
     COMPOSITIONAL,
     MULTI_HEAD,
+    PAIR_TIGHTLY,
+    TYPES_DIFFER,
     benchmark,
     better,
     by_group,
     fewer,
     gain,
     grids,
-    learned,
     linear_scorer,
     linear_scorers,
     paper,
@@ -148,7 +149,7 @@ SORT_OF_CLEVR = benchmark(
             linear_scorer(kind, metric("accuracy", "test", kind), "Table 8", LEARNED_TYPES[kind])
             for kind in pictures.QUESTION_TYPES
         ),
-        learned("Question types use different retrievals", "difference", "Figure 14"),
+        TYPES_DIFFER,
     ),
     views={
         "training_by_type": by_group(*pictures.QUESTION_TYPES),
@@ -197,7 +198,7 @@ TRIANGLES = benchmark(
     claims=(
         AS_MANY_OPERATIONS,
         linear_scorer("accuracy", metric("accuracy", "test"), "Table 9"),
-        learned("Searches and retrievals pair tightly", "tightness", "Figure 15"),
+        PAIR_TIGHTLY,
     ),
 )
 

@@ -2,9 +2,9 @@
 
 A claim of a paper rests on claims of studies, each of which has one or several comparisons. It
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
-most of them instead. Where several files have the same comparison of two conditions, those count in
-which most values of tuned settings were tried: a rate that suits one side is no fair comparison. Of
-these an undecided one does not count if another file has more pairs.
+most or any of them instead. Where several files have the same comparison of two conditions, those
+count in which most values of tuned settings were tried: a rate that suits one side is no fair
+comparison. Of these an undecided one does not count if another file has more pairs.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
         if counts[HOLDS] > n / 2:
             return HOLDS
         return CONTRADICTED if counts[CONTRADICTED] >= n / 2 else UNDECIDED
+    if claim.holds_if == "any":
+        if counts[HOLDS]:
+            return HOLDS
+        return CONTRADICTED if counts[CONTRADICTED] == len(everything) else UNDECIDED
     if counts[CONTRADICTED]:
         return CONTRADICTED
     holds = all(set(verdicts) & {HOLDS} for verdicts in parts.values())

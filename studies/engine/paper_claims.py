@@ -4,7 +4,7 @@
 `statement`, and `decided_by`, patterns of the statements of claims of our studies, by study; or
 `lacks`, what is missing to decide it. Beside `decided_by`, `needs` is the data that a run needs and
 the package does not have. `holds_if` says how many of the comparisons must hold: `all`,
-if it is not given, or `most`.
+if it is not given, `most`, or `any` of them, for what is said to be so in part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from studies.engine.papers import PAPERS
 
-HoldsIf = Literal["all", "most"]
+HoldsIf = Literal["all", "most", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class PaperClaim:
         id: a short name, unique in the paper.
         statement: the claim, in our words.
         decided_by: by the name of a study, patterns of the statements of its claims.
-        holds_if: whether `all` comparisons must hold, or `most` of them.
+        holds_if: whether `all` comparisons must hold, `most` or `any` of them.
         lacks: what is missing to decide it, if no study does.
         needs: the data that the studies need and the package does not have.
 
@@ -53,7 +53,9 @@ class PaperClaim:
         if self.needs and not self.decided_by:
             raise ValueError(f"claim {self.id!r} must have needs only with decided_by")
         if self.holds_if not in get_args(HoldsIf):
-            raise ValueError(f"holds_if must be all or most, got {self.holds_if!r} in {self.id!r}")
+            raise ValueError(
+                f"holds_if must be all, most or any, got {self.holds_if!r} in {self.id!r}"
+            )
 
     def rests_on(self, study: str, statement: str) -> bool:
         """Whether a claim of a study is one of those that decide it."""

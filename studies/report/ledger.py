@@ -25,14 +25,15 @@ Written by `python -m studies.ledger` from the result files beside this page; [c
 holds the same as data. A claim of a paper rests on claims of our studies, each with one or several
 comparisons (at other widths, splits, layers ...). It holds if each of these claims was tried, none
 of its comparisons is undecided and all that can be compared hold; it is contradicted if one
-comparison is. Where several files have the same comparison, however the models were trained, those
-of two models count for which most learning rates were tried, and of these one that decides nothing
-does not count if another has more pairs. A comparison is decided by the differences of pairs of
-models with the same seed and data (Student's t, corrected by Holm's method over a study, claims of
-papers and ours apart; a second look at a comparison, with more seeds, is not corrected for), with
-three pairs or more. That something is better is also contradicted where the difference is shown to
-be less than {LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right
-ones, if they are fewer): "less than" such a number. Conditions that are not trained or not tuned
+comparison is. Of a claim about most cases most must hold, of one about a part any. Where several
+files have the same comparison, however the models were trained, those of two models count for which
+most learning rates were tried, and of these one that decides nothing does not count if another has
+more pairs. A comparison is decided by the differences of pairs of models with the same seed and
+data (Student's t, corrected by Holm's method over a study, claims of papers and ours apart; a
+second look at a comparison, with more seeds, is not corrected for), with three pairs or more. That
+something is better is also contradicted where the difference is shown to be less than
+{LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right ones, if they
+are fewer): "less than" such a number. Conditions that are not trained or not tuned
 alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about these
 sizes. Times: minutes that the missing pairs would take on the machine that trained the others, at
 the measured speed; for what was not run, a lower bound on {CORES} cores: the updates of the models

@@ -13,7 +13,7 @@ import xarray as xr
 import probes
 from studies import engine
 from studies.engine import ALL, Claim, Preset, Reading, Row, metric, read
-from studies.engine.readings import Condition, minus_that_of
+from studies.engine.readings import Condition, minus_that_of, unmeasured
 from studies.engine.settings import replaced
 from studies.engine.study import Grid, Where
 from studies.engine.training_config import Checkpoint, Optimizer
@@ -211,10 +211,36 @@ def gain(reading: Reading) -> Reading:
     return minus_that_of(reading, multi_head, "multi-head")
 
 
-def learned(statement: str, score: str, source: str) -> Claim:
-    """The claim that training raises the `tightness` of value scores or their `difference`."""
-    reading = read("value_scores", score) - read("value_scores", f"{score}_untrained")
-    return Claim(statement, f"{MITTAL}, {source}", reading, of=COMPOSITIONAL, exceeds=0.0)
+def pairing(result: xr.DataTree) -> np.ndarray:
+    """How far each search's greatest share is from an even one (0) to all (1), mean over searches.
+
+    In the layer where that is greatest, since one layer is enough. NaN for a single retrieval.
+
+    Returns:
+        [cell].
+    """
+    if "value_scores" not in result.children:
+        return unmeasured(result)
+    scores = result["value_scores"]["value_scores"].sel(group=ALL, token="all")
+    tightness = scores.max("retrieval").mean("search").max("layer")
+    even = 1 / scores["n_retrievals"]
+    return ((tightness - even) / (1 - even)).to_numpy()
+
+
+PAIR_TIGHTLY = Claim(
+    "Searches and retrievals pair tightly: in a layer, more than halfway from even shares to one",
+    f"{MITTAL}, Figure 15",
+    Reading("how tightly searches and retrievals pair", pairing),
+    of=COMPOSITIONAL,
+    exceeds=0.5,
+)
+TYPES_DIFFER = Claim(
+    "Question types use different retrievals",
+    f"{MITTAL}, Figure 14",
+    read("value_scores", "difference") - read("value_scores", "difference_untrained"),
+    of=COMPOSITIONAL,
+    exceeds=0.0,
+)
 
 
 def benchmark(

@@ -25,7 +25,7 @@ from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
 from studies.engine.examples import Examples
 from studies.engine.scoring import score
-from studies.setups.benchmark import gain, value_scores
+from studies.setups.benchmark import gain, pairing, value_scores
 
 pytestmark = pytest.mark.slow
 
@@ -310,6 +310,21 @@ def test_planted_pairings_are_seen(plans, sharpness, by_type, tightness, differe
     assert found["tightness_untrained"] == pytest.approx(0.5)
     assert found["difference_untrained"] == pytest.approx(0, abs=1e-6)
     assert value_scores(replace(trained, setup=replace(setup, n_retrievals=1))) is None
+
+
+def test_a_pairing_is_tight_where_each_search_uses_one_retrieval_in_a_layer():
+    even, one = np.full((2, 4), 0.25), np.eye(4)[[2, 0]]
+    of_two = np.array([[1.0, 0, np.nan, np.nan]] * 2)
+    half = (even + one) / 2
+    # [cell, layer, search, retrieval]
+    shares = np.array([[even * np.nan] * 2, [even, even], [even, one], [half, even], [of_two] * 2])
+    data = xr.DataArray(
+        shares[:, None, None],
+        {"group": ["all"], "token": ["all"], "n_retrievals": ("cell", [1, 4, 4, 4, 2])},
+        ("cell", "group", "token", "layer", "search", "retrieval"),
+    )
+    result = xr.DataTree.from_dict({"value_scores": xr.Dataset({"value_scores": data})})
+    assert pairing(result) == pytest.approx([np.nan, 0, 1, 0.5, 1], nan_ok=True)
 
 
 # Presets

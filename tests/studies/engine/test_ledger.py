@@ -69,6 +69,22 @@ def test_of_most_cases_those_that_nobody_ran_are_open(parts, verdict):
     assert verdict_of(claim_of("most"), dict(enumerate(parts))) == verdict
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        (HOLDS + UNDECIDED + CONTRADICTED, "holds"),
+        (CONTRADICTED * 2, "contradicted"),
+        # What nobody ran or could compare may hold.
+        (CONTRADICTED + UNDECIDED, "undecided"),
+        (CONTRADICTED + NOTHING, "undecided"),
+        (CONTRADICTED + REFUSED, "undecided"),
+        (NOTHING, "not run"),
+    ],
+)
+def test_a_claim_about_a_part_needs_one_comparison(verdicts, verdict):
+    assert verdict_of(claim_of("any"), {"A": verdicts}) == verdict
+
+
 def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
     with pytest.raises(ValueError, match="'c' must have either decided_by or lacks"):
         PaperClaim(id="c", statement="s")
@@ -76,7 +92,7 @@ def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
         PaperClaim(id="c", statement="s", decided_by={"toy": ["A"]}, lacks="data")
     with pytest.raises(ValueError, match="'c' must have needs only with decided_by"):
         PaperClaim(id="c", statement="s", lacks="a model", needs="data")
-    with pytest.raises(ValueError, match="holds_if must be all or most, got 'some' in 'c'"):
+    with pytest.raises(ValueError, match="holds_if must be all, most or any, got 'some' in 'c'"):
         PaperClaim(id="c", statement="s", lacks="data", holds_if="some")
 
 
