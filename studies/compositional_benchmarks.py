@@ -247,6 +247,16 @@ ESBN = benchmark(
                 1, 8, n_seeds=5, of_task=[withheld((n,), *ESBN_STEPS[n]) for n in RULES[:2]]
             ),
         ),
+        # New seeds: five of `withheld` were alike with few objects withheld, and open with many.
+        "most-withheld": Preset(
+            changes="scores.n_test=10000 training.n_steps=800 training.evaluate_every=80",
+            grids=tuple(
+                {**grid, "seed": tuple(range(5, 45))}
+                for grid in grids(
+                    1, 8, of_task=[withheld(RULES[:1], 95, 98), withheld(RULES[1:2], 95)]
+                )
+            ),
+        ),
         "distribution": Preset(
             changes="scores.n_test=10000 training.n_steps=5000 training.evaluate_every=250 "
             "training.learning_rate=0.002,0.004,0.008",

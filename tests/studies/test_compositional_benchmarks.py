@@ -337,6 +337,7 @@ N_CELLS = {
     ("triangles", "retrievals"): 2 * 3 * (1 + 3 + 1),
     ("triangles", "paper"): 3 * (1 + 3 + 3),
     ("esbn", "withheld"): 5 * (5 + 4) * 3,
+    ("esbn", "most-withheld"): 40 * 3 * 3,
     ("esbn", "distribution"): 2 * 3 * 2 * 3,
     ("esbn", "paper"): 10 * 5 * 6,
     ("esbn", "paper-rmts"): 10 * 4 * 6,
