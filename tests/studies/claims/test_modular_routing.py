@@ -110,6 +110,18 @@ def test_and_are_contradicted_when_one_value_is_another(model, change, beginning
     assert sorted(verdicts(rows, beginning)) == sorted([*expected, "contradicted"])
 
 
+@pytest.mark.parametrize(
+    "beginning", ["The OOD loss of the best path", "The best path of each task"]
+)
+def test_a_network_that_composes_has_no_loss_for_its_path_to_explain(beginning):
+    composes = {"routed": 0.01, "sample": 0.009, "task": 0.009}
+    rows = [cell(name, **(composes if name == "encoder" else {})) for name in MODELS]
+    assert verdicts(rows, beginning) == ["holds"] * 2
+    fails = composes | {"routed": 0.06, "sample": 0.05, "task": 0.05}
+    rows = [cell(name, **(fails if name == "encoder" else {})) for name in MODELS]
+    assert sorted(verdicts(rows, beginning)) == ["contradicted", "holds", "holds"]
+
+
 def test_claims_about_true_modules_are_about_true_modules():
     rows = all_models(pool="operations")
     tight = cell("encoder", pool="operations", selection_bottleneck=1)
