@@ -92,18 +92,15 @@ SORT_OF_CLEVR = benchmark(
                 {"model": ("multi_head",), "n_heads": (8,), **seeds(3)},
                 linear_scorers(3, n_seeds=6),
                 # Three seeds left open how types of questions differ in their retrievals.
-                {"model": ("compositional",), "n_retrievals": (2, 3, 4, 8), "seed": (3, 4, 5)},
+                {"model": ("compositional",), "n_retrievals": (2, 3, 4, 8), **seeds(3, first=3)},
             ),
         ),
         # With three seeds the two were alike: six new ones were to show that nothing is gained.
         "more-heads": Preset(
             changes="scores.n_test=10000",
-            grids=tuple(
-                {**model, "seed": tuple(range(10, 16))}
-                for model in (
-                    {"model": ("compositional",), "n_retrievals": (2,)},
-                    {"model": ("multi_head",), "n_heads": (8,)},
-                )
+            grids=(
+                {"model": ("compositional",), "n_retrievals": (2,), **seeds(6, first=10)},
+                {"model": ("multi_head",), "n_heads": (8,), **seeds(6, first=10)},
             ),
         ),
         # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
@@ -250,11 +247,12 @@ ESBN = benchmark(
         # New seeds: five of `withheld` were alike with few objects withheld, and open with many.
         "most-withheld": Preset(
             changes="scores.n_test=10000 training.n_steps=800 training.evaluate_every=80",
-            grids=tuple(
-                {**grid, "seed": tuple(range(5, 45))}
-                for grid in grids(
-                    1, 8, of_task=[withheld(RULES[:1], 95, 98), withheld(RULES[1:2], 95)]
-                )
+            grids=grids(
+                1,
+                8,
+                n_seeds=40,
+                first_seed=5,
+                of_task=[withheld(RULES[:1], 95, 98), withheld(RULES[1:2], 95)],
             ),
         ),
         "distribution": Preset(

@@ -39,15 +39,17 @@ CAPTION = (
 )
 
 
-def grids(*retrievals: int, n_seeds: int = 1, of_task: Sequence[Grid] = ({},)) -> tuple[Grid, ...]:
+def grids(
+    *retrievals: int, n_seeds: int = 1, first_seed: int = 0, of_task: Sequence[Grid] = ({},)
+) -> tuple[Grid, ...]:
     """Both models with these numbers of retrievals and seeds, for each grid of task settings."""
-    models = {"model": MODELS, "n_retrievals": retrievals, **seeds(n_seeds)}
+    models = {"model": MODELS, "n_retrievals": retrievals, **seeds(n_seeds, first_seed)}
     return tuple({**grid, **models} for grid in of_task)
 
 
-def seeds(n: int) -> dict[str, Any]:
+def seeds(n: int, first: int = 0) -> dict[str, Any]:
     """An axis of seeds."""
-    return {"seed": tuple(range(n))}
+    return {"seed": tuple(range(first, first + n))}
 
 
 def linear_scorers(*retrievals: int, n_seeds: int, **axes: tuple[Any, ...]) -> dict[str, Any]:
