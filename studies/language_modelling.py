@@ -192,7 +192,8 @@ def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[G
 BOTH = ("softmax", "linear", "hyla", "coda")
 THREE = ("softmax", "linear", "hyla")
 ALL = (*BOTH, "compositional")
-FEW = grids(("softmax", "compositional"), ("softmax", "hyla"))
+TWO = ("softmax", "compositional")
+FEW = grids(TWO, ("softmax", "hyla"))
 
 STUDY = engine.Study(
     name="language_modelling",
@@ -205,6 +206,11 @@ STUDY = engine.Study(
         "rates": engine.Preset(
             changes=WHOLE + "training.learning_rate=1e-3,3e-3,1e-2",
             grids=grids(ALL, ("softmax", "hyla"), seed=(0, 1, 2)),
+        ),
+        # At the rates of `rates` compositional attention has its best at the edge.
+        "tuning": engine.Preset(
+            changes=WHOLE + "training.learning_rate=3e-3,5e-3,1e-2,2e-2",
+            grids=({"model": TWO, "seed": (100, 101, 102)},),
         ),
         "positions": engine.Preset(changes=WHOLE, grids=grids((*BOTH, "transformer_xl"), BOTH)),
         "paper": engine.Preset(

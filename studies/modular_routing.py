@@ -267,7 +267,13 @@ SIZES = replace(
     | {
         "near-a-decision": engine.Preset(
             changes=f"{TESTED}n_modules=20", grids=near_a_decision(), where=TUNED
-        )
+        ),
+        # New networks: six of `operators` left open whether specialization falls with |S|.
+        "specialization": engine.Preset(
+            changes=f"{TESTED}n_modules=20 task.n_operators=10,15 task.n_points=1000,20000",
+            grids=drawn_anew(range(34, 84), model=("concatenation",)),
+            where=TUNED,
+        ),
     }
     | {"paper-sizes": PAPERS_SIZES},
     claims=CLAIMS_ABOUT_SIZES,

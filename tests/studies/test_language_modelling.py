@@ -339,11 +339,19 @@ def test_the_laptop_presets():
     training = setup.training
     assert (training.n_steps, training.batch_size, training.learning_rate) == (2000, 16, 3e-3)
     assert (setup.task.vocabulary_size, setup.task.length, setup.dropout) == (1024, 64, 0.1)
-    for name, n_cells in (("laptop", 7), ("rates", 7 * 3 * 3), ("positions", 9), ("smoke", 4)):
+    for name, n_cells in (
+        ("laptop", 7),
+        ("rates", 7 * 3 * 3),
+        ("positions", 9),
+        ("smoke", 4),
+        ("tuning", 24),
+    ):
         assert len(STUDY.plan(name).cells) == n_cells
 
 
-@pytest.mark.parametrize("preset", ["smoke", "laptop", "rates", "positions", "paper", "paper-c4"])
+@pytest.mark.parametrize(
+    "preset", ["smoke", "laptop", "rates", "tuning", "positions", "paper", "paper-c4"]
+)
 def test_every_preset_trains(preset, settings):
     plan = STUDY.plan(preset, [*settings, "seed=0", "n_layers=1", "training.precision=float32"])
     kinds = {(cell.model, cell.positions): cell for cell in plan.cells}

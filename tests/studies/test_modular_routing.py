@@ -323,6 +323,7 @@ PRESETS = {
     "end_to_end": (5 * 28, 6000, 10),
     "operators": (40 * 6, 6000, 20),
     "near-a-decision": (8 * 28, 6000, 20),
+    "specialization": (4 * 50, 6000, 20),
     "points": (2 * 6, 6000, 10),
     "functional": (12 * 6, 6000, 10),
     "keys": (9 * 6, 6000, 10),
