@@ -89,7 +89,6 @@ CLAIMS = (
         RIGHT,
         {},
         {"n_heads": 1},
-        of_learning=True,
     ),
     *(
         Claim(

@@ -1,7 +1,7 @@
 """Claims, and the single rule that decides them from intervals over seeds.
 
 Differences are paired by seed (and by draw of the data). Their mean has Student's t interval, and
-p-values are corrected by Holm's method over all comparisons of a study: those of the claims of
+p-values are corrected by Holm's method over all comparisons of a result: those of the claims of
 papers together, and those of our own, so that a claim of ours that is added later does not change
 what is said of a paper. Fewer than three seeds never decide a claim: two that agree say little
 about where a third would lie. A claim of more is also contradicted by a difference that is shown to

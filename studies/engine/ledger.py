@@ -5,6 +5,9 @@ holds if all of them do, and is contradicted if one of them is; `PaperClaim.hold
 most or any of them instead. Where several files have the same comparison of two conditions, those
 count in which most values of tuned settings were tried: a rate that suits one side is no fair
 comparison. Of these an undecided one does not count if another file has more pairs.
+
+Comparisons are decided within their file. What is left of the verdicts if p-values are corrected
+over all files of a study stands beside them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+import probes
 from studies.engine.claims import (
     CONTRADICTED,
     HOLDS,
+    LEVEL,
     NOT_COMPARABLE,
     NOT_RUN,
     UNDECIDED,
@@ -44,6 +49,8 @@ LONG_NAMES = {
     "statement": "claim of the study that it rests on",
     "context": "what else varies, and its value here",
     "verdict": f"one of: {', '.join(VERDICTS)}",
+    "verdict_over_files": "the verdict, if p-values are corrected over all files of a study",
+    "p": "p-value of a paired t-test",
     "reason": "why conditions are not comparable",
     "effect": "mean difference over seeds",
     "effect_low": "mean difference, lower 95% bound",
@@ -64,7 +71,7 @@ LONG_NAMES = {
     "n_parts": "claims of studies that it rests on",
 }
 COPIED = ("statement", "context", "verdict", "reason", "effect", "effect_low", "effect_high")
-COPIED += ("least", "n_pairs", "seeds_needed")
+COPIED += ("least", "n_pairs", "p", "seeds_needed")
 
 
 def ledger(
@@ -80,11 +87,11 @@ def ledger(
         remedies: by study and statement, what would run a claim (see `remedies_of`).
 
     Returns:
-        A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`, the numbers
-        of comparisons by verdict, `n_parts`, `lacks`. `comparisons` [comparison]: those that were
-        run, once for each claim of a paper that rests on them, with their study, file, effect,
-        sizes, and the minutes that a decision would take; with an empty `paper` and `id` those
-        that no claim of a paper rests on.
+        A tree with two groups. `claims` [claim]: `paper`, `id`, `claimed`, `verdict`,
+        `verdict_over_files`, the numbers of comparisons by verdict, `n_parts`, `lacks`.
+        `comparisons` [comparison]: those that were run, once for each claim of a paper that rests
+        on them, with their study, file, effect, sizes, and the minutes that a decision would take;
+        with an empty `paper` and `id` those that no claim of a paper rests on.
     """
     settings = _settings_of(results.values())
     tables = [
@@ -93,15 +100,18 @@ def ledger(
     ]
     found = pd.concat(tables, ignore_index=True)
     found["superseded_by"] = _superseded(found)
-    was_run, of_papers = found.verdict != NOT_RUN, pd.Series(False, index=found.index)
+    statements = list(zip(found.study, found.statement, strict=True))
+    resting = [
+        (name, claim, np.array([claim.rests_on(*statement) for statement in statements]))
+        for name, paper in papers.items()
+        for claim in paper.claims
+    ]
+    was_run, of_papers = found.verdict != NOT_RUN, np.any([rests for *_, rests in resting], 0)
+    found["verdict_over_files"] = _over_files(found, of_papers)
     entries, used = [], []
-    for name, paper in papers.items():
-        for claim in paper.claims:
-            statements = zip(found.study, found.statement, strict=True)
-            rests = np.array([claim.rests_on(*statement) for statement in statements])
-            entries.append({"paper": name} | _entry(claim, found[rests], remedies))
-            used.append(found[rests & was_run].assign(paper=name, id=claim.id))
-            of_papers |= rests
+    for name, claim, rests in resting:
+        entries.append({"paper": name} | _entry(claim, found[rests], remedies))
+        used.append(found[rests & was_run].assign(paper=name, id=claim.id))
     used.append(found[~of_papers & was_run].assign(paper="", id=""))
     comparisons = pd.concat(used, ignore_index=True).drop(columns=["compared", "tried"])
     groups = {
@@ -147,16 +157,18 @@ def verdict_of(claim: PaperClaim, parts: Mapping[str, Sequence[str]]) -> str:
 def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     """The row of a claim of a paper, from the comparisons that it rests on."""
     rows = rows[rows.superseded_by == ""]
-    found = {
-        part: list(verdicts)
-        for part, verdicts in rows.groupby(["study", "statement"], sort=False).verdict
-    }
-    # Also those of studies without a result.
-    known = {part: [NOT_RUN] for part in remedies if claim.rests_on(*part)}
-    parts = {
-        f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": verdicts
-        for (study, statement), verdicts in (known | found).items()
-    }
+
+    def parts_by(column: str) -> dict[str, list[str]]:
+        grouped = rows.groupby(["study", "statement"], sort=False)[column]
+        found = {part: list(verdicts) for part, verdicts in grouped}
+        # Also those of studies without a result.
+        known = {part: [NOT_RUN] for part in remedies if claim.rests_on(*part)}
+        return {
+            f"{study}: {statement} ({remedies.get((study, statement), 'no preset has it')})": one
+            for (study, statement), one in (known | found).items()
+        }
+
+    parts = parts_by("verdict")
     counts = Counter(rows.verdict)
     missing = [part for part, verdicts in parts.items() if set(verdicts) == {NOT_RUN}]
     lacks = [claim.lacks, "not run: " + "; ".join(missing) if missing else ""]
@@ -166,6 +178,7 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
         "id": claim.id,
         "claimed": claim.statement,
         "verdict": verdict_of(claim, parts),
+        "verdict_over_files": verdict_of(claim, parts_by("verdict_over_files")),
         "n_comparisons": len(rows) - counts[NOT_RUN],
         **{name: counts[verdict] for verdict, name in COUNTS.items()},
         "n_parts": len(parts),
@@ -243,6 +256,21 @@ def _superseded(found: pd.DataFrame) -> list[str]:
     decided = found.verdict.isin([HOLDS, CONTRADICTED])
     counts = (found.tried == most.tried) & (decided | (found.n_pairs == most.n_pairs))
     return most.file.where(~counts, "").tolist()
+
+
+def _over_files(found: pd.DataFrame, of_papers: np.ndarray) -> list[str]:
+    """Verdicts, if p-values are corrected over all comparisons of a study that count.
+
+    Args:
+        found: all comparisons.
+        of_papers: [comparison], on which a claim of a paper rests; others are corrected apart.
+    """
+    decided = found.verdict.isin([HOLDS, CONTRADICTED])
+    tested = found.p.where((decided | (found.verdict == UNDECIDED)) & (found.superseded_by == ""))
+    corrected = tested.groupby([found.study, of_papers]).transform(
+        lambda p_values: probes.holm(p_values.to_numpy())
+    )
+    return found.verdict.where(~(decided & (corrected >= LEVEL)), UNDECIDED).tolist()
 
 
 def _dataset(dim: str, table: pd.DataFrame) -> xr.Dataset:

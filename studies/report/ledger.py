@@ -29,7 +29,7 @@ comparison is. Of a claim about most cases most must hold, of one about a part a
 files have the same comparison, however the models were trained, those of two models count for which
 most learning rates were tried, and of these one that decides nothing does not count if another has
 more pairs. A comparison is decided by the differences of pairs of models with the same seed and
-data (Student's t, corrected by Holm's method over a study, claims of papers and ours apart; a
+data (Student's t, corrected by Holm's method over a result file, claims of papers and ours apart; a
 second look at a comparison, with more seeds, is not corrected for), with three pairs or more. That
 something is better is also contradicted where the difference is shown to be less than
 {LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right ones, if they
@@ -51,7 +51,7 @@ def ledger_page(ledger: xr.DataTree, citations: Mapping[str, str]) -> str:
         citations: authors, year and title of each paper.
     """
     entries = list(rows_of(ledger))
-    parts = [INTRODUCTION, *_counts(entries, citations)]
+    parts = [INTRODUCTION, *_counts(entries, citations), *_over_files(entries)]
     for paper, citation in citations.items():
         mine = [(claim, rows) for claim, rows in entries if claim.paper == paper]
         parts += [f"\n## {citation}\n", *_table(_HEADINGS, map(_claim_row, mine))]
@@ -86,6 +86,17 @@ def _counts(entries: Iterable[Entry], citations: Mapping[str, str]) -> Iterator[
     ]
     totals = [sum(column) for column in zip(*(row[1:] for row in rows), strict=True)]
     yield from _table(("paper", *VERDICTS), [*rows, ("all", *totals)])
+
+
+def _over_files(entries: Iterable[Entry]) -> Iterator[str]:
+    """The claims that a correction over all files of a study would leave undecided."""
+    claims = [claim for claim, _ in entries]
+    weaker = [f"`{one.id}`" for one in claims if one.verdict_over_files != one.verdict]
+    if weaker:
+        yield (
+            f"\nIf p-values were corrected over all files of a study that count, {len(weaker)} of "
+            f"these verdicts would be other ones: {', '.join(weaker)}."
+        )
 
 
 def _claim_row(entry: Entry) -> tuple[str, ...]:

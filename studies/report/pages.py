@@ -272,13 +272,23 @@ def _comparisons(result: xr.DataTree, pattern: str, context: str) -> list[Any]:
     return found
 
 
-def n_claims(ledger: xr.DataTree, verdict: str | None = None, paper: str | None = None) -> int:
+def n_claims(
+    ledger: xr.DataTree,
+    verdict: str | None = None,
+    paper: str | None = None,
+    *,
+    over_files: bool = False,
+) -> int:
     """How many claims of papers a ledger has, of all or with a verdict, of all papers or of one.
+
+    Args:
+        over_files: count verdicts that are corrected over all files of a study.
 
     Raises:
         ValueError: there is no such verdict or paper.
     """
-    return len(_claims_of_papers(ledger, verdict, paper))
+    column = "verdict_over_files" if over_files else "verdict"
+    return len(_claims_of_papers(ledger, verdict, paper, column))
 
 
 def list_claims(ledger: xr.DataTree, verdict: str, paper: str) -> str:
@@ -291,16 +301,19 @@ def list_claims(ledger: xr.DataTree, verdict: str, paper: str) -> str:
     return "; ".join(f"*{claim}*" for claim in found.claimed) or "none"
 
 
-def _claims_of_papers(ledger: xr.DataTree, verdict: str | None, paper: str | None) -> pd.DataFrame:
-    """The claims of a ledger with a verdict, of a paper."""
+def _claims_of_papers(
+    ledger: xr.DataTree, verdict: str | None, paper: str | None, verdicts: str = "verdict"
+) -> pd.DataFrame:
+    """The claims of a ledger with a verdict, in the column of that name, of a paper."""
     # The types of pandas do not know what a selection by a mask is.
     found: Any = ledger["claims"].to_dataset().to_dataframe()
     for column, wanted, known in (
-        ("verdict", verdict, VERDICTS),
+        (verdicts, verdict, VERDICTS),
         ("paper", paper, tuple(dict.fromkeys(found.get("paper", ())))),
     ):
         if wanted is not None and wanted not in known:
-            raise ValueError(f"{column} must be one of {', '.join(known)}, got {wanted!r}")
+            what = "verdict" if column == verdicts else column
+            raise ValueError(f"{what} must be one of {', '.join(known)}, got {wanted!r}")
         if wanted is not None:
             found = found[found[column] == wanted]
     return found

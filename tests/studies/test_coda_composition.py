@@ -685,3 +685,19 @@ def test_the_ablation_keeps_other_settings_apart():
     assert functions.get_title() == "heads, beta=0.1: right"
     assert [text.get_text() for text in functions.texts] == ["0.200", "0.400"]
     assert [text.get_text() for text in centrings.texts] == ["0.200"]
+
+
+def test_that_the_gate_opens_is_asked_where_n_is_centred():
+    """Otherwise it is at most 0, and its sigmoid at most a half."""
+    (claim,) = (one for one in ARITHMETIC.claims if one.statement.startswith("The gate opens"))
+    centring = ["none", "matrix", "none"]
+    coords = {"cell": range(3), "side": ["low", "high"], "gate_centring": ("cell", centring)}
+    shares = xr.DataArray(
+        [[[0.5, 0.0]], [[0.0, 0.2]], [[0.0, 0.0]]], dims=("cell", "split", "side")
+    )
+    data = shares.expand_dims(quantity=["dissimilarity"]).assign_coords(split=["id"], **coords)
+    scores = xr.Dataset(coords={"cell": range(3), "gate_centring": ("cell", centring)})
+    tree = xr.DataTree.from_dict(
+        {"saturation": xr.Dataset({"saturated_mean": data}), "scores": scores}
+    )
+    np.testing.assert_array_equal(claim.reading.values(tree), [np.nan, 0.2, np.nan])

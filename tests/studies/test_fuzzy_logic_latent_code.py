@@ -215,7 +215,7 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements():
     held_out = {"hyla": 0.8, "linear_relu": 0.7, "rms_head_linear": 0.6, "linear": 0.5}
     rows = [(model, 0.7, 16, value) for model, value in (held_out | {"softmax": 0.4}).items()]
     # Of HYLA also fewer held-out combinations, and longer sequences.
-    rows += [("hyla", 0.3, 16, 0.9), ("hyla", 0.7, 64, 0.9)]
+    rows += [("hyla", 0.3, 16, 0.9), ("hyla", 0.7, 64, 0.9), ("hyla", 0.7, 96, 0.95)]
     cells = [
         {"model": model, "held_out": share, "n_points": n, "n_experts": 1, "d_mlp": 256}
         for model, share, n, _ in rows

@@ -146,9 +146,9 @@ BOTH = ("direction forward", "direction backward")
         ("dnc answers more than 95%", (), {"dnc": (100, 90, 60, 20)}),
         ("transformer answers less than half", BOTH, {"transformer": (90, 60, 90, 60)}),
         ("relative answers less than half", BOTH, {"relative": (90, 60, 90, 60)}),
-        ("geometric answers less than half", BOTH, {"geometric": (90, 60, 90, 60)}),
+        ("geometric does not answer 95%", BOTH, {"geometric": (90, 97, 90, 97)}),
         ("relative_gate answers more than 95%", (), {"relative_gate": (100, 80, 100, 20)}),
-        ("relative_gate answers less than half", (), {"relative_gate": (100, 99, 100, 70)}),
+        ("relative_gate does not answer 95%", (), {"relative_gate": (100, 99, 100, 97)}),
         ("abs_rel_gate answers more than 95%", BOTH, {"abs_rel_gate": (100, 90, 100, 90)}),
         ("Geometric attention without the gate", BOTH, {"ndr": (70, 10, 70, 10)}),
         ("NDR answers deeper expressions better than without", BOTH, {"ndr": (100, 10, 100, 10)}),
@@ -221,15 +221,35 @@ def test_learning_takes_others_twice_the_steps():
 def test_parts_of_heads_are_claimed_of_ndr_and_of_the_relative_baseline():
     tree = trees()
     models = tree["scores"]["model"].to_numpy()
-    best = np.where(models == "ndr", 0.8, 0.2)[:, None, None] + np.zeros((1, 2, 2))
-    best[:, 1] = 0.4
-    best += jitter(tree["scores"]["seed"].to_numpy())[:, None, None] * np.array([1, 0])[:, None]
-    roles = ["operator reads argument", "operator reads result"]
-    coords = {"control": ["trained", "others"], "role": roles}
+    best = np.where(models == "ndr", 0.8, 0.2)[:, None, None] + np.zeros((1, 3, 2))
+    best[:, 1], best[:, 2] = 0.4, 0.9
+    best += jitter(tree["scores"]["seed"].to_numpy())[:, None, None] * np.array([1, 0, 0])[:, None]
+    roles = ["argument reads operator", "operator reads result"]
+    coords = {"control": ["trained", "others", "untrained"], "role": roles}
     tree["heads"] = xr.DataTree(xr.Dataset({"best": (("cell", "control", "role"), best)}, coords))
     for role in roles:
         ours, baseline = (
-            f"{name} has a head whose part is: {role}" for name in ("NDR", "relative")
+            f"{name} has a head whose part is: {role}, more than " for name in ("NDR", "relative")
         )
-        assert verdicts(LISTOPS_STUDY, tree, ours) == alike("holds")
-        assert verdicts(LISTOPS_STUDY, tree, baseline) == alike("contradicted")
+        assert verdicts(LISTOPS_STUDY, tree, ours + "other") == alike("holds")
+        assert verdicts(LISTOPS_STUDY, tree, ours + "untrained") == alike("contradicted")
+        assert verdicts(LISTOPS_STUDY, tree, baseline + "other") == alike("contradicted")
+
+
+@pytest.mark.parametrize(
+    ("depth", "length", "expected"),
+    [
+        (0.7, 0.02, ("holds", "holds")),
+        (-0.7, 0.2, ("contradicted", "contradicted")),
+        (0.7, -0.2, ("holds", "contradicted")),
+    ],
+)
+def test_steps_go_with_the_depth_of_the_tree_not_with_its_length(depth, length, expected):
+    tree = trees()
+    slope = np.array([depth, length]) + jitter(tree["scores"]["seed"].to_numpy())[:, None] / 100
+    coords = {"control": ["trained"], "predictor": ["depth", "length"]}
+    data = {"slope": (("cell", "control", "predictor"), slope[:, None])}
+    tree["timing"] = xr.DataTree(xr.Dataset(data, coords))
+    for of, verdict in zip(("length", "depth"), expected, strict=True):
+        beginning = f"Of operations of the same {of}, "
+        assert verdicts(LISTOPS_STUDY, tree, beginning) == alike(verdict)

@@ -310,3 +310,15 @@ def test_a_condition_that_comparisons_share_is_named_once():
     )
     claim = SimpleNamespace(verdict="not comparable", lacks="")
     assert _needs(claim, comparisons) == "A is not trained; B is too"
+
+
+@pytest.mark.parametrize(("n_files", "verdict"), [(1, "holds"), (3, "undecided")])
+def test_verdicts_that_a_correction_over_all_files_leaves_undecided_are_named(n_files, verdict):
+    barely = [0.60, 0.64, 0.70], [0.50, 0.50, 0.50]
+    results = {f"{width}.nc": result_with(*barely, width=width) for width in range(n_files)}
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
+    entry = entry_of(tree, "first")
+    assert (entry["verdict"], entry["verdict_over_files"]) == ("holds", verdict)
+    page = ledger_page(tree, {"someone_2020": PAPER.citation})
+    assert ("over all files of a study" in page) == (verdict == "undecided")
+    assert ("would be other ones: `first`." in page) == (verdict == "undecided")

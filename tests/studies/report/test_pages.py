@@ -127,10 +127,15 @@ def test_settings_verdicts_and_the_table(result):
 
 
 def test_claims_of_papers_are_counted():
-    verdicts = xr.Dataset({"verdict": ("claim", ["holds", "undecided", "undecided"])})
-    files = {"claims.nc": xr.DataTree.from_dict({"claims": verdicts})}
+    verdicts = {
+        "verdict": ("claim", ["holds", "undecided", "undecided"]),
+        "verdict_over_files": ("claim", ["undecided"] * 3),
+    }
+    files = {"claims.nc": xr.DataTree.from_dict({"claims": xr.Dataset(verdicts)})}
     template = '{{ n_claims("undecided") }} of {{ n_claims() }}, {{ n_claims("not run") }}'
     assert render_page(template, files, {}, width=80) == "2 of 3, 0"
+    template = '{{ n_claims("holds") }}, {{ n_claims("holds", over_files=true) }}'
+    assert render_page(template, files, {}, width=80) == "1, 0"
     with pytest.raises(ValueError, match=r"verdict must be one of holds, .*, got 'open'"):
         render_page('{{ n_claims("open") }}', files, {}, width=80)
 
