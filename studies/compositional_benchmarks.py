@@ -172,6 +172,15 @@ TRIANGLES = benchmark(
             changes="scores.n_test=10000 training.learning_rate=0.002,0.004",
             grids=(*grids(1, 2, 4, n_seeds=3), linear_scorers(4, n_seeds=3)),
         ),
+        # Of three seeds each, two kinds of networks were nearly decided.
+        "pairing": Preset(
+            changes="scores.n_test=10000",
+            grids=tuple(
+                {"model": ("compositional",), "n_retrievals": (n,), "scorer": (scorer,)}
+                | seeds(5, first=10)
+                for n, scorer in ((2, "dot"), (4, "dot"), (4, "mlp"))
+            ),
+        ),
         # 200 passes over 50,000 pictures.
         "paper": paper(
             "d_model=256 d_mlp=512 n_layers=4 d_selection=32 dropout=0.1 n_validation=1000 "

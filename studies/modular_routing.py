@@ -274,6 +274,12 @@ SIZES = replace(
             grids=drawn_anew(range(34, 84), model=("concatenation",)),
             where=TUNED,
         ),
+        # New networks: six of `operators` said that more points help here, newer ones did not.
+        "more-points": engine.Preset(
+            changes=f"{TESTED}n_modules=20 task.n_operators=3 task.n_points=1000,20000",
+            grids=drawn_anew(range(34, 74), model=("concatenation",)),
+            where=TUNED,
+        ),
     }
     | {"paper-sizes": PAPERS_SIZES},
     claims=CLAIMS_ABOUT_SIZES,

@@ -335,6 +335,7 @@ N_CELLS = {
     ("sort_of_clevr", "more-heads"): 2 * 6,
     ("sort_of_clevr", "paper"): 5 * (1 + 4 + 4 + 1 + 2 + 2 + 1),
     ("triangles", "retrievals"): 2 * 3 * (1 + 3 + 1),
+    ("triangles", "pairing"): 3 * 5,
     ("triangles", "paper"): 3 * (1 + 3 + 3),
     ("esbn", "withheld"): 5 * (5 + 4) * 3,
     ("esbn", "most-withheld"): 40 * 3 * 3,
