@@ -28,6 +28,8 @@ from studies.report import plots
 from studies.setups import benchmark as shared
 from studies.setups import pictures, scan, text
 from studies.setups.benchmark import (
+    ABOUT_AS_MANY_OPERATIONS,
+    ABOUT_AS_MANY_PARAMETERS,
     AS_MANY_OPERATIONS,
     COMPOSITIONAL,
     MULTI_HEAD,
@@ -36,6 +38,7 @@ from studies.setups.benchmark import (
     benchmark,
     better,
     by_group,
+    counted,
     fewer,
     gain,
     grids,
@@ -64,6 +67,11 @@ def withheld(rules: tuple[str, ...], *numbers: int) -> dict[str, Any]:
 
 SIZES = {32: "d_mlp=64", 256: "d_mlp=512", 512: "d_mlp=1024"}
 """Hidden units of feed-forward layers by width (section C.2)."""
+
+SORT_OF_CLEVRS_SIZES = "n_layers=4 d_selection=32 dropout=0.1 task.omit_yellow=true"
+TRIANGLES_SIZES = (
+    "d_model=256 d_mlp=512 n_layers=4 d_selection=32 dropout=0.1 patch_size=4 task.image_size=64"
+)
 
 LEARNED_TYPES = {
     kind: TrainedIf(split="test", group=kind, reaches=1.05, share_of="chance")
@@ -104,8 +112,13 @@ SORT_OF_CLEVR = benchmark(
             ),
         ),
         # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
+        "counts": counted(
+            f"{SORT_OF_CLEVRS_SIZES} task.n_valid=2 task.n_test=2",
+            grids(1, 2, 3, 4, n_seeds=3, of_task=[{"d_model": (256,)}]),
+            where={"d_model": SIZES},
+        ),
         "paper": paper(
-            "n_layers=4 d_selection=32 dropout=0.1 n_validation=3000 task.omit_yellow=true "
+            f"{SORT_OF_CLEVRS_SIZES} n_validation=3000 "
             "task.by_type=true training.n_steps=459300 training.batch_size=64 "
             "training.learning_rate=1e-4 training.final_learning_rate=1 "
             "training.evaluate_every=4593",
@@ -147,6 +160,7 @@ SORT_OF_CLEVR = benchmark(
             for kind in pictures.QUESTION_TYPES
         ),
         TYPES_DIFFER,
+        ABOUT_AS_MANY_PARAMETERS,
     ),
     views={
         "training_by_type": by_group(*pictures.QUESTION_TYPES),
@@ -181,12 +195,15 @@ TRIANGLES = benchmark(
                 for n, scorer in ((2, "dot"), (4, "dot"), (4, "mlp"))
             ),
         ),
+        "counts": counted(
+            f"{TRIANGLES_SIZES} task.n_valid=20 task.n_test=20", grids(1, 2, 4, n_seeds=3)
+        ),
         # 200 passes over 50,000 pictures.
         "paper": paper(
-            "d_model=256 d_mlp=512 n_layers=4 d_selection=32 dropout=0.1 n_validation=1000 "
+            f"{TRIANGLES_SIZES} n_validation=1000 "
             "training.n_steps=156400 training.learning_rate=1e-4 training.final_learning_rate=0 "
-            "training.evaluate_every=782 training.checkpoint=last patch_size=4 "
-            "task.n_train=50000 task.n_valid=2000 task.n_test=10000 task.image_size=64",
+            "training.evaluate_every=782 training.checkpoint=last "
+            "task.n_train=50000 task.n_valid=2000 task.n_test=10000",
             (*grids(1, 2, 4, n_seeds=3), linear_scorers(1, 2, 4, n_seeds=3)),
             departures={
                 "task.n_valid": "2,000 triangles show the progress of training",
@@ -203,6 +220,8 @@ TRIANGLES = benchmark(
     trained=TrainedIf(split="valid", reaches=0.75),
     claims=(
         AS_MANY_OPERATIONS,
+        ABOUT_AS_MANY_PARAMETERS,
+        ABOUT_AS_MANY_OPERATIONS,
         linear_scorer("accuracy", metric("accuracy", "test"), "Table 9"),
         PAIR_TIGHTLY,
     ),

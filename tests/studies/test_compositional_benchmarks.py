@@ -23,9 +23,18 @@ from studies import compositional_benchmarks
 from studies.engine import ALL, Resources, RunError, Study, Trained, read, read_result, run
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import load_weights
+from studies.engine.claims import judge
 from studies.engine.examples import Examples
+from studies.engine.fairness import assess
 from studies.engine.scoring import score
-from studies.setups.benchmark import gain, pairing, value_scores
+from studies.setups.benchmark import (
+    ABOUT_AS_MANY_PARAMETERS,
+    PAPERS_WIDTH,
+    gain,
+    pairing,
+    value_scores,
+)
+from tests.studies.engine.synthetic import result_of
 
 pytestmark = pytest.mark.slow
 
@@ -333,9 +342,11 @@ N_CELLS = {
     # Seeds times models.
     ("sort_of_clevr", "retrievals"): 3 * (1 + 5 + 1 + 1) + 3 * (4 + 1),
     ("sort_of_clevr", "more-heads"): 2 * 6,
+    ("sort_of_clevr", "counts"): 3 * (1 + 4),
     ("sort_of_clevr", "paper"): 5 * (1 + 4 + 4 + 1 + 2 + 2 + 1),
     ("triangles", "retrievals"): 2 * 3 * (1 + 3 + 1),
     ("triangles", "pairing"): 3 * 5,
+    ("triangles", "counts"): 3 * (1 + 3),
     ("triangles", "paper"): 3 * (1 + 3 + 3),
     ("esbn", "withheld"): 5 * (5 + 4) * 3,
     ("esbn", "most-withheld"): 40 * 3 * 3,
@@ -482,6 +493,41 @@ def test_a_kind_of_questions_is_compared_where_some_model_has_learned_it():
         for claim in claims:
             assert claim.trained is not None
             assert (claim.trained.group, claim.trained.share_of) == (kind, "chance")
+
+
+@pytest.mark.parametrize("name", ["sort_of_clevr", "triangles"])
+def test_models_are_counted_at_the_sizes_of_the_paper(name):
+    plan = STUDIES[name].plan
+    counted, theirs = (
+        {
+            (one.model, one.n_retrievals): [
+                tuple(weight.shape)
+                for weight in one.build(torch.Generator().manual_seed(0)).parameters()
+            ]
+            for one in plan(preset, ["seed=0", "scorer=dot"]).cells
+            if one.d_model == PAPERS_WIDTH and one.n_heads == 4
+        }
+        for preset in ("counts", "paper")
+    )
+    assert counted == theirs
+    assert len(counted) > 3
+
+
+@pytest.mark.parametrize(
+    ("width", "extra", "verdict"),
+    [(256, 5, "holds"), (256, 8, "contradicted"), (64, 8, "not run")],
+)
+def test_weights_are_compared_at_the_papers_width(width, extra, verdict):
+    alike = {"n_retrievals": 2, "d_model": width, "id": 0.5, "ood": 0.5}
+    tree = result_of(
+        [
+            alike | {"model": model, "seed": seed, "parameters": number}
+            for model, number in (("compositional", 100 + extra), ("multi_head", 100))
+            for seed in range(3)
+        ]
+    )
+    found = judge(tree, [ABOUT_AS_MANY_PARAMETERS], assess(tree, None))
+    assert found["verdict"].to_numpy().tolist() == [verdict]
 
 
 def test_papers_figures_are_those_of_its_tables():
