@@ -160,7 +160,11 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
 
     def parts_by(column: str) -> dict[str, list[str]]:
         grouped = rows.groupby(["study", "statement"], sort=False)[column]
-        found = {part: list(verdicts) for part, verdicts in grouped}
+        # That a file lacks a comparison says nothing where another has it.
+        found = {
+            part: [one for one in verdicts if one != NOT_RUN] or [NOT_RUN]
+            for part, verdicts in grouped
+        }
         # Also those of studies without a result.
         known = {part: [NOT_RUN] for part in remedies if claim.rests_on(*part)}
         return {

@@ -322,3 +322,12 @@ def test_verdicts_that_a_correction_over_all_files_leaves_undecided_are_named(n_
     page = ledger_page(tree, {"someone_2020": PAPER.citation})
     assert ("over all files of a study" in page) == (verdict == "undecided")
     assert ("would be other ones: `first`." in page) == (verdict == "undecided")
+
+
+def test_a_file_without_a_comparison_leaves_open_nothing_that_another_decides():
+    without = result_with(*CLEAR)
+    without["claims"]["verdict"][:] = "not run"
+    results = {"r.nc": result_with(*CLEAR[::-1]), "s.nc": without}
+    claim = PaperClaim(id="first", statement="s", decided_by={"toy": ["A is*"]}, holds_if="any")
+    tree = ledger(results, {"someone_2020": Claimed("Someone 2020, A Paper", (claim,))}, {})
+    assert entry_of(tree, "first")["verdict"] == "contradicted"
