@@ -51,7 +51,8 @@ def less_softmax(result: xr.DataTree) -> probes.Interval:
     windows = result["windows"].to_dataset()
     loss, tokens = windows["window_loss"].to_numpy(), windows["window_tokens"].to_numpy()[0]
     cells = {
-        (condition.values["positions"], *pair, condition.values["model"]): cell
+        # Without the axis all have the same.
+        (condition.values.get("positions"), *pair, condition.values["model"]): cell
         for condition in conditions_of(result)
         for pair, cell in zip(
             pairs_of(result, condition.cells), condition.cells.tolist(), strict=True
@@ -192,7 +193,7 @@ def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[G
 BOTH = ("softmax", "linear", "hyla", "coda")
 THREE = ("softmax", "linear", "hyla")
 ALL = (*BOTH, "compositional")
-TWO = ("softmax", "compositional")
+TWO, RATE = ("softmax", "compositional"), "training.learning_rate"
 FEW = grids(TWO, ("softmax", "hyla"))
 
 STUDY = engine.Study(
@@ -207,10 +208,14 @@ STUDY = engine.Study(
             changes=WHOLE + "training.learning_rate=1e-3,3e-3,1e-2",
             grids=grids(ALL, ("softmax", "hyla"), seed=(0, 1, 2)),
         ),
-        # At the rates of `rates` compositional attention has its best at the edge.
-        "tuning": engine.Preset(
-            changes=WHOLE + "training.learning_rate=3e-3,5e-3,1e-2,2e-2",
-            grids=({"model": TWO, "seed": (100, 101, 102)},),
+        # Of the rates of `rates`, compositional attention has its best at the edge. Then new seeds
+        # at the rate that is best for both.
+        "compositional": engine.Preset(
+            changes=WHOLE,
+            grids=(
+                {"model": TWO, "seed": (100, 101, 102), RATE: (3e-3, 5e-3, 1e-2, 2e-2)},
+                {"model": TWO, "seed": tuple(range(3, 15)), RATE: (5e-3,)},
+            ),
         ),
         "positions": engine.Preset(changes=WHOLE, grids=grids((*BOTH, "transformer_xl"), BOTH)),
         "paper": engine.Preset(

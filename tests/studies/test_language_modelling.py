@@ -344,13 +344,13 @@ def test_the_laptop_presets():
         ("rates", 7 * 3 * 3),
         ("positions", 9),
         ("smoke", 4),
-        ("tuning", 24),
+        ("compositional", 2 * (3 * 4 + 12)),
     ):
         assert len(STUDY.plan(name).cells) == n_cells
 
 
 @pytest.mark.parametrize(
-    "preset", ["smoke", "laptop", "rates", "tuning", "positions", "paper", "paper-c4"]
+    "preset", ["smoke", "laptop", "rates", "compositional", "positions", "paper", "paper-c4"]
 )
 def test_every_preset_trains(preset, settings):
     plan = STUDY.plan(preset, [*settings, "seed=0", "n_layers=1", "training.precision=float32"])
