@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, get_args
 
 
 def check_sizes(
     config: object, *required: str, optional: tuple[str, ...] = (), minimum: int = 1
 ) -> None:
-    """Raise a ValueError if a setting is less than `minimum`; `optional` ones may be None."""
+    """Raise unless settings are numbers of at least `minimum`; `optional` ones may be None.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is less.
+    """
     passed = [name for name in optional if getattr(config, name) is not None]
     for name in (*required, *passed):
-        if getattr(config, name) < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {getattr(config, name)}")
+        value = getattr(config, name)
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_choice(config: object, name: str, choices: Any) -> None:

@@ -14,7 +14,7 @@ import xarray as xr
 from beartype import BeartypeConf, FrozenDict
 from beartype.door import is_bearable
 from jaxtyping import AbstractArray
-from torch import Tensor
+from torch import Tensor, nn
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -27,6 +27,7 @@ _CONF = BeartypeConf(
 )
 _ArrayLike = np.ndarray | np.generic | xr.DataArray | Sequence | float
 _LONGEST = 200
+_REMEDY = "; probes.hooked(model) gives any PyTorch model hooks"
 
 
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -57,10 +58,10 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
             raise TypeError(f"{function.__name__}: {error}") from None
         for name, value in given.items():
             if not is_bearable(value, hints()[name], conf=_CONF):
-                raise TypeError(
-                    f"{name} of {function.__name__} must be {_named(hints()[name])}, "
-                    f"got {described(value)}"
-                )
+                wanted, got = _named(hints()[name]), described(value)
+                if "HookedModel" in wanted and isinstance(value, nn.Module):
+                    got += _REMEDY
+                raise TypeError(f"{name} of {function.__name__} must be {wanted}, got {got}")
         return function(*args, **kwargs)
 
     return call

@@ -96,8 +96,10 @@ def check(
         ... )
     """
     if not isinstance(task, Task):
+        missing = [name for name in ("splits", "batch") if not hasattr(task, name)]
         raise TypeError(
-            f"task must have splits and batch(split, index, size, device), got {type(task)}"
+            "task must have splits and batch(split, index, size, device), got "
+            f"{type(task).__name__} without {' and '.join(missing)}"
         )
     # Pickled before the first draw, so that the copies are as new as the task.
     request = _request(build or task, is_task=build is None)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mechanisms.attention.masks import check_last, check_mask
+from mechanisms.attention.masks import check_bias, check_last, check_mask, check_tokens
 from mechanisms.protocols import AttentionProtocol
 from mechanisms.validation import check_dropout, check_sizes
 
@@ -68,8 +68,8 @@ class Attention(nn.Module, ABC, Generic[Config]):
         x_query: Float[Tensor, "batch query_pos d_model"],
         x_key: Float[Tensor, "batch key_pos d_model"],
         *,
-        bias: Float[Tensor, "#batch #head query_pos key_pos"] | None = None,
-        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None = None,
+        bias: Float[Tensor, "#batch #head #query_pos #key_pos"] | None = None,
+        mask: Bool[Tensor, "#batch #head #query_pos #key_pos"] | None = None,
         hooks: Self | None = None,
     ) -> Float[Tensor, "batch query_pos d_model"]:
         """The attention output at each query position.
@@ -83,11 +83,13 @@ class Attention(nn.Module, ABC, Generic[Config]):
             hooks: hook points of one step, if weights are shared over depth (see `hook_tree`).
 
         Raises:
-            ValueError: `mask` has the wrong shape, there are more queries than keys while
-                distances are measured, or the mechanism does not allow this mask.
+            ValueError: tokens, `bias` or `mask` have the wrong shape, there are more queries than
+                keys while distances are measured, or the mechanism does not allow this mask.
             TypeError: `mask` is not boolean.
         """
         points = self if hooks is None else hooks
+        check_tokens(x_query, x_key)
+        check_bias(bias, x_query, x_key, n_heads=self.config.n_heads)
         check_mask(mask, x_query, x_key, n_heads=self.config.n_heads)
         if self.config.measures_distances:
             check_last(x_query, x_key)

@@ -1,9 +1,20 @@
-"""Checks of attention masks and of query positions."""
+"""Checks of what attention gets: tokens, masks, biases and query positions."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def check_tokens(x_query: Tensor, x_key: Tensor) -> None:
+    """Raise a ValueError unless both are [batch, pos, d_model], with the same batch and width."""
+    shapes = list(x_query.shape), list(x_key.shape)
+    same = len(shapes[0]) == len(shapes[1]) == 3 and shapes[0][::2] == shapes[1][::2]
+    if not same:
+        raise ValueError(
+            "x_query and x_key must be [batch, query_pos, d_model] and [batch, key_pos, d_model], "
+            f"got {shapes[0]} and {shapes[1]}"
+        )
 
 
 def check_mask(mask: Tensor | None, x_query: Tensor, x_key: Tensor, *, n_heads: int) -> None:
@@ -24,18 +35,32 @@ def check_mask(mask: Tensor | None, x_query: Tensor, x_key: Tensor, *, n_heads: 
     """
     if mask is None:
         return
+    _check_pairs(mask, "mask", x_query, x_key, n_heads)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True where a query may attend, got {mask.dtype}")
+
+
+def check_bias(bias: Tensor | None, x_query: Tensor, x_key: Tensor, *, n_heads: int) -> None:
+    """Raise a ValueError unless `bias` is [batch, head, query_pos, key_pos], each of these or 1.
+
+    Fewer dims are refused for the reason of `check_mask`: [batch, query_pos, key_pos] would be read
+    as [head, query_pos, key_pos] if there are as many heads as examples.
+    """
+    if bias is not None:
+        _check_pairs(bias, "bias", x_query, x_key, n_heads)
+
+
+def _check_pairs(x: Tensor, name: str, x_query: Tensor, x_key: Tensor, n_heads: int) -> None:
     full = (x_key.shape[0], n_heads, x_query.shape[1], x_key.shape[1])
-    fits = mask.ndim == 4 and all(
-        size in (1, full_size) for size, full_size in zip(mask.shape, full, strict=True)
+    fits = x.ndim == 4 and all(
+        size in (1, full_size) for size, full_size in zip(x.shape, full, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"mask must be [batch, head, query_pos, key_pos] = {list(full)}, where each size may "
-            "also be 1 (pass mask[:, None, None] for keys [batch, key_pos], mask[None, None] for "
-            f"pairs [query_pos, key_pos]), got {list(mask.shape)}"
+            f"{name} must be [batch, head, query_pos, key_pos] = {list(full)}, where each size may "
+            f"also be 1 (pass {name}[:, None, None] for keys [batch, key_pos], {name}[None, None] "
+            f"for pairs [query_pos, key_pos]), got {list(x.shape)}"
         )
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean, True where a query may attend, got {mask.dtype}")
 
 
 def check_last(x_query: Tensor, x_key: Tensor) -> None:

@@ -62,7 +62,7 @@ def check_model(model: HookedModel) -> None:
     if not (isinstance(model, nn.Module) and isinstance(model, HookedModel)):
         raise TypeError(
             "model must be an nn.Module with hook_dict, hooks and run_with_hooks (a "
-            "HookedRootModule that called setup(), or a TransformerBridge), "
+            "HookedRootModule that called setup(), a TransformerBridge, or probes.hooked(model)), "
             f"got {type(model).__name__}"
         )
 

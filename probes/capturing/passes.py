@@ -20,6 +20,11 @@ from probes.capturing.inputs import Inputs, call, count_examples
 from probes.capturing.quantity import Quantity
 from probes.checking import shape_of
 
+_SECOND = (
+    ". A module has a second output only where it returns one: attention weights of Hugging Face "
+    'need attn_implementation="eager"'
+)
+
 
 class Batch(Protocol):
     """An object with inputs and latents, such as a task's batch.
@@ -210,7 +215,10 @@ def _check_batch(
         if not firings
     ]
     if silent:
-        raise RuntimeError(f"hooks must fire in the forward pass, silent: {silent}")
+        second = any(str(hook).endswith("_1") for hook in silent)
+        raise RuntimeError(
+            f"hooks must fire in the forward pass, silent: {silent}{_SECOND if second else ''}"
+        )
     counts = {
         name: tensor.shape[:1]
         for name, of_hooks in activations.items()

@@ -110,7 +110,8 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
     if missing or not samples or len(set(leading)) != len(leading):
         raise ValueError(
             f"samples and cells must be distinct dims of {code!r} in {name}, {array.dims}, got "
-            f"{tuple(samples)} and {tuple(cells)}"
+            f"{tuple(samples)} and {tuple(cells)}; pass the dims of which each value has a decoder "
+            "of its own as `cells` (`cells=()`: there is one)"
         )
     ordered = array.transpose(*leading, ...)
     sizes = [array.sizes[dim] for dim in samples]

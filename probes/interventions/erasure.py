@@ -376,7 +376,10 @@ def _scores(
         rates
         | differences
         | {"hit": (("condition", *dims, "example"), hits, {"long_name": long_name})},
-        coords={"condition": [*CONDITIONS], "control": [NO_SITE, *CONTROLS]},
+        coords={
+            "condition": ("condition", [*CONDITIONS], {"long_name": "what was erased"}),
+            "control": [NO_SITE, *CONTROLS],
+        },
     )
 
 

@@ -199,7 +199,7 @@ def interchange_pairs(
         ).drop_vars("hit")
         for condition in pairs.values()
     ]
-    conditions = xr.Variable("condition", list(pairs))
+    conditions = xr.Variable("condition", list(pairs), {"long_name": "what was exchanged"})
     return cast(xr.Dataset, xr.concat(results, conditions, combine_attrs="drop_conflicts"))
 
 

@@ -95,9 +95,17 @@ class Cell:
     @property
     def complete(self) -> bool:
         """Whether the model is trained and all measures are on disk, by the current code."""
-        if not self.finished or (self.other_code() and not self._accept):
-            return False
-        return all(map(self.has, self._measures))
+        return not self.lacks()
+
+    def lacks(self) -> str:
+        """What the cell lacks to be complete; "" if it is."""
+        if not self.finished:
+            return "its training has not ended"
+        changed = [] if self._accept else self.other_code()
+        if changed:
+            return f"it was trained with other code; changed since: {', '.join(changed)}"
+        missing = [name for name in self._measures if not self.has(name)]
+        return f"not measured, or by other code: {', '.join(missing)}" if missing else ""
 
     def code(self) -> dict[str, str]:
         """Digests of the current code that training runs."""

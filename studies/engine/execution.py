@@ -194,10 +194,11 @@ class Run:
                 cell.take_from_zoo()
             incomplete = [cell for cell in self.cells if not cell.complete]
             if incomplete and resources.redraw:
-                names = ", ".join(cell.name for cell in incomplete[:3])
+                first = incomplete[0]
                 raise RunError(
                     f"--redraw needs all models and measures on disk; {len(incomplete)} of "
-                    f"{len(self.cells)} cells are not complete, such as {names}"
+                    f"{len(self.cells)} cells are not complete, such as {first.name}: "
+                    f"{first.lacks()}"
                 )
             if not incomplete and not resources.redraw:
                 self.taken_from_disk = results.code_in(self.folder / "result.nc") == self.code()

@@ -95,12 +95,14 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=-1 if wait else 0):
-            yield
+        held = FileLock(folder / ".lock", timeout=-1 if wait else 0).acquire()
     except Timeout as error:
         raise RunError(f"another process is using {folder}") from error
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error}") from error
+    # Errors of what is done under the lock are not those of the folder.
+    with held:
+        yield
 
 
 def now() -> str:

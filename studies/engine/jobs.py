@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -13,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from studies.engine.cells import Cell, train_together
 from studies.engine.fingerprints import changed_files
-from studies.engine.folders import RunError
+from studies.engine.folders import RunError, now
 from studies.engine.settings import plain
 from studies.engine.trainees import trunk_of
 from studies.engine.training import NEVER, Deadline
@@ -112,6 +113,7 @@ def run_job(
         for group in job:
             deadline.check()
             train_together(group, position=position, deadline=deadline)
+            report_progress(f"trained {', '.join(cell.name for cell in group)}")
 
 
 def measure_cell(cell: Cell, threads: int) -> None:
@@ -119,6 +121,13 @@ def measure_cell(cell: Cell, threads: int) -> None:
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         cell.measure()
+    report_progress(f"measured {cell.name}")
+
+
+def report_progress(text: str) -> None:
+    """Write a line to stderr where it is a file or a pipe, which show no progress bars."""
+    if not sys.stderr.isatty():
+        print(f"{now()} {text}", file=sys.stderr, flush=True)
 
 
 def kind_of(cell: Cell) -> str:

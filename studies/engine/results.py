@@ -242,11 +242,17 @@ def load_tree(path: str | Path) -> xr.DataTree:
 
 
 def code_in(path: Path) -> dict[str, Any] | None:
-    """The code digests in a file's attributes, without reading its arrays; None without a file."""
+    """The code digests in a file's attributes, without reading its arrays.
+
+    None if there is no file, or a damaged one, so that it is made anew.
+    """
     if not path.exists():
         return None
-    with netCDF4.Dataset(path) as file:
-        return json.loads(file.getncattr("code"))
+    try:
+        with netCDF4.Dataset(path) as file:
+            return json.loads(file.getncattr("code"))
+    except OSError:
+        return None
 
 
 def is_result(path: Path) -> bool:

@@ -49,5 +49,6 @@ def erasure(trained: Trained, n: int = 1000, draws: int = 3) -> xr.Dataset:
         both = xr.concat(by_feature, "feature", combine_attrs="drop_conflicts")
         # The bounds of a mean are not the mean of the bounds.
         mean = both[["rate", "effect", "rank", "removed"]].mean("feature", keep_attrs=True)
+        mean.attrs.pop("interval")
         by_split.append(mean.sel(outcome="right", drop=True))
     return xr.concat(by_split, xr.Variable("split", list(PROBED)), combine_attrs="drop_conflicts")

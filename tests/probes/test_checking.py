@@ -72,7 +72,7 @@ def test_what_is_allowed_passes(arguments):
         ({"answer": "argmax"}, r"^answer of example must be Callable.*, got str 'argmax'$"),
         (
             {"model": torch.nn.Linear(2, 2)},
-            r"\(HookedModel: hook_dict, hooks, run_with_hooks\), got Linear$",
+            r"\(HookedModel: hook_dict, hooks, run_with_hooks\), got Linear; probes.hooked",
         ),
         ({"n": "many"}, "^n of example must be int, got str 'many'$"),
         ({"n": 1.5}, "^n of example must be int, got float 1.5$"),

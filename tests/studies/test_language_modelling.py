@@ -301,6 +301,16 @@ def test_differences_are_paired_by_seed_positions_and_window(result):
     )
 
 
+def test_differences_need_no_axis_of_positions(result):
+    """Where a preset has one kind of positions alone."""
+    conditions = [("softmax", "relative", 0.2, 0), ("hyla", "relative", 0.1, 0)]
+    tree = planted(result, conditions, np.stack([np.zeros(40), np.ones(40)]))
+    axes = json.loads(tree.attrs["axes"])
+    del axes["coordinates"]["positions"]
+    tree.attrs["axes"] = json.dumps(axes)
+    np.testing.assert_array_equal(less_softmax(tree).estimate, [np.nan, 1])
+
+
 def test_claims_are_decided_the_way_their_statements_say(result):
     """HYLA ahead of linear attention by far, close to softmax attention; compositional behind."""
     means = {"softmax": 3.0, "linear": 3.6, "hyla": 3.01, "compositional": 3.3, "coda": 3.4}

@@ -474,7 +474,9 @@ def test_errors_of_the_task_name_the_call():
 
 
 def test_what_is_no_task_is_refused():
-    with pytest.raises(TypeError, match="task must have splits and batch"):
+    with pytest.raises(
+        TypeError, match=r"task must have splits and batch.* list without splits and"
+    ):
         tasks.check([])
 
     class ReturnsADictionary(Parity):

@@ -52,3 +52,22 @@ def test_queries_are_at_the_last_of_the_keys_positions(config):
         ValueError, match="number of queries must be at most the number of keys = 4, got 5"
     ):
         attention(tokens(5), tokens(4, seed=1))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_tokens_and_biases_have_all_their_dims(config):
+    attention, x = config.build(8).eval(), tokens(3)
+    message = r"x_query and x_key must be \[batch, query_pos, d_model\] and .*, got \["
+    for pair in ((x[0], x[0]), (x[:1], x), (x[..., :4], x), (x[None], x[None])):
+        with pytest.raises(ValueError, match=message):
+            attention(*pair)
+    # With as many examples as heads, the shape does not tell one from the other.
+    pairs = torch.zeros(2, 3, 3)
+    for bias in (pairs, pairs[0], pairs[None, :, :2], torch.zeros(3, 3, 3, 3)):
+        with pytest.raises(ValueError, match=r"bias must be .* = \[2, 2, 3, 3\], .* got \["):
+            attention(x[:2], x[:2], bias=bias)
+
+
+def test_a_number_of_heads_is_a_number():
+    with pytest.raises(TypeError, match="n_heads must be a number, got '2'"):
+        mechanisms.AttentionConfig(n_heads="2", d_head=4)

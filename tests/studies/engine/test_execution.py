@@ -285,8 +285,24 @@ def test_a_measure_can_be_recomputed_without_training(folder):
         folder.run(anew=("size",))
 
 
+def test_damaged_measures_and_results_are_made_anew(folder):
+    _, path = folder.run()
+    measured = next((folder.path / "runs" / "models").rglob("norm-*.nc"))
+    whole = measured.read_bytes()
+    (path / "result.nc").unlink()
+    for left in (len(whole) - 200, 500, 0):
+        measured.write_bytes(whole[:left])
+        before = folder.result()
+        assert measured.stat().st_size == len(whole)
+        (path / "result.nc").write_bytes(b"")
+    assert_same_numbers(folder.result(), before)
+
+
 def test_redrawing_needs_complete_cells_and_trains_nothing(folder):
-    with pytest.raises(RunError, match="--redraw needs all models and measures on disk; 2 of 2"):
+    message = (
+        "--redraw needs all models and measures on disk; 2 of 2 .*: its training has not ended"
+    )
+    with pytest.raises(RunError, match=message):
         folder.run(redraw=True)
     _, path = folder.run()
     (path / "result.nc").unlink()

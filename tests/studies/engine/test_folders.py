@@ -73,6 +73,13 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
         pass
 
 
+def test_an_error_under_the_lock_is_not_one_of_the_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"words\.txt"), locked(tmp_path / "run"):
+        (tmp_path / "words.txt").read_text()
+    with locked(tmp_path / "run"):
+        pass
+
+
 def test_damaged_json_is_an_error_and_a_missing_file_is_empty(tmp_path):
     assert read_json(tmp_path / "none.json") == {}
     (tmp_path / "config.json").write_text("{")
