@@ -44,6 +44,8 @@ KNOWN = {
     "monolithic": ("monolithic", "#999999"),
     "id": ("in distribution", "#4477aa"),
     "ood": ("out of distribution", "#cc3311"),
+    "id_unpermuted": ("in distribution, unpermuted", "#4477aa"),
+    "ood_unpermuted": ("out of distribution, unpermuted", "#cc3311"),
     "pooled": ("all layers", None),
     "collapse_attainable": ("collapse over the attainable", None),
     "pca": ("PCA", None),

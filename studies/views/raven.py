@@ -127,6 +127,15 @@ def _draw_single_codes(data: xr.Dataset, axis: Axes) -> None:
     names = [RULES[rule] for rule in rules[counts > 1]]
     axis.set_xticks(centres, names, rotation=90, fontsize=6)
     axis.set_yticks(centres, names, fontsize=6)
+    _add_scale(axis)
+
+
+def _add_scale(axis: Axes) -> None:
+    """Add the colour bar of a panel with a scale of its own."""
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    bar = figure.colorbar(axis.images[-1], ax=axis, fraction=0.05, pad=0.02)
+    bar.ax.tick_params(labelsize=6)
 
 
 SCOPES = {"code": "code patched", "row": "its row patched", "pattern": "all tokens patched"}
@@ -176,7 +185,7 @@ def _draw_attention(data: xr.Dataset, axis: Axes, *, kind: str) -> None:
     if not data:
         return
     order = data["permutation"].dropna("token").transpose("column", "token").to_numpy()
-    n_features = order.shape[1]
+    n_features, n_heads = order.shape[1], data.sizes["head"]
     probes.plots.matrix(data[kind].transpose("head", "key_pos"), axis)
     for panel in range(1, 9):
         style = {"color": "black", "lw": 1.0 if panel % 3 == 0 else 0.3}
@@ -187,8 +196,9 @@ def _draw_attention(data: xr.Dataset, axis: Axes, *, kind: str) -> None:
     axis.plot(same, [-0.5] * 8, **style, label="token of the same feature")
     centres = (np.arange(9) + 0.5) * n_features - 0.5
     axis.set_xticks(centres, [f"{row},{column}" for row in "123" for column in "123"], fontsize=6)
-    axis.set_yticks([])
+    axis.set_yticks(range(n_heads), [f"head {n}" for n in range(n_heads)], fontsize=6)
     axis.set_xlabel("panel (row, column)", fontsize=SMALL)
+    _add_scale(axis)
 
 
 def instances(result: xr.DataTree) -> Figure | None:
