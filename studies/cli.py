@@ -204,10 +204,11 @@ def file_of(study: str) -> tuple[Path, list[str]]:
             if study in others:
                 return of_package, ["--study", study]
             names |= dict.fromkeys(others)
-    nearest = get_close_matches(study, names, n=3) or list(names)
-    raise ValueError(
-        f"STUDY must be a study or a file FILE.py, got {study!r}; nearest are {', '.join(nearest)}"
-    )
+    nearest = get_close_matches(study, names, n=3)
+    known = f"nearest are {', '.join(nearest)}" if nearest else f"studies are {', '.join(names)}"
+    if path.suffix == ".py":
+        known = f"there is no such file; {known}"
+    raise ValueError(f"STUDY must be a study or a file FILE.py, got {study!r}; {known}")
 
 
 def studies_in(module: Any) -> dict[str, Study]:
@@ -373,6 +374,7 @@ def named(variables: Mapping[str, Any], name: str, file: str) -> Any:
         ValueError: there is none of this name.
     """
     if name not in variables:
-        nearest = get_close_matches(name, variables, n=3) or ["nothing like it"]
+        public = [one for one in variables if not one.startswith("_")]
+        nearest = get_close_matches(name, public, n=3) or public
         raise ValueError(f"NAME must be defined in {file}, got {name!r}; has {', '.join(nearest)}")
     return variables[name]
