@@ -4,7 +4,7 @@ A claim of a paper rests on claims of studies, each of which has one or several 
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
 most or any of them instead. Where several files have the same comparison of two conditions, those
 count in which most values of tuned settings were tried: a rate that suits one side is no fair
-comparison. Of these an undecided one does not count if another file has more pairs.
+comparison. Of these the one with the most pairs counts, whatever it says.
 
 Comparisons are decided within their file. What is left of the verdicts if p-values are corrected
 over all files of a study stands beside them.
@@ -58,7 +58,7 @@ LONG_NAMES = {
     "least": "smallest difference that counts, mean over seeds; NaN where any does",
     "n_pairs": "pairs of models with the same seed and draw of the data",
     "superseded_by": "file with the same comparison beside which this one does not count: it has "
-    "more values of tuned settings, or this one decides nothing and it has more pairs",
+    "more values of tuned settings, or as many and more pairs",
     "seeds_needed": "seeds that would decide it at this spread",
     "minutes": "minutes that the missing seeds take, at the measured speed",
     "machine": "on what: the machine that the models of the file were trained on",
@@ -253,12 +253,13 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
 
 def _superseded(found: pd.DataFrame) -> list[str]:
     """The file beside which each comparison does not count; "" if it counts."""
-    order = ["tried", "n_pairs"]
+    # Where networks were not trained, more of them say no more.
+    found = found.assign(pairs=found.n_pairs.where(found.verdict != NOT_COMPARABLE, 0))
+    order = ["tried", "pairs"]
     best = found.sort_values(order, kind="stable", ascending=False)
     same = ["study", "statement", "compared"]
     most = best.groupby(same)[[*order, "file"]].transform("first").reindex(found.index)
-    decided = found.verdict.isin([HOLDS, CONTRADICTED])
-    counts = (found.tried == most.tried) & (decided | (found.n_pairs == most.n_pairs))
+    counts = (found[order] == most[order]).all(axis=1)
     return most.file.where(~counts, "").tolist()
 
 
