@@ -111,12 +111,12 @@ SORT_OF_CLEVR = benchmark(
                 {"model": ("multi_head",), "n_heads": (8,), **seeds(6, first=10)},
             ),
         ),
-        # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
         "counts": counted(
             f"{SORT_OF_CLEVRS_SIZES} task.n_valid=2 task.n_test=2",
-            grids(1, 2, 3, 4, n_seeds=3, of_task=[{"d_model": (256,)}]),
+            grids(1, 2, 3, 4, n_seeds=3, of_task=[{"d_model": (shared.PAPERS_WIDTH,)}]),
             where={"d_model": SIZES},
         ),
+        # 100 passes over 9,800 pictures with 30 questions. Half of `valid` is left to score.
         "paper": paper(
             f"{SORT_OF_CLEVRS_SIZES} n_validation=3000 "
             "task.by_type=true training.n_steps=459300 training.batch_size=64 "

@@ -193,7 +193,8 @@ def grids(relative: Names, rotary: Names, **more: tuple[object, ...]) -> tuple[G
 BOTH = ("softmax", "linear", "hyla", "coda")
 THREE = ("softmax", "linear", "hyla")
 ALL = (*BOTH, "compositional")
-TWO, RATE = ("softmax", "compositional"), "training.learning_rate"
+TWO = ("softmax", "compositional")
+RATE = "training.learning_rate"
 FEW = grids(TWO, ("softmax", "hyla"))
 
 STUDY = engine.Study(

@@ -75,26 +75,15 @@ def raised(reading: Reading, model: str, gain: float) -> Reading:
     return Reading(f"{reading.label}, that of {model} + {gain:g}", values)
 
 
-def where_centred(reading: Reading) -> Reading:
-    """A reading where N is centred: without centring it is never positive (equation 2)."""
+def without(reading: Reading, **excluded: str) -> Reading:
+    """A reading that is NaN in cells with one of these coordinates."""
 
     def values(result: xr.DataTree) -> np.ndarray:
         found, cells = reading.values(result), result["scores"].coords
-        if "gate_centring" not in cells:
-            return found
-        return np.where(cells["gate_centring"] == "none", np.nan, found)
-
-    return Reading(reading.label, values)
-
-
-def where_negative(reading: Reading) -> Reading:
-    """A reading where E can be negative; NaN with the F of two layers, whose relu forbids it."""
-
-    def values(result: xr.DataTree) -> np.ndarray:
-        found, cells = reading.values(result), result["scores"].coords
-        if "projection" not in cells:
-            return found
-        return np.where(cells["projection"] == "two_layers", np.nan, found)
+        for name, value in excluded.items():
+            if name in cells:
+                found = np.where(cells[name] == value, np.nan, found)
+        return found
 
     return Reading(reading.label, values)
 
@@ -103,14 +92,17 @@ ON_ID, ON_OOD = metric("accuracy", "id"), metric("accuracy", "ood")
 NEGATIVE = share("subtracted") + share("partly_subtracted")
 SATURATED = partial(read, "saturation", "saturated_mean", split="id")
 CLOSED, OPEN = (SATURATED(quantity="dissimilarity", side=side) for side in ("low", "high"))
-OPEN_CENTRED = where_centred(OPEN)
+# Without centring N is never positive (equation 2).
+OPEN_CENTRED = without(OPEN, gate_centring="none")
 EARLY = Reading("saturated E, first checkpoint - last", shrunk)
 MINUS, PLUS, NEAR_ZERO = (
     partial(read, "composition", name) for name in ("negative", "positive", "near_zero")
 )
 MINUS_E, PLUS_E = MINUS(quantity="affinity"), PLUS(quantity="affinity")
-RARER = where_negative(MINUS_E.apply(np.minimum, PLUS_E))
-MORE_NEGATIVE = where_negative(MINUS_E - PLUS_E)
+# The relu in the F of two layers forbids that E is negative.
+can_be_negative = partial(without, projection="two_layers")
+RARER = can_be_negative(MINUS_E.apply(np.minimum, PLUS_E))
+MORE_NEGATIVE = can_be_negative(MINUS_E - PLUS_E)
 FOLLOWS = read("composition", "correlation")
 SMALL_E, SMALL_M = NEAR_ZERO(quantity="affinity"), NEAR_ZERO(quantity="weight")
 SIGNS, MATCHES = (

@@ -120,18 +120,20 @@ def solves(model: str, where: dict[str, Any], tables: str) -> Claim:
     return Claim(statement, f"{PAPER}, {tables}", accuracy("ood"), {"model": model} | where, SOLVED)
 
 
-def fails(model: str, where: dict[str, Any], tables: str) -> Claim:
-    """The claim that a model is mostly wrong beyond the depths of training."""
-    statement = f"{model} answers less than half of deeper expressions"
+def fails(
+    model: str,
+    where: dict[str, Any],
+    tables: str,
+    share: float = FAILED,
+    words: str = "answers less than half",
+) -> Claim:
+    """The claim that a model answers less than a share of what is deeper than in training."""
+    statement = f"{model} {words} of deeper expressions"
     wrong = 1 - accuracy("ood")
-    return Claim(statement, f"{PAPER}, {tables}", wrong, {"model": model} | where, FAILED)
+    return Claim(statement, f"{PAPER}, {tables}", wrong, {"model": model} | where, 1 - share)
 
 
-def does_not_solve(model: str, where: dict[str, Any], tables: str) -> Claim:
-    """The claim that a model is not nearly always right beyond the depths of training."""
-    statement = f"{model} does not answer {SOLVED:.0%} of deeper expressions"
-    wrong = 1 - accuracy("ood")
-    return Claim(statement, f"{PAPER}, {tables}", wrong, {"model": model} | where, 1 - SOLVED)
+does_not_solve = partial(fails, share=SOLVED, words=f"does not answer {SOLVED:.0%}")
 
 
 def deeper_than(models: Sequence[str], tables: str, where: dict[str, Any]) -> Iterator[Claim]:

@@ -307,13 +307,12 @@ def _claims_of_papers(
     """The claims of a ledger with a verdict, in the column of that name, of a paper."""
     # The types of pandas do not know what a selection by a mask is.
     found: Any = ledger["claims"].to_dataset().to_dataframe()
-    for column, wanted, known in (
-        (verdicts, verdict, VERDICTS),
-        ("paper", paper, tuple(dict.fromkeys(found.get("paper", ())))),
+    for name, column, wanted, known in (
+        ("verdict", verdicts, verdict, VERDICTS),
+        ("paper", "paper", paper, tuple(dict.fromkeys(found.get("paper", ())))),
     ):
         if wanted is not None and wanted not in known:
-            what = "verdict" if column == verdicts else column
-            raise ValueError(f"{what} must be one of {', '.join(known)}, got {wanted!r}")
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {wanted!r}")
         if wanted is not None:
             found = found[found[column] == wanted]
     return found

@@ -158,14 +158,19 @@ AS_MANY_PARAMETERS = as_many("have as many parameters", PARAMETERS, 0.05)
 AS_MANY_OPERATIONS = as_many("take as many operations", MFLOP, 0.1)
 
 PAPERS_WIDTH = 256
-AT_PAPERS_WIDTH = {"source": f"{MITTAL}, B.5", "d_model": PAPERS_WIDTH}
-AT_WIDTH = f"at the paper's width ({PAPERS_WIDTH})"
 # The paper says about 5%, and about 10%: half as much again is no longer that.
-ABOUT_AS_MANY_PARAMETERS = as_many(
-    f"have about as many parameters {AT_WIDTH}", PARAMETERS, 0.075, **AT_PAPERS_WIDTH
-)
-ABOUT_AS_MANY_OPERATIONS = as_many(
-    f"take about as many operations {AT_WIDTH}", MFLOP, 0.15, **AT_PAPERS_WIDTH
+ABOUT_AS_MANY_PARAMETERS, ABOUT_AS_MANY_OPERATIONS = (
+    as_many(
+        f"{what} at the paper's width ({PAPERS_WIDTH})",
+        reading,
+        share,
+        f"{MITTAL}, B.5",
+        d_model=PAPERS_WIDTH,
+    )
+    for what, reading, share in (
+        ("have about as many parameters", PARAMETERS, 0.075),
+        ("take about as many operations", MFLOP, 0.15),
+    )
 )
 ONE_STEP = (
     "training.n_steps=1 training.evaluate_every=1 training.batch_size=8 n_validation=10 "

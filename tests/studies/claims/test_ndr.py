@@ -164,6 +164,13 @@ def test_accuracy_on_table_lookup(beginning, contexts, changed):
     assert other == alike("contradicted", *contexts)
 
 
+def test_what_is_right_in_more_than_half_has_not_solved_the_task():
+    tree = lookup(relative_gate=(100, 99, 100, 70))
+    assert verdicts(STUDY, tree, "relative_gate does not answer 95%") == alike("holds")
+    tree = lookup(geometric=(90, 60, 90, 60))
+    assert verdicts(STUDY, tree, "geometric does not answer 95%") == alike("holds", *BOTH)
+
+
 @pytest.mark.parametrize(
     ("beginning", "changed"),
     [
