@@ -197,6 +197,9 @@ PRESETS = {
     # The paper's rates.
     "tuned": engine.Preset(changes=f"{LONG} training.learning_rate=0.001,0.003"),
     "context": engine.Preset(changes=f"{LONG} {THREE} {LENGTHS}", measures=()),
+    "longest": engine.Preset(
+        changes=f"training.n_steps=10000 seed=0,1,2 {THREE} n_points=96", measures=()
+    ),
     "held_out": engine.Preset(changes=f"{MORE_SEEDS} {THREE} {SHARES}", measures=()),
     "terms": engine.Preset(
         changes=f"{MORE_SEEDS} model=hyla,linear_relu training.learning_rate=0.001,0.003"

@@ -252,6 +252,9 @@ def test_presets_have_their_sizes():
     assert len(STUDY.plan("paper-context").cells) == 3 * 4 * 3 * 2 * 2 * 3
     assert len(STUDY.plan("laptop").cells) == 5
     assert {one.n_points for one in STUDY.plan("context").cells} == {16, 32, 64}
+    assert {(one.model, one.n_points) for one in STUDY.plan("longest").cells} == {
+        (model, 96) for model in ("softmax", "linear", "hyla")
+    }
     assert {one.held_out for one in STUDY.plan("held_out").cells} == {0.3, 0.5, 0.7}
     # They find the models that `tuned` trained.
     for preset in ("context", "held_out"):
