@@ -47,7 +47,8 @@ from tasks import MLUConfig, MLULinesConfig, SignedPairsConfig
 # Axes
 
 FUNCTIONS = {"affinity": ("tanh", "sigmoid", "arctan", "algebraic"), "gate": GATES}
-
+COMPOSED = grid(affinity=("tanh", "sigmoid"), gate=GATES)
+"""The eight compositions of E and N in the paper's Table 9."""
 
 OTHERS = ("softmax", "linear", "hyla", "coda")
 BY_MATRIX, BY_ROW = (grid(*OTHERS, gate_centring=("none", over)) for over in ("matrix", "row"))
@@ -254,6 +255,11 @@ ARITHMETIC = engine.Study(
                 SCALES | RATES,
             ),
         ),
+        "compositions": Preset(
+            changes=TESTED,
+            grids=(COMPOSED | CHOOSING | {"seed": (0, 1)},),
+            measures=(),
+        ),
         "paper": Preset(
             changes=PAPER,
             setup=PAPERS_LINES,
@@ -316,7 +322,7 @@ SIGNED_PAIRS = engine.Study(
             grids=tuple(
                 OPEN_NETWORKS | one | SHORT
                 for one in (
-                    grid(affinity=("tanh", "sigmoid"), gate=GATES),
+                    COMPOSED,
                     centred("none", "matrix"),
                     DOUBLED,
                 )
