@@ -28,6 +28,7 @@ from studies.engine.study import Plan, Study
 from studies.engine.trained import Trained
 from studies.engine.trainees import run_training
 from studies.engine.training import Deadline
+from studies.engine.training_config import preference
 from studies.engine.workers import Workers
 
 if TYPE_CHECKING:
@@ -376,7 +377,8 @@ def _best(candidates: Mapping[Labels, Mapping[Labels, float]]) -> Labels:
 
     def mean(candidate: Labels) -> float:
         of_one = candidates[candidate]
-        return float(np.mean([of_one[repeat] for repeat in sorted(shared or of_one)]))
+        of_repeats = [of_one[repeat] for repeat in sorted(shared or of_one)]
+        return preference(float(np.mean(of_repeats)))
 
     return max(candidates, key=mean)
 

@@ -160,7 +160,8 @@ def late_gain(values: np.ndarray) -> float:
 def _tuning(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> tuple[int, bool]:
     """The number of values tried for the tuned settings, and whether the chosen is at an edge."""
     columns = [result["scores"][name].to_numpy() for name in tuned]
-    n_tried = len({tuple(column[cell] for column in columns) for cell in condition.tried})
+    # As text, because settings that do not apply are NaN, which is not equal to itself.
+    n_tried = len({tuple(repr(column[cell]) for column in columns) for cell in condition.tried})
     at_edge = False
     for column in columns:
         values = np.unique(column[condition.tried])

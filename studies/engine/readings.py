@@ -187,8 +187,13 @@ class Condition:
 
     def matches(self, values: Mapping[str, Any]) -> bool:
         """Whether the condition has these values; one that does not apply matches all."""
-        own = {**self.fixed, **self.values}
-        return all(name in own and own[name] in (None, value) for name, value in values.items())
+        # None of a setting that all share is its value, such as no limit.
+        return all(
+            self.values[name] in (None, value)
+            if name in self.values
+            else name in self.fixed and self.fixed[name] == value
+            for name, value in values.items()
+        )
 
     def value_names(self, coordinates: Sequence[str]) -> list[str]:
         """Display names of some of its values, without those that need no mention."""

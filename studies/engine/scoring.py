@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,10 @@ from torch import nn
 
 import probes
 from studies.engine.fairness import late_gain
+from studies.engine.folders import RunError
 from studies.engine.results import described
 from studies.engine.setup import ALL, Setup
+from studies.engine.training_config import preference
 from tasks import Batch
 
 if TYPE_CHECKING:
@@ -162,10 +165,20 @@ class Scores:
 
 
 def tested_entry(setup: Setup, log: Sequence[Mapping[str, float]]) -> int:
-    """The index of the tested checkpoint in a training log; see `TrainingConfig.checkpoint`."""
+    """The index of the tested checkpoint in a training log; see `TrainingConfig.checkpoint`.
+
+    Raises:
+        RunError: the selecting metric is NaN at every evaluation.
+    """
     if setup.training.checkpoint == "last":
         return len(log) - 1
-    return int(np.nanargmax([setup.sign * entry[setup.selection.key] for entry in log]))
+    values = [preference(setup.sign * entry[setup.selection.key]) for entry in log]
+    if max(values) == -math.inf:
+        raise RunError(
+            f"no checkpoint can be chosen: {setup.selection.key} is NaN at every evaluation; "
+            "choose by another metric, or test the last one with training.checkpoint=last"
+        )
+    return int(np.argmax(values))
 
 
 def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dataset:

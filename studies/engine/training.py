@@ -28,7 +28,7 @@ from tqdm import tqdm
 from studies.engine.checkpoints import Checkpoints, Log, Trunk
 from studies.engine.folders import RunError
 from studies.engine.processes import Processes
-from studies.engine.training_config import TrainingConfig
+from studies.engine.training_config import TrainingConfig, preference
 from studies.engine.updates import Objective, SingleUpdates, StackedUpdates, State, Updates
 from tasks import Batch
 
@@ -282,8 +282,8 @@ class _Stretch:
         model.eval()
         log.append(entry | run.trainee.evaluate(model))
         run.state = self._updates.state(number)
-        is_best = max(log, key=lambda entry: self._sign * entry[self._select]) is log[-1]
-        run.checkpoints.save(model, run.state, log, best=is_best)
+        best = max(log, key=lambda entry: preference(self._sign * entry[self._select]))
+        run.checkpoints.save(model, run.state, log, best=best is log[-1])
         if run.trainee.trunk is not None and entry["step"] <= self._config.decay_start:
             run.trainee.trunk.save(model, run.state, log)
 

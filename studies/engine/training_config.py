@@ -149,5 +149,10 @@ class TrainingConfig:
         """Whether training with this log is finished: at the last step, or by `stop_at`."""
         if not log or log[-1]["step"] >= self.n_steps:
             return bool(log)
-        best = max(sign * entry[select] for entry in log)
+        best = max(preference(sign * entry[select]) for entry in log)
         return self.stop_at is not None and best >= sign * self.stop_at
+
+
+def preference(value: float) -> float:
+    """A value of which the greatest is best, for comparing: NaN is the worst, not the last seen."""
+    return -math.inf if math.isnan(value) else value

@@ -431,10 +431,13 @@ def test_a_reading_among_some_models_is_nan_for_the_others():
         ood.among(["a"], n_heads=2).values(result)
 
 
-@pytest.mark.parametrize(("width", "verdict"), [(8, "holds"), (16, "not run")])
-def test_claims_can_name_settings_that_a_result_does_not_vary(width, verdict):
+@pytest.mark.parametrize(
+    ("setting", "width", "verdict"),
+    [(8, 8, "holds"), (8, 16, "not run"), (None, None, "holds"), (None, 8, "not run")],
+)
+def test_claims_can_name_settings_that_a_result_does_not_vary(setting, width, verdict):
     result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
-    result.attrs["config"] = json.dumps({"setup": {"task": {"width": 8}}})
+    result.attrs["config"] = json.dumps({"setup": {"task": {"width": setting}}})
     assert verdicts(result, replace(BETTER, of={"model": "a", "width": width})) == [verdict]
 
 

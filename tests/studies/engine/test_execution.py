@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 
 import matplotlib
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from studies.engine import (
+    Metric,
     Resources,
     RunError,
     Selection,
@@ -436,6 +438,35 @@ def test_a_measure_gets_the_checkpoint_that_is_best_in_distribution(
     # The last checkpoint and the best one out of distribution differ from the selected one.
     assert set(steps["id"]) != {40}
     assert steps["id"] != steps["ood"]
+
+
+def never_defined_before(step):
+    """The toy setup, chosen by a metric that is NaN before a step."""
+
+    class Chosen(ToySetup):
+        metrics = ToySetup.metrics | {"late": Metric("share of right answers, once defined")}
+        selection = Selection("id", "late")
+        evaluations = 0
+
+        def scores(self, output, batch, split):
+            Chosen.evaluations += split == "id"
+            # An evaluation has two batches of the split.
+            value = 0.9 - Chosen.evaluations / 100 if Chosen.evaluations / 2 * 10 > step else nan
+            late = {"late": (torch.full((len(batch),), value), torch.ones(len(batch)))}
+            return super().scores(output, batch, split) | late
+
+    return Chosen(**vars(TOY.setup))
+
+
+def test_a_selecting_metric_that_is_not_a_number_is_the_worst(tmp_path):
+    setup = never_defined_before(20)
+    setup = replace(setup, training=replace(setup.training, keep_at=(30,)))
+    log, curves, trained, folder = train_cell(setup, tmp_path)
+    assert [isnan(entry["id/late"]) for entry in log] == [True, True, False, False]
+    assert trained.step == curves["tested_step"] == 30
+    assert same_weights(trained.model.state_dict(), weights_in(folder, "step-30"))
+    with pytest.raises(RunError, match="id/late is NaN at every evaluation"):
+        train_cell(replace(never_defined_before(1000), seed=1), tmp_path)
 
 
 def test_a_measure_gets_the_last_checkpoint_if_asked_for(tmp_path):

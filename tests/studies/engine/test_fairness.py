@@ -29,6 +29,18 @@ def test_conditions_have_the_number_of_tuned_values_and_whether_the_best_is_at_t
     assert data["label"].to_numpy().tolist() == ["a", "b"]
 
 
+def test_a_tuned_setting_that_does_not_apply_is_one_value():
+    without = [{"model": "c", "rate": None, "seed": s, "id": 0.5, "ood": 0.5} for s in range(5)]
+    data = assess(result_of(cells_with_rates() + without, tuned=("rate",)), None).data
+    assert data["values_tried"].to_numpy().tolist() == [3, 3, 1]
+
+
+def test_a_rate_whose_metric_is_not_a_number_is_not_chosen():
+    cells = [cell | ({"id": np.nan} if cell["rate"] == 0.1 else {}) for cell in cells_with_rates()]
+    data = assess(result_of(cells, tuned=("rate",)), None).data
+    assert data["at_edge"].to_numpy().tolist() == [0, 1]
+
+
 def test_each_rate_is_a_condition_if_it_is_not_tuned():
     data = assess(result_of(cells_with_rates()), None).data
     assert data["values_tried"].to_numpy().tolist() == [1] * 6

@@ -383,6 +383,16 @@ def test_a_metric_can_be_better_if_it_is_lower(tmp_path):
     assert evaluate_loss(model.eval())["id/loss"] == log[-1]["id/loss"]
 
 
+def test_training_ends_at_stop_at_after_a_metric_that_is_not_a_number(tmp_path):
+    values = iter([math.nan, 0.7, 0.9, 0.95])
+    config = replace(CONFIG, n_steps=300, stop_at=0.85)
+    changes = {"evaluate": lambda model: {"id/accuracy": next(values)}}
+    model, log = run(tmp_path / "run", config=config, **changes)
+    assert [entry["id/accuracy"] for entry in log[1:]] == [0.7, 0.9]
+    load_weights(best := small_model(), tmp_path / "run" / "best.safetensors")
+    assert same(best.state_dict(), model.state_dict())
+
+
 def test_weights_are_kept_at_keep_at_also_in_a_resumed_run(tmp_path):
     config = replace(CONFIG, keep_at=(3, 20, 25, 1000))
     run(tmp_path / "whole", config=config)
