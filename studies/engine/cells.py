@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import xarray as xr
 from safetensors.torch import load_file
@@ -16,14 +18,14 @@ import probes
 from mechanisms import model_zoo
 from studies.engine import folders, results
 from studies.engine.checkpoints import Checkpoints, load_weights, read_log
-from studies.engine.examples import Examples
+from studies.engine.examples import Examples, first_batch
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
 from studies.engine.scoring import tested_entry, training_dataset
 from studies.engine.settings import plain, put
 from studies.engine.setup import Setup
 from studies.engine.trained import Measure, Trained, initial_model
-from studies.engine.trainees import run_training
+from studies.engine.trainees import run_training, trunk_of
 from studies.engine.training import NEVER, Deadline, answer
 
 
@@ -134,6 +136,23 @@ class Cell:
         else:
             train_together([self], position=position)
 
+    def clear(self, *, all_of_it: bool, measures: Sequence[str]) -> None:
+        """Move the model and its measures aside, or remove some measures, to make them anew.
+
+        Raises:
+            RunError: another process trains the model.
+        """
+        if not all_of_it and not measures:
+            return
+        with folders.locked(self.folder):
+            if all_of_it:
+                folders.set_aside(self.folder)
+                if (trunk := trunk_of(self.setup, self.folder.parents[1])) is not None:
+                    folders.set_aside(trunk.folder)
+            else:
+                for name in measures:
+                    self.path_of(name).unlink(missing_ok=True)
+
     def take_from_zoo(self) -> None:
         """If the model is one of the zoo, write it to the folder, as that of a finished training.
 
@@ -238,7 +257,24 @@ class Cell:
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self.device)
         fresh = Examples(self.setup, self.device).fresh(name)
         trained = Trained(self.setup, model.eval(), step, self.device, fresh, self.folder)
-        return self._measures[name](trained)
+        # Of what was measured before, in this process or another, nothing may depend.
+        with seeded(self.setup.seed + first_batch(name)):
+            return self._measures[name](trained)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global random numbers of Python, NumPy and torch, then restore their states."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def identity_of_weights(setup: Setup) -> str:

@@ -208,7 +208,14 @@ def _prefixed_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _prefixed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model/{name}": tensor.detach().contiguous() for name, tensor in weights.items()}
+    """Weights for a file, in which none may share memory, as tied weights do."""
+    tensors, seen = {}, set()
+    for name, weight in weights.items():
+        tensor = weight.detach().contiguous()
+        pointer = tensor.untyped_storage().data_ptr()
+        tensors[f"model/{name}"] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return tensors
 
 
 def _read(path: Path, device: torch.device | str | None) -> tuple[dict[str, Tensor], dict]:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ class Resources:
 
     Raises:
         ValueError: `workers`, `threads` or `together` is less than 1, `minutes` is not greater
-            than 0, or both `fresh` and `pretrained` are set.
+            than 0, or `fresh` is set and `pretrained` or `redraw`, too.
     """
 
     root: Path = Path("runs")
@@ -82,8 +81,9 @@ class Resources:
             if (n := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
         Deadline.after(self.minutes)
-        if self.fresh and self.pretrained:
-            raise ValueError("fresh, which trains all models anew, excludes pretrained")
+        for name in ("pretrained", "redraw"):
+            if self.fresh and getattr(self, name):
+                raise ValueError(f"fresh, which trains all models anew, excludes {name}")
 
 
 def run(
@@ -158,13 +158,20 @@ class Run:
         """Make, or miss, the files that models share: once, before workers start.
 
         Raises:
-            RunError: a file that a task needs is missing.
+            RunError: a file that a task needs is missing, or a split has no examples left to score.
         """
-        try:
-            for setup in {type(setup): setup for setup in self.plan.cells}.values():
+        kinds = {(type(setup), getattr(setup, "task", None)): setup for setup in self.plan.cells}
+        for setup in kinds.values():
+            try:
                 setup.prepare()
-        except FileNotFoundError as error:
-            raise RunError(str(error)) from error
+            except FileNotFoundError as error:
+                raise RunError(str(error)) from error
+            split, n_validation = setup.selection.split, setup.n_validation
+            if (size := setup.size(split)) is not None and size <= n_validation:
+                raise RunError(
+                    f"n_validation must be less than the {size} examples of split {split!r}, the "
+                    f"rest of which is scored, got {n_validation}"
+                )
 
     def finish(self) -> Path:
         """Train, measure, join and draw what is not on disk yet; return the folder.
@@ -185,13 +192,11 @@ class Run:
                 if resources.fresh or not (cell.zoo_name or cell.finished):
                     cell.train(position=number, shared=True)
             raise SystemExit(0)
-        if resources.fresh:
-            for folder in (self.folder, *(cell.folder for cell in self.cells)):
-                folders.set_aside(folder)
-        for name, cell in product(resources.anew, self.cells):
-            cell.path_of(name).unlink(missing_ok=True)
         with folders.locked(self.folder):
+            if resources.fresh:
+                folders.set_aside(self.folder)
             for cell in self.cells:
+                cell.clear(all_of_it=resources.fresh, measures=resources.anew)
                 cell.take_from_zoo()
             incomplete = [cell for cell in self.cells if not cell.complete]
             if incomplete and resources.redraw:

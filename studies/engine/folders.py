@@ -23,6 +23,9 @@ from studies.engine.settings import plain
 REPORT = "report.html"
 """The page of a result, in the folder of a run."""
 
+LOCK = ".lock"
+"""The file in a folder that a process holds while it works there."""
+
 LIBRARIES = ("modscope", "torch", "transformer-lens", "numpy", "scipy", "scikit-learn", "xarray")
 
 
@@ -74,12 +77,17 @@ def read_json(path: Path) -> dict:
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the folder of an earlier run to `NAME.old-K`."""
+    """Move what an earlier run left in a folder, all but its lock, to `NAME.old-K`."""
+    found = [path for path in folder.iterdir() if path.name != LOCK] if folder.exists() else []
+    if not found:
+        return
     number = 1
     while (backup := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
-    if folder.exists():
-        folder.rename(backup)
+    backup.mkdir()
+    # The config goes last: after a kill, what stays is not taken for that of the current code.
+    for path in sorted(found, key=lambda path: path.name == "config.json"):
+        path.rename(backup / path.name)
 
 
 @contextmanager
@@ -95,7 +103,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / ".lock", timeout=-1 if wait else 0).acquire()
+        held = FileLock(folder / LOCK, timeout=-1 if wait else 0).acquire()
     except Timeout as error:
         raise RunError(f"another process is using {folder}") from error
     except OSError as error:

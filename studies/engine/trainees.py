@@ -38,13 +38,15 @@ def run_training(
         deadline: stop at the last checkpoint before it.
 
     Raises:
-        RunError: a setup refuses to build its model with these settings; or see
-            `studies.engine.training.train`.
+        RunError: a setup refuses to build its model with these settings, or models that are trained
+            together have different losses; or see `studies.engine.training.train`.
         TrainingError: see `studies.engine.training.train`.
     """
     first, names = setups[0], ", ".join(str(setup.seed) for setup in setups)
+    trainees = list(map(partial(_trainee, device=device), setups, cell_folders))
+    _check_losses(setups, trainees[0])
     train(
-        list(map(partial(_trainee, device=device), setups, cell_folders)),
+        trainees,
         config=first.training,
         objective=first.loss,
         select=first.selection.key,
@@ -79,6 +81,27 @@ def _trainee(setup: Setup, folder: Path, *, device: str) -> Trainee:
         seed=setup.seed,
         trunk=trunk_of(setup, folder.parents[1]),
     )
+
+
+def _check_losses(setups: Sequence[Setup], trainee: Trainee) -> None:
+    """Check that a model has the same loss by all setups, since all are trained on the first's.
+
+    Raises:
+        RunError: the losses differ.
+    """
+    if not setups[1:]:
+        return
+    model, batch, losses = trainee.model.eval(), trainee.sample(0, 2), []
+    with torch.no_grad(), torch.random.fork_rng():
+        for setup in setups:
+            torch.manual_seed(0)
+            losses.append(float(setup.loss(model, batch, 0)))
+    if len(set(losses)) > 1:
+        shown = ", ".join(f"{loss:.4g}" for loss in losses)
+        raise RunError(
+            "models that are trained together must have one loss, got losses that depend on the "
+            f"seed: {shown} of the same model and examples; train them with --together 1"
+        )
 
 
 def trunk_of(setup: Setup, root: Path) -> Trunk | None:

@@ -190,6 +190,9 @@ def train(
         log, state = files.load(trainee.model)
         if not log and trainee.trunk is not None:
             log, state = trainee.trunk.load(trainee.model, last=config.decay_start)
+            if config.ends_with(log, select, sign):
+                # No further step would write it.
+                files.save(trainee.model, state, log, best=False)
         runs.append(_Run(trainee, files, log, state))
     while waiting := [run for run in runs if not config.ends_with(run.log, select, sign)]:
         start = min(run.step for run in waiting)

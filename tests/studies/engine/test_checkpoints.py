@@ -9,7 +9,7 @@ from torch import nn
 
 from studies.engine import RunError
 from studies.engine.cells import Cell
-from studies.engine.checkpoints import kept_checkpoints, load_mean_weights
+from studies.engine.checkpoints import Checkpoints, kept_checkpoints, load_mean_weights
 from tests.studies.engine.toy import TOY
 
 
@@ -33,6 +33,23 @@ def test_weights_are_averaged_and_counts_are_the_last_ones(tmp_path):
     assert model.num_batches_tracked == 100
     load_mean_weights(model, [files[20], files[100]])
     assert model.weight.tolist() == [4.0, 4.0]
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are those of the output, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        self.out.weight = self.embed.weight
+
+
+def test_tied_weights_are_kept_and_stay_tied(tmp_path):
+    model, again = Tied(), Tied()
+    Checkpoints(tmp_path, "abc", writes=True).save(model, {}, [{"step": 1}], best=True)
+    assert Checkpoints(tmp_path, "abc", writes=True).load(again)[0] == [{"step": 1}]
+    assert torch.equal(again.out.weight, model.embed.weight)
+    assert again.out.weight is again.embed.weight
 
 
 def test_files_must_fit_the_model(tmp_path):

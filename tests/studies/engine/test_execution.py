@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from safetensors.torch import load_file
 
 from studies.engine import (
@@ -30,6 +32,7 @@ from studies.engine import (
 from studies.engine.cells import Cell
 from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
+from studies.engine.folders import locked
 from studies.engine.jobs import run_job
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import SAMPLERS, TOY, Largest, LargestConfig, ToySetup
@@ -502,6 +505,73 @@ def test_a_model_that_refuses_its_settings_ends_the_run_with_its_reason(tmp_path
     study = replace(TOY, setup=Picky(**vars(TOY.setup)))
     with pytest.raises(RunError, match="the model cannot be built: width must be even, got 3"):
         run(study, changes=["seed=0"], resources=Resources(root=tmp_path, workers=1))
+
+
+def test_a_measure_has_random_numbers_of_its_own(tmp_path):
+    def draw(trained):
+        drawn = [random.random(), np.random.random(), float(torch.rand(()))]  # noqa: NPY002
+        return xr.Dataset({"drawn": ("source", drawn, {"long_name": "random numbers"})})
+
+    def drawn(folder, names, seed=0):
+        setup = replace(TOY.setup, seed=seed)
+        cell = Cell(setup, root=folder, measures=dict.fromkeys(names, draw))
+        cell.train()
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        cell.measure()
+        assert torch.equal(torch.get_rng_state(), before)
+        tree = cell.load()
+        return [tuple(tree[name]["drawn"].to_numpy()) for name in names]
+
+    first, second = drawn(tmp_path / "both", ["first", "second"])
+    assert drawn(tmp_path / "one", ["second"]) == [second]
+    (other,) = drawn(tmp_path / "other", ["second"], seed=1)
+    for values in (first, other):
+        assert not set(values) & set(second)
+
+
+def test_losses_that_depend_on_the_seed_are_not_trained_together(tmp_path):
+    class Scaled(ToySetup):
+        def loss(self, model, batch, step):
+            return super().loss(model, batch, step) * (1 + self.seed)
+
+    study = replace(TOY, setup=Scaled(**vars(TOY.setup)))
+    changes = ["model=mlp", "seed=0,1"]
+    with pytest.raises(RunError, match=r"must have one loss, .* --together 1"):
+        run(study, changes=changes, resources=Resources(root=tmp_path, together=2))
+    run(study, changes=changes, resources=Resources(root=tmp_path))
+
+
+def test_a_split_that_validation_uses_up_is_refused_before_training(tmp_path):
+    study = replace(TOY, setup=replace(TOY.setup, task=LargestConfig(size=100)))
+    message = "n_validation must be less than the 100 examples of split 'id'.* got 100"
+    with pytest.raises(RunError, match=message):
+        run(study, changes=["seed=0"], resources=Resources(root=tmp_path))
+    assert not (tmp_path / "models").exists()
+
+
+def test_each_task_of_a_study_is_prepared(tmp_path):
+    class Missing(ToySetup):
+        def prepare(self):
+            if self.task.n == 5:
+                raise FileNotFoundError("five.txt is missing")
+
+    study = replace(TOY, setup=Missing(**vars(TOY.setup)))
+    plan = study.plan("laptop", ["task.n=5,4", "seed=0"])
+    with pytest.raises(RunError, match=r"five.txt is missing"):
+        Run(plan, Resources(root=tmp_path)).prepare()
+
+
+def test_what_another_process_uses_is_not_set_aside_nor_removed(tmp_path):
+    changes = ["model=mlp", "seed=0"]
+    done = run(TOY, changes=changes, resources=Resources(root=tmp_path))
+    (cell,) = Run(TOY.plan("laptop", changes), Resources(root=tmp_path)).cells
+    files = {path: path.read_bytes() for path in cell.folder.iterdir() if path.is_file()}
+    for folder in (done, cell.folder):
+        for changed in ({"fresh": True}, {"anew": ("weights",)}):
+            with locked(folder), pytest.raises(RunError, match="another process is using"):
+                run(TOY, changes=changes, resources=Resources(root=tmp_path, **changed))
+            assert {p: p.read_bytes() for p in cell.folder.iterdir() if p.is_file()} == files
 
 
 def test_dropout_depends_on_the_seed(tmp_path):

@@ -54,10 +54,20 @@ def test_earlier_runs_are_kept_under_numbered_names(tmp_path):
     for number in (1, 2):
         write_json(tmp_path / "run" / "config.json", {"number": number})
         set_aside(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / "run").iterdir())
     kept = [json.loads((tmp_path / f"run.old-{n}" / "config.json").read_text()) for n in (1, 2)]
     assert kept == [{"number": 1}, {"number": 2}]
     set_aside(tmp_path / "run")
+    assert not (tmp_path / "run.old-3").exists()
+
+
+def test_a_folder_stays_locked_while_an_earlier_run_is_set_aside(tmp_path):
+    folder = tmp_path / "run"
+    with locked(folder):
+        write_json(folder / "config.json", {})
+        set_aside(folder)
+        with pytest.raises(RunError, match="another process"), locked(folder):
+            pass
 
 
 def test_a_folder_can_be_locked_only_once_at_a_time(tmp_path):

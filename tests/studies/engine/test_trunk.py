@@ -53,6 +53,15 @@ def test_longer_and_shorter_runs_branch_off_and_end_as_if_trained_alone(tmp_path
         assert [entry["loss"] for entry in its_log] == [entry["loss"] for entry in log]
 
 
+def test_a_branch_that_the_constant_part_has_ended_has_a_checkpoint_of_its_own(tmp_path):
+    trunk, config = Trunk(tmp_path / "trunk", "abc"), replace(STABLE, stop_at=0.3)
+    _, log = run(tmp_path / "first", config=config, trunk=trunk)
+    assert log[-1]["step"] < config.decay_start
+    _, again = run(tmp_path / "longer", config=replace(config, n_steps=40), trunk=trunk)
+    assert again == log
+    assert same(tensors_in(tmp_path / "longer"), tensors_in(tmp_path / "first"))
+
+
 def test_a_branch_that_was_interrupted_goes_on_from_its_own_checkpoint(tmp_path):
     trunk = Trunk(tmp_path / "trunk", "abc")
     run(tmp_path / "first", config=STABLE, trunk=trunk)
