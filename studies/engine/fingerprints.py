@@ -1,8 +1,10 @@
 """Code digests: a hash of the source of everything that a function or class can run.
 
 Starting from a function or class, the names in its source are followed, across modules, to every
-function, class and constant of modscope and of the user's own modules. Comments, docstrings, type
-annotations and layout do not count; libraries count only by their versions, which results record.
+function, class and constant of modscope and of the user's own modules. What no source shows, such
+as the values that a closure or a partial function holds, counts beside it. Comments, docstrings,
+type annotations and layout do not count; libraries count only by their versions, which results
+record.
 Definitions are followed one by one, so unrelated code in the same file does not matter: in a
 single-file study, editing a measure does not invalidate the trained models.
 """
@@ -15,11 +17,12 @@ import functools
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 PACKAGES = ("mechanisms", "tasks", "probes", "studies")
@@ -30,6 +33,9 @@ BOOKKEEPING = ("folders", "checkpoints", "settings", "fingerprints")
 
 _BODY = "<module>"
 """The name for the statements of a module that neither define nor import."""
+
+VALUES = "values of closures and partial functions"
+"""What changed if a value did that is held by a function, but not written in its source."""
 
 Definition = tuple[str, str]
 """The name of a module, and the name of a definition in it."""
@@ -42,23 +48,39 @@ def code_of(*roots: object) -> dict[str, str]:
         roots: functions, classes, and instances; an instance counts by its class and the classes
             and functions among its values.
     """
-    return dict(_code_from(frozenset(start for root in roots for start in _definitions(root))))
+    parts = _Parts(*roots)
+    code = dict(_code_from(frozenset(parts.definitions)))
+    return code | ({VALUES: _hash("\n".join(parts.values))} if parts.values else {})
+
+
+def load(*roots: object) -> None:
+    """Import what `code_of(*roots)` reads, so that what runs later is what was read now."""
+    for module in {module for module, _ in _reached(frozenset(_Parts(*roots).definitions))}:
+        # Some need a package that is not installed, and is not needed for what will run.
+        with suppress(ImportError):
+            import_module(module)
 
 
 @functools.cache
 def _code_from(starts: frozenset[Definition]) -> tuple[tuple[str, str], ...]:
     """The digest of each file, over its definitions that can be reached from `starts`."""
+    files: dict[str, list[str]] = {}
+    for module, name in sorted(_reached(starts)):
+        if digest := _digest((module, name)):
+            files.setdefault(_module(module).label, []).append(f"{name}={digest}")
+    return tuple((label, _hash("\n".join(lines))) for label, lines in sorted(files.items()))
+
+
+@functools.cache
+def _reached(starts: frozenset[Definition]) -> frozenset[Definition]:
+    """The definitions that can be reached from some, themselves included."""
     waiting, reached = list(starts), set()
     while waiting:
         definition = waiting.pop()
         if definition not in reached and _is_followed(definition[0]):
             reached.add(definition)
             waiting += [(definition[0], _BODY), *_references(definition)]
-    files: dict[str, list[str]] = {}
-    for module, name in sorted(reached):
-        if digest := _digest((module, name)):
-            files.setdefault(_module(module).label, []).append(f"{name}={digest}")
-    return tuple((label, _hash("\n".join(lines))) for label, lines in sorted(files.items()))
+    return frozenset(reached)
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -69,31 +91,83 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[s
 def sources_of(*roots: object) -> dict[str, Path]:
     """The folders of source code: `modscope`, and `study` if `roots` are from a user's module."""
     sources = {"modscope": Path(__file__).parent}
-    for module, _ in (start for root in roots for start in _definitions(root)):
+    for module, _ in _Parts(*roots).definitions:
         if module.partition(".")[0] not in PACKAGES and _is_followed(module):
             sources["study"] = Path(_spec(module).origin).parent
     return sources
 
 
-def _definitions(root: Any) -> Iterator[Definition]:
-    """The definitions that determine an object's behaviour."""
-    parts: Any = ()
-    if isinstance(root, functools.partial):
-        parts = (root.func, *root.args, *root.keywords.values())
-    elif isinstance(root, type) or (callable(root) and hasattr(root, "__qualname__")):
-        # Methods of builtins, such as "{:.1f}".format, have no module.
-        if root.__module__ is not None:
-            yield root.__module__, root.__qualname__.partition(".")[0]
-    elif dataclasses.is_dataclass(root):
-        parts = (type(root), *(getattr(root, field.name) for field in dataclasses.fields(root)))
-    elif isinstance(root, Mapping):
-        parts = root.values()
-    elif isinstance(root, tuple | list):
-        parts = root
-    elif type(root).__module__ != "builtins":
-        parts = (type(root),)
-    for part in parts:
-        yield from _definitions(part)
+class _Parts:
+    """What determines the behaviour of objects.
+
+    Attributes:
+        definitions: the definitions of their functions and classes.
+        values: texts of the plain values that functions hold, in order. Those of dataclasses do not
+            count: they are settings, which have a hash of their own.
+    """
+
+    def __init__(self, *roots: object):
+        self.definitions: set[Definition] = set()
+        self.values: list[str] = []
+        self._seen: dict[int, object] = {}
+        for root in roots:
+            self._add(root, is_held=False)
+
+    def _add(self, root: Any, *, is_held: bool) -> None:
+        """Add an object; `is_held`: a function holds it."""
+        if root is None or isinstance(root, str | bytes | int | float | complex):
+            self.values += [repr(root)] if is_held else []
+            return
+        if id(root) in self._seen:
+            return
+        self._seen[id(root)] = root
+        parts: Iterable[Any] = ()
+        if isinstance(root, functools.partial):
+            self._add(root.func, is_held=is_held)
+            parts, is_held = (*root.args, *root.keywords.items()), True
+        elif isinstance(root, type) or (callable(root) and hasattr(root, "__qualname__")):
+            # Methods of builtins, such as "{:.1f}".format, have no module.
+            if root.__module__ is not None:
+                self.definitions.add((root.__module__, _name_of(root)))
+            parts, is_held = _held_by(root), True
+        elif dataclasses.is_dataclass(root):
+            parts = (type(root), *(getattr(root, field.name) for field in dataclasses.fields(root)))
+        elif isinstance(root, Mapping):
+            parts = root.items()
+        elif isinstance(root, tuple | list):
+            parts = root
+        elif isinstance(root, set | frozenset):
+            parts = sorted(root, key=repr)
+        elif type(root).__module__ != "builtins":
+            parts = (type(root),)
+        for part in parts:
+            self._add(part, is_held=is_held)
+
+
+def _name_of(function: Any) -> str:
+    """The name of the definition of a function or class in its module."""
+    name = function.__qualname__.partition(".")[0]
+    if name != "<lambda>" or not _is_followed(function.__module__):
+        return name
+    return _module(function.__module__).name_of_lambda(function.__code__.co_firstlineno)
+
+
+def _held_by(function: Any) -> Iterator[Any]:
+    """What a function holds that its source does not show, or what a class wraps."""
+    if isinstance(function, MethodType):
+        yield function.__self__
+    elif isinstance(function, type):
+        # A measure with settings is a class around its function.
+        yield from (one for name, one in vars(function).items() if name == "__wrapped__")
+    elif isinstance(function, FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            # A function that is not yet defined is an empty cell.
+            with suppress(ValueError):
+                yield name, cell.cell_contents
+        if "<" in function.__qualname__:
+            yield function.__defaults__
+            yield function.__kwdefaults__
 
 
 class _Module:
@@ -103,21 +177,26 @@ class _Module:
         label: its file, relative to the folder that holds the top-level package.
         nodes: its statements by the names that they define.
         imported: what each imported name stands for: a module, or a name in a module.
+        starred: the modules from which it imports all names.
     """
 
     def __init__(self, name: str):
         spec = _spec(name)
         path, self._package = Path(spec.origin), spec.parent
         self.label = "/".join([*filter(None, self._package.split(".")), path.name])
-        self.nodes: dict[str, list[ast.stmt]] = {_BODY: []}
+        self.nodes: dict[str, list[ast.AST]] = {_BODY: []}
         self.imported: dict[str, tuple[str, str | None]] = {}
-        self._index(ast.parse(path.read_text()).body)
+        self.starred: list[str] = []
+        self._tree = ast.parse(path.read_text())
+        self._index(self._tree.body)
 
     def _index(self, body: list[ast.stmt]) -> None:
         for node in body:
             match node:
                 case ast.Import() | ast.ImportFrom():
-                    self.imported |= self.bindings(node)
+                    bound = self.bindings(node)
+                    self.starred += [source for source, name in bound.values() if name == "*"]
+                    self.imported |= bound
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     self.nodes.setdefault(node.name, []).append(node)
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
@@ -129,10 +208,22 @@ class _Module:
                     pass
                 case ast.If() | ast.Try() | ast.With():
                     self._index([n for n in ast.walk(node) if isinstance(n, ast.stmt)][1:])
+                    self.nodes[_BODY] += _conditions(node)
                 case ast.Expr(value=ast.Constant()):
                     pass
                 case _:
                     self.nodes[_BODY].append(node)
+
+    def name_of_lambda(self, line: int) -> str:
+        """A name for the lambda functions that begin in a line, from their source."""
+        of_line = [
+            node
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Lambda) and node.lineno == line
+        ]
+        name = f"<lambda {_hash(repr(list(map(_plain_tree, of_line))))}>"
+        self.nodes[name] = [*of_line]
+        return name
 
     def bindings(self, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str | None]]:
         """What each name bound by an import stands for."""
@@ -146,6 +237,19 @@ class _Module:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             bound[alias.asname or name] = (name, None)
         return bound
+
+
+def _conditions(node: ast.If | ast.Try | ast.With) -> list[ast.AST]:
+    """What decides which of the definitions in a block are made."""
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return []
+        case ast.If(test=test):
+            return [test]
+        case ast.With(items=items):
+            return [*items]
+        case ast.Try(handlers=handlers):
+            return [one.type for one in handlers if one.type is not None]
 
 
 @functools.cache
@@ -187,7 +291,7 @@ def _references(definition: Definition) -> frozenset[Definition]:
     if name in module.imported:
         references |= _resolve(*module.imported[name])
     elif name not in module.nodes:
-        references |= _resolve_dynamic(module_name, name)
+        references |= _starred(module, name) or _resolve_dynamic(module_name, name)
     for node in module.nodes.get(name, []):
         imported = dict(module.imported)
         for inner in ast.walk(node):
@@ -195,13 +299,15 @@ def _references(definition: Definition) -> frozenset[Definition]:
                 imported |= module.bindings(inner)
         for inner in _executed_nodes(node):
             match inner:
-                case ast.Attribute(value=ast.Name(id=used), attr=member) if used in imported:
-                    source = ".".join(filter(None, imported[used]))
-                    references |= _resolve(source, member)
+                case ast.Attribute() if (path := _path(inner)) and path[0] in imported:
+                    source = ".".join(filter(None, imported[path[0]]))
+                    references |= _resolve_path(source, path[1:])
                 case ast.Name(id=used) if used in imported:
                     references |= _resolve(*imported[used])
                 case ast.Name(id=used) if used in module.nodes:
                     references.add((module_name, used))
+                case ast.Name(id=used):
+                    references |= _starred(module, used)
                 case _:
                     pass
     return frozenset(references)
@@ -216,6 +322,30 @@ def _executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
             if field not in ("annotation", "returns"):
                 children = value if isinstance(value, list) else [value]
                 waiting += [child for child in children if isinstance(child, ast.AST)]
+
+
+def _path(node: ast.expr) -> list[str]:
+    """The names in `a.b.c`; none if it begins with another expression."""
+    if isinstance(node, ast.Attribute):
+        return [*path, node.attr] if (path := _path(node.value)) else []
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+def _resolve_path(module: str, path: list[str]) -> set[Definition]:
+    """The definition that `module.path[0].path[1]...` refers to, which may be in a submodule."""
+    while len(path) > 1 and _is_followed(module) and _spec(f"{module}.{path[0]}") is not None:
+        module, path = f"{module}.{path[0]}", path[1:]
+    return _resolve(module, path[0])
+
+
+def _starred(module: _Module, name: str) -> set[Definition]:
+    """The definitions of a name in the modules from which a module imports all names."""
+    found = set()
+    for source in filter(_is_followed, module.starred):
+        parsed = _module(source)
+        if name in parsed.nodes or name in parsed.imported or _starred(parsed, name):
+            found.add((source, name))
+    return found
 
 
 def _resolve(module: str, name: str | None) -> set[Definition]:
@@ -273,5 +403,5 @@ _module = functools.cache(_Module)
 
 def forget() -> None:
     """Clear all caches, so that the next call reads the sources again; for tests that edit them."""
-    for cached in (_code_from, _digest, _references, _module, _spec, _is_followed):
+    for cached in (_code_from, _reached, _digest, _references, _module, _spec, _is_followed):
         cached.cache_clear()

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 Config = TypeVar("Config")
 
 
@@ -22,9 +24,13 @@ def plain(config: object) -> Any:
         return {str(key): plain(value) for key, value in config.items()}
     if isinstance(config, tuple | list):
         return [plain(value) for value in config]
+    if isinstance(config, functools.partial):
+        held = {"args": plain(config.args), "keywords": plain(config.keywords)}
+        return {"partial": plain(config.func)} | held
     if isinstance(config, type) or callable(config):
-        return getattr(config, "__qualname__", repr(config))
-    return config
+        return getattr(config, "__qualname__", type(config).__qualname__)
+    # Numbers of NumPy, as in np.arange(3), are no JSON.
+    return config.item() if isinstance(config, np.generic) else config
 
 
 def from_plain(values: Mapping[str, Any], like: Config) -> Config:

@@ -11,7 +11,8 @@ import pytest
 
 from studies import raven_latent_code
 from studies.engine import fingerprints
-from studies.engine.fingerprints import changed_files, code_of
+from studies.engine.fingerprints import VALUES, changed_files, code_of
+from studies.engine.measures import configured
 from studies.engine.trainees import run_training
 
 FILES = {
@@ -40,11 +41,15 @@ def unused(x):
     "user.py": """
 import {name}
 from {name} import helpers as h
+import {name}.dotted
+from {name}.chosen import chosen
+from {name}.shared import *
+from {name}.shared_too import *
 from math import sqrt
 
 class Base:
     def run(self, x):
-        return self.more(x)
+        return self.more(x) + {name}.dotted.add(x) + chosen(x) + starred(x) + TWO
 
 class Model(Base):
     def more(self, x):
@@ -70,6 +75,59 @@ def subtract(x):
     "late.py": """
 def late(x):
     return x
+""",
+    "dotted.py": """
+def add(x):
+    return x + 3
+
+def other(x):
+    return x
+""",
+    "chosen.py": """
+FAST = True
+try:
+    if FAST:
+        def chosen(x):
+            return x
+    else:
+        def chosen(x):
+            return 0 + x
+except ValueError:
+    pass
+""",
+    "shared.py": """
+from {name}.further import *
+
+ONE = 1
+""",
+    "further.py": """
+def starred(x):
+    return x
+
+def unused(x):
+    return x
+""",
+    "shared_too.py": """
+TWO = 2
+""",
+    "held.py": """
+from functools import partial
+
+def call(function, *more):
+    return function
+
+def read(name, power=2):
+    def reading(x):
+        return x[name] ** power
+    return reading
+
+def scaled(x, by):
+    return by * x
+
+NAMED = read("id")
+IN_PART = partial(scaled, by=[1, {"deep": 2}])
+HIDDEN = call(lambda x: x + 1)
+METHOD = "{:.1f}".format
 """,
 }
 
@@ -110,7 +168,9 @@ def changed_by_edit(folder, file, before, after):
 
 def test_the_code_of_a_class_is_followed_across_modules(package):
     module = import_user(package)
-    assert {*file_names(code_of(module.Model))} == {"user.py", "deep.py", "helpers.py", "late.py"}
+    reached = "chosen deep dotted further helpers late shared_too user"
+    found = sorted(file_names(code_of(module.Model)))
+    assert found == [f"{name}.py" for name in reached.split()]
     assert file_names(code_of(module.measure)) == ["user.py"]
 
 
@@ -123,6 +183,12 @@ def test_the_code_of_a_class_is_followed_across_modules(package):
         ("late.py", "return x", "return -x"),
         ("user.py", "return self.more(x)", "return 2 * self.more(x)"),
         ("deep.py", "class Layer:", "print('a side effect')\n\nclass Layer:"),
+        ("dotted.py", "return x + 3", "return x + 4"),
+        ("chosen.py", "FAST = True", "FAST = False"),
+        ("chosen.py", "if FAST", "if not FAST"),
+        ("chosen.py", "except ValueError", "except TypeError"),
+        ("further.py", "def starred(x):\n    return x", "def starred(x):\n    return -x"),
+        ("shared_too.py", "TWO = 2", "TWO = 3"),
     ],
 )
 def test_edits_of_code_that_runs_change_the_digest(package, file, before, after):
@@ -140,10 +206,59 @@ def test_edits_of_code_that_runs_change_the_digest(package, file, before, after)
         ("helpers.py", "x - 1", "x - 2"),
         ("user.py", 'print("never")', 'print("not even now")'),
         ("user.py", "return 1", "return 2"),
+        ("dotted.py", "def other(x):\n    return x", "def other(x):\n    return -x"),
+        ("further.py", "def unused(x):\n    return x", "def unused(x):\n    return -x"),
+        ("shared.py", "ONE = 1", "ONE = 2"),
     ],
 )
 def test_edits_of_code_that_does_not_run_keep_the_digest(package, file, before, after):
     assert changed_by_edit(package, file, before, after) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "changed"),
+    [
+        ("NAMED", '"id"', '"ood"', VALUES),
+        ("NAMED", "x[name]", "-x[name]", "held.py"),
+        ("IN_PART", '"deep": 2', '"deep": 3', VALUES),
+        ("IN_PART", "by * x", "x * by", "held.py"),
+        ("HIDDEN", "lambda x: x + 1", "lambda x: x + 2", "held.py"),
+        ("HIDDEN", "HIDDEN =", "\n\nHIDDEN =", None),
+        ("METHOD", "1f", "2f", None),
+    ],
+)
+def test_what_a_function_holds_counts_too(package, name, before, after, changed):
+    def code():
+        fingerprints.forget()
+        module = importlib.import_module(f"{package.name}.held")
+        return code_of(getattr(importlib.reload(module), name))
+
+    file, first = package / "held.py", code()
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    found = [Path(one).name if one != VALUES else one for one in changed_files(first, code())]
+    assert found == ([] if changed is None else [changed])
+
+
+def test_a_measure_with_settings_counts_with_what_it_holds():
+    def make(split):
+        def measure(trained, n: int = 5):
+            return split, n
+
+        return configured(measure)
+
+    codes = [code_of(make(split)) for split in ("id", "ood", "id")]
+    assert codes[0] == codes[2]
+    assert changed_files(codes[0], codes[1]) == [VALUES]
+
+
+def test_loading_imports_what_was_read(package):
+    module = import_user(package)
+    late = f"{package.name}.late"
+    assert late not in sys.modules
+    fingerprints.load(module.Model)
+    assert late in sys.modules
 
 
 def test_instances_count_by_their_class_and_values(package):
