@@ -113,6 +113,10 @@ class Cell:
         """Digests of the current code that training runs."""
         return code_of(self.setup, run_training)
 
+    def code_of_measures(self) -> dict[str, str]:
+        """Digests of the current code that all measures run."""
+        return code_of(*self._measures.values(), self.setup, Trained, Examples)
+
     def other_code(self) -> list[str]:
         """The files that have changed since any part of the training."""
         current = self.code()
@@ -173,7 +177,9 @@ class Cell:
 
     def path_of(self, name: str) -> Path:
         """The file of a measure, named by the measure and the hash of its settings."""
-        return self.folder / f"{name}-{folders.config_hash(self._measures[name])}.nc"
+        settings = self._measures[name]
+        identity = [settings, "along training"] if name in self._along else settings
+        return self.folder / f"{name}-{folders.config_hash(identity)}.nc"
 
     def has(self, name: str) -> bool:
         """Whether a measure is on disk, made by the current code."""

@@ -17,7 +17,7 @@ import xarray as xr
 from studies.engine import folders, results, settings, zoo
 from studies.engine.cells import Cell
 from studies.engine.examples import Examples
-from studies.engine.fingerprints import code_of, sources_of
+from studies.engine.fingerprints import code_of, load, sources_of
 from studies.engine.folders import RunError
 from studies.engine.jobs import jobs_of, run_jobs
 from studies.engine.papers import with_reported
@@ -213,22 +213,31 @@ class Run:
         return self.folder
 
     def code(self) -> dict[str, Any]:
-        """Digests of the code that training, each measure and the report run; and `from_zoo`."""
+        """Digests of the code that training, each measure and the report run, and `from_zoo`.
+
+        Also of what else a result depends on that is not in the config of the plan.
+        """
         study, setups = self.plan.study, self.plan.cells
+        roles = [study.tuned, study.draws, study.along_training, [*study.views], [*study.browsers]]
         return {
             "training": code_of(*setups, run_training),
             "measures": {
                 name: code_of(measure, *setups, Trained, Examples)
                 for name, measure in self.plan.measures.items()
             },
-            "report": code_of(
-                study.table, *study.claims, *study.views.values(), *study.browsers.values(), Run
-            ),
+            "report": code_of(*self._report()),
+            "roles": folders.config_hash(roles),
             "claims": folders.config_hash([study.claims, study.trained]),
             "table": folders.config_hash(study.table),
             "reported": folders.config_hash([setup.paper() for setup in setups]),
             "from_zoo": self.from_zoo(),
         }
+
+    def _report(self) -> tuple[Any, ...]:
+        """What makes the result from measurements."""
+        study = self.plan.study
+        drawn = (*study.views.values(), *study.browsers.values())
+        return study.table, *study.claims, *drawn, study.export, Run
 
     def from_zoo(self) -> dict[str, str]:
         """The names in the zoo of the models that were taken from there, by cell."""
@@ -275,8 +284,13 @@ class Run:
         folders.write_json(self.folder / "config.json", self.plan.config)
         draft = self.folder / ".result.nc"
         scheduler = resources.scheduler if incomplete else None
+        # What is edited while models train must neither run nor be taken for what has run.
+        self.code()
+        measuring = (*self.plan.measures.values(), Trained, Examples)
+        loading = partial(load, *self.plan.cells, run_training, *measuring, *self._report())
+        loading()
         with Workers(resources.workers if incomplete else 1, scheduler=scheduler) as workers:
-            workers.begin(partial(code_of, *self.plan.cells, run_training), len(incomplete))
+            workers.begin(loading, len(incomplete))
             run_jobs(
                 jobs_of(incomplete, resources.together),
                 workers,

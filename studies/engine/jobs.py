@@ -82,7 +82,10 @@ def run_jobs(
         partial(run_job, job, [cell.code() for cell in of_job], number, threads, deadline)
         for number, (job, of_job) in enumerate(zip(jobs, cells, strict=True))
     ]
-    measuring = [[partial(measure_cell, cell, threads) for cell in of_job] for of_job in cells]
+    measuring = [
+        [partial(measure_cell, cell, cell.code_of_measures(), threads) for cell in of_job]
+        for of_job in cells
+    ]
     workers.call(training, names, then=measuring)
 
 
@@ -105,9 +108,7 @@ def run_job(
     torch.set_num_threads(threads)
     cells = list(chain.from_iterable(job))
     for cell, code in zip(cells, codes, strict=True):
-        if changed := changed_files(code, cell.code()):
-            files = ", ".join(changed)
-            raise RunError(f"code was changed while the study ran: {files}; start again")
+        _check_code(code, cell.code())
     # NumPy's matrix products would otherwise use all cores, and slow down the other workers.
     with threadpool_limits(threads):
         for group in job:
@@ -116,9 +117,20 @@ def run_job(
             report_progress(f"trained {', '.join(cell.name for cell in group)}")
 
 
-def measure_cell(cell: Cell, threads: int) -> None:
-    """Measure a trained cell, in a worker."""
+def _check_code(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that this process has read the code of the one that began the study.
+
+    Raises:
+        RunError: it has read other code, which was edited since.
+    """
+    if changed := changed_files(before, now):
+        raise RunError(f"code was changed while the study ran: {', '.join(changed)}; start again")
+
+
+def measure_cell(cell: Cell, code: Mapping[str, str], threads: int) -> None:
+    """Measure a trained cell, in a worker; `code`: that of its measures when the study began."""
     torch.set_num_threads(threads)
+    _check_code(code, cell.code_of_measures())
     with threadpool_limits(threads):
         cell.measure()
     report_progress(f"measured {cell.name}")

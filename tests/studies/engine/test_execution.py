@@ -33,7 +33,7 @@ from studies.engine.cells import Cell
 from studies.engine.checkpoints import read_log
 from studies.engine.execution import Run
 from studies.engine.folders import locked
-from studies.engine.jobs import run_job
+from studies.engine.jobs import measure_cell, run_job
 from tests.studies.command_line import command_line
 from tests.studies.engine.toy import SAMPLERS, TOY, Largest, LargestConfig, ToySetup
 
@@ -192,6 +192,46 @@ def test_an_edited_mechanism_is_detected_after_the_run(folder):
     assert list((folder.path / "runs" / "models").glob("*.old-1"))
 
 
+def test_a_measure_that_is_edited_while_models_train_is_that_of_the_start(folder):
+    helper = folder.path / f"{folder.name}_helper.py"
+    helper.write_text("FACTOR = 2.0\n")
+    # Imported where it is used, as lazy packages are.
+    late = f"from {folder.name}_helper import FACTOR\n    value = FACTOR"
+    folder.edit(folder.study_file, "value = 2.0", late)
+    edit = f'if step == 12: open({str(helper)!r}, "w").write("FACTOR = 5.0\\n")'
+    folder.edit(folder.study_file, "time.sleep(self.pause)", edit)
+    first = folder.result()["norm"]["norm"]
+    assert helper.read_text() == "FACTOR = 5.0\n"
+    sys.modules.pop(helper.stem)
+    run, path = folder.run()
+    assert not run.taken_from_disk
+    np.testing.assert_allclose(read_result(path / "result.nc")["norm"]["norm"], 2.5 * first)
+
+
+def test_what_a_study_adds_is_made_with_the_models_on_disk(tmp_path):
+    def export(result, folder):
+        (folder / "exported.txt").write_text(result.attrs["study"])
+
+    changes, resources = ["model=mlp"], Resources(root=tmp_path)
+    plain = replace(TOY, tuned=(), along_training=())
+    folder = run(plain, changes=changes, resources=resources)
+    first = read_result(folder / "result.nc")
+    models = modification_times(tmp_path / "models")
+    for more in ({"tuned": TOY.tuned}, {"along_training": ("weights",)}, {"export": export}):
+        again = Run(replace(plain, **more).plan("laptop", changes), resources)
+        if "along_training" in more:
+            with pytest.raises(RunError, match="not measured, or by other code: weights"):
+                Run(again.plan, replace(resources, redraw=True)).finish()
+        assert again.finish() == folder
+        assert not again.taken_from_disk, more
+    changed = modification_times(tmp_path / "models")
+    assert {path.suffix for path in changed if changed[path] != models.get(path)} == {".nc"}
+    assert (folder / "exported.txt").read_text() == "toy"
+    along = run(replace(plain, along_training=("weights",)), changes=changes, resources=resources)
+    assert read_result(along / "result.nc")["weights_along_training"].sizes["train_step"] == 2
+    assert "weights_along_training" not in first.children
+
+
 def test_an_edited_mechanism_is_detected_when_a_run_is_resumed(folder, monkeypatch):
     study = folder.study()
 
@@ -225,6 +265,11 @@ def test_code_that_changes_while_a_study_runs_is_detected(folder):
     fingerprints.forget()
     with pytest.raises(RunError, match="code was changed while the study ran"):
         run_job([[run.cells[0]]], [code], 0, threads=1)
+    of_measures = run.cells[0].code_of_measures()
+    folder.edit(folder.study_file, "2.0 * float", "6.0 * float")
+    fingerprints.forget()
+    with pytest.raises(RunError, match=f"code was changed while the study ran: {folder.name}.py"):
+        measure_cell(run.cells[0], of_measures, threads=1)
 
 
 def test_an_edited_measure_is_recomputed_and_the_models_stay(folder):

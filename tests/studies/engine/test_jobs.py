@@ -95,6 +95,9 @@ def test_lengths_share_their_constant_part_and_end_as_if_trained_alone(tmp_path,
     _, both = result_of(tmp_path / "both", *settings, "training.n_steps=40,30")
     assert steps == [*range(30), *range(20, 40)]
     _, alone = result_of(tmp_path / "alone", *settings, "training.n_steps=40")
+    steps.clear()
+    result_of(tmp_path / "alone", *settings, "training.n_steps=40", fresh=True)
+    assert steps == [*range(40)]
     ours = both["weights"].to_dataset().isel(cell=0)["size"]
     np.testing.assert_array_equal(ours, alone["weights"]["size"].isel(cell=0))
 
