@@ -57,7 +57,8 @@ def main(*studies: Study) -> None:
     Example:
         `if __name__ == "__main__": main(STUDY)`
     """
-    by_name = {study.name: study for study in map(as_imported, studies)}
+    with exit_on(ValueError):
+        by_name = {study.name: study for study in map(as_imported, studies)}
     names = ", ".join(by_name)
 
     def run_study(
@@ -226,6 +227,9 @@ def as_imported(study: Study) -> Study:
     """The same study, taken from its file imported as a module.
 
     A script runs as `__main__`, under which worker processes could not find its classes.
+
+    Raises:
+        ValueError: the file does not define the study when it is imported.
     """
     script = sys.modules["__main__"]
     path = getattr(script, "__file__", None)
@@ -238,4 +242,10 @@ def as_imported(study: Study) -> Study:
         package, folder = [folder.name, *package], folder.parent
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return getattr(importlib.import_module(".".join(package)), name)
+    module = importlib.import_module(".".join(package))
+    if not hasattr(module, name):
+        raise ValueError(
+            f"{name} must be defined at the top level of {file.name}, outside of "
+            "`if __name__ == '__main__'`: worker processes import it from there"
+        )
+    return getattr(module, name)

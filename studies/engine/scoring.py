@@ -221,5 +221,6 @@ def training_dataset(setup: Setup, log: Sequence[Mapping[str, float]]) -> xr.Dat
         "late_gain": ("share of the improvement that came in the last fifth of training", gain),
     }
     data |= described("train_step", curves) | described((), numbers)
-    data["validation"][2]["sign"] = sign
+    data["validation"][2].update(sign=sign, units=setup.metrics[selection.metric].units)
+    data["seconds"][2]["units"] = "s"
     return xr.Dataset(data, coords={"train_step": steps, "split": splits, "group": groups})

@@ -21,7 +21,7 @@ class TrainingConfig:
         n_steps: number of training steps (updates).
         batch_size: examples per step, over all devices together.
         learning_rate: peak learning rate, reached after `warmup_steps`.
-        final_learning_rate: learning rate at the last step, as a share of the peak; the schedule
+        final_learning_rate: learning rate after the last step, as a share of the peak; the schedule
             leads there. 1: constant.
         schedule: `cosine` from the end of warm-up to the last step; `early_cosine`, the schedule
             of Schug et al. 2024 (their code): the rate of the first step is 0, and the cosine ends

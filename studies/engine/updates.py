@@ -271,8 +271,8 @@ def _seed(seed: int, device: torch.device) -> None:
     not in use; on small models that takes some percent of a step.
     """
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def _autocast(batch: Any, config: TrainingConfig) -> torch.autocast:

@@ -1,5 +1,6 @@
 import importlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,24 @@ def test_one_of_several_studies_is_chosen_by_name(tmp_path):
     assert status == 1
     message = "--study must be one of coda_arithmetic, coda_signed_pairs, got 'mlu'"
     assert message in " ".join(output.split())
+
+
+def test_a_study_that_only_the_script_defines_is_refused(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from studies.engine import main\n"
+        "from tests.studies.engine.toy import TOY\n"
+        "from dataclasses import replace\n"
+        'if __name__ == "__main__":\n'
+        '    STUDY = replace(TOY, name="mine")\n'
+        "    main(STUDY)\n"
+    )
+    command = [sys.executable, str(script), "--show"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert process.returncode == 1
+    message = "STUDY must be defined at the top level of mine.py, outside of `if __name__"
+    assert message in " ".join(process.stderr.split())
 
 
 def test_the_engine_has_all_names_that_it_exports():
