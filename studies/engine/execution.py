@@ -17,7 +17,7 @@ import xarray as xr
 from studies.engine import folders, results, settings, zoo
 from studies.engine.cells import Cell
 from studies.engine.examples import Examples
-from studies.engine.fingerprints import code_of, load, sources_of
+from studies.engine.fingerprints import code_of, sources_of
 from studies.engine.folders import RunError
 from studies.engine.jobs import jobs_of, run_jobs
 from studies.engine.papers import with_reported
@@ -285,12 +285,11 @@ class Run:
         draft = self.folder / ".result.nc"
         scheduler = resources.scheduler if incomplete else None
         # What is edited while models train must neither run nor be taken for what has run.
-        self.code()
         measuring = (*self.plan.measures.values(), Trained, Examples)
-        loading = partial(load, *self.plan.cells, run_training, *measuring, *self._report())
-        loading()
+        reading = partial(code_of, *self.plan.cells, run_training, *measuring, *self._report())
+        reading()
         with Workers(resources.workers if incomplete else 1, scheduler=scheduler) as workers:
-            workers.begin(loading, len(incomplete))
+            workers.begin(reading, len(incomplete))
             run_jobs(
                 jobs_of(incomplete, resources.together),
                 workers,

@@ -44,6 +44,8 @@ Definition = tuple[str, str]
 def code_of(*roots: object) -> dict[str, str]:
     """Digests of the source that `roots` can run, by file: `{"tasks/mlu.py": ...}`.
 
+    The modules are imported, so that what runs later is what was read now.
+
     Args:
         roots: functions, classes, and instances; an instance counts by its class and the classes
             and functions among its values.
@@ -53,34 +55,20 @@ def code_of(*roots: object) -> dict[str, str]:
     return code | ({VALUES: _hash("\n".join(parts.values))} if parts.values else {})
 
 
-def load(*roots: object) -> None:
-    """Import what `code_of(*roots)` reads, so that what runs later is what was read now."""
-    for module in {module for module, _ in _reached(frozenset(_Parts(*roots).definitions))}:
-        # Some need a package that is not installed, and is not needed for what will run.
-        with suppress(ImportError):
-            import_module(module)
-
-
 @functools.cache
 def _code_from(starts: frozenset[Definition]) -> tuple[tuple[str, str], ...]:
     """The digest of each file, over its definitions that can be reached from `starts`."""
-    files: dict[str, list[str]] = {}
-    for module, name in sorted(_reached(starts)):
-        if digest := _digest((module, name)):
-            files.setdefault(_module(module).label, []).append(f"{name}={digest}")
-    return tuple((label, _hash("\n".join(lines))) for label, lines in sorted(files.items()))
-
-
-@functools.cache
-def _reached(starts: frozenset[Definition]) -> frozenset[Definition]:
-    """The definitions that can be reached from some, themselves included."""
     waiting, reached = list(starts), set()
     while waiting:
         definition = waiting.pop()
         if definition not in reached and _is_followed(definition[0]):
             reached.add(definition)
             waiting += [(definition[0], _BODY), *_references(definition)]
-    return frozenset(reached)
+    files: dict[str, list[str]] = {}
+    for module, name in sorted(reached):
+        if digest := _digest((module, name)):
+            files.setdefault(_module(module).label, []).append(f"{name}={digest}")
+    return tuple((label, _hash("\n".join(lines))) for label, lines in sorted(files.items()))
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -350,6 +338,7 @@ def _starred(module: _Module, name: str) -> set[Definition]:
 
 def _resolve(module: str, name: str | None) -> set[Definition]:
     """The definition of a name in a module; none for libraries and for whole modules."""
+    # The search for a submodule imports the module.
     if name is None or not _is_followed(module) or _spec(f"{module}.{name}") is not None:
         return set()
     return {(module, name)}
@@ -403,5 +392,5 @@ _module = functools.cache(_Module)
 
 def forget() -> None:
     """Clear all caches, so that the next call reads the sources again; for tests that edit them."""
-    for cached in (_code_from, _reached, _digest, _references, _module, _spec, _is_followed):
+    for cached in (_code_from, _digest, _references, _module, _spec, _is_followed):
         cached.cache_clear()

@@ -43,13 +43,14 @@ import {name}
 from {name} import helpers as h
 import {name}.dotted
 from {name}.chosen import chosen
+from {name}.helpers import ONE
 from {name}.shared import *
 from {name}.shared_too import *
 from math import sqrt
 
 class Base:
     def run(self, x):
-        return self.more(x) + {name}.dotted.add(x) + chosen(x) + starred(x) + TWO
+        return self.more(x) + {name}.dotted.add(x) + chosen(x) + starred(x) + TWO + ONE
 
 class Model(Base):
     def more(self, x):
@@ -66,6 +67,8 @@ if __name__ == "__main__":
     print("never")
 """,
     "helpers.py": """
+from {name}.shared import *
+
 def add(x):
     return x + 1
 
@@ -99,6 +102,7 @@ except ValueError:
 from {name}.further import *
 
 ONE = 1
+THREE = 3
 """,
     "further.py": """
 def starred(x):
@@ -168,7 +172,7 @@ def changed_by_edit(folder, file, before, after):
 
 def test_the_code_of_a_class_is_followed_across_modules(package):
     module = import_user(package)
-    reached = "chosen deep dotted further helpers late shared_too user"
+    reached = "chosen deep dotted further helpers late shared shared_too user"
     found = sorted(file_names(code_of(module.Model)))
     assert found == [f"{name}.py" for name in reached.split()]
     assert file_names(code_of(module.measure)) == ["user.py"]
@@ -189,6 +193,7 @@ def test_the_code_of_a_class_is_followed_across_modules(package):
         ("chosen.py", "except ValueError", "except TypeError"),
         ("further.py", "def starred(x):\n    return x", "def starred(x):\n    return -x"),
         ("shared_too.py", "TWO = 2", "TWO = 3"),
+        ("shared.py", "ONE = 1", "ONE = 2"),
     ],
 )
 def test_edits_of_code_that_runs_change_the_digest(package, file, before, after):
@@ -208,7 +213,7 @@ def test_edits_of_code_that_runs_change_the_digest(package, file, before, after)
         ("user.py", "return 1", "return 2"),
         ("dotted.py", "def other(x):\n    return x", "def other(x):\n    return -x"),
         ("further.py", "def unused(x):\n    return x", "def unused(x):\n    return -x"),
-        ("shared.py", "ONE = 1", "ONE = 2"),
+        ("shared.py", "THREE = 3", "THREE = 4"),
     ],
 )
 def test_edits_of_code_that_does_not_run_keep_the_digest(package, file, before, after):
@@ -253,11 +258,11 @@ def test_a_measure_with_settings_counts_with_what_it_holds():
     assert changed_files(codes[0], codes[1]) == [VALUES]
 
 
-def test_loading_imports_what_was_read(package):
+def test_what_is_read_is_imported(package):
     module = import_user(package)
     late = f"{package.name}.late"
     assert late not in sys.modules
-    fingerprints.load(module.Model)
+    code_of(module.Model)
     assert late in sys.modules
 
 

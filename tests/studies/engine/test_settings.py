@@ -1,6 +1,9 @@
+import functools
+import json
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from studies.engine import settings
@@ -117,6 +120,20 @@ def test_json_values_of_configs_include_their_class():
 
     assert settings.plain(Inner()) != settings.plain(Other())
     assert settings.plain({"a": (1, Inner())})["a"][1]["rate"] == 0.1
+
+
+class Called:
+    """An object that is called like a function."""
+
+    def __call__(self):
+        return 1
+
+
+def test_json_values_say_what_is_called_and_with_what_not_where_it_is():
+    held = settings.plain(functools.partial(sorted, [3, np.int64(1)], reverse=True))
+    assert held == {"partial": "sorted", "args": [[3, 1]], "keywords": {"reverse": True}}
+    assert json.loads(json.dumps(held)) == held
+    assert settings.plain(Called()) == "Called"
 
 
 def test_changes_take_the_place_of_those_of_the_same_settings():
