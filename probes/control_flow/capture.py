@@ -66,7 +66,7 @@ def capture_control_flow(
 
     def remember(h: Tensor) -> Tensor:
         nonlocal state
-        state = h
+        state = h.clone()  # a step may change it in place
         return h.norm(dim=-1)
 
     def change(h: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ def _kept_states(
     states: dict[int, Tensor] = {}
 
     def remember(activation: Tensor, step: int, name: str) -> Tensor:
-        states[step] = activation
+        states[step] = activation.clone()  # a step may change it in place
         return activation
 
     def restore(activation: Tensor, step: int, name: str) -> Tensor:

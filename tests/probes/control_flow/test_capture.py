@@ -84,6 +84,26 @@ def test_gates_changes_attention_and_answers_are_those_of_the_cache(inputs):
     assert columns["answer"].to_numpy().tolist() == output.argmax(-1).tolist()
 
 
+def test_a_state_that_a_step_changes_in_place_has_changed(inputs):
+    class InPlace(Step):
+        def forward(self, h):
+            h = self.hook_resid_pre(h)
+            gate = self.hook_gate(torch.sigmoid(self.gate(h)))
+            update = gate * self.attn(h)
+            return self.hook_resid_post(h.mul_(1 - gate).add_(update))
+
+    model, in_place = GatedModel(), GatedModel()
+    in_place.blocks = nn.ModuleList(InPlace() for _ in range(N_STEPS))
+    in_place.load_state_dict(model.state_dict())
+    in_place.setup()
+    change, expected = (
+        capture_control_flow(each, [SimpleBatch(inputs.clone(), {})], answer=largest)["change"]
+        for each in (in_place, model)
+    )
+    np.testing.assert_allclose(change, expected, atol=1e-5)
+    assert (change > 0).all()
+
+
 def test_a_column_whose_gates_are_closed_does_not_change(inputs):
     model = GatedModel()
     for block in model.blocks:

@@ -271,30 +271,33 @@ def test_a_network_that_recomputes_recovers_from_all_but_lasting_cuts(programs):
 class WithoutGates(ProgramModel):
     """Shows its states, before and after each step, and no gates."""
 
-    def __init__(self):
+    def __init__(self, in_place=False):
         super().__init__()
+        self.in_place = in_place
         for block in self.blocks:
             block.hook_gate = nn.Identity()
             block.before, block.after = HookPoint(), HookPoint()
         self.setup()
 
     def forward(self, args, when, leaf, readout):
-        state = leaf[..., None]
+        state = leaf[..., None].clone()
         head = torch.arange(HEADS)[:, None, None] == torch.arange(args.shape[-1]) % HEADS
         own = (torch.arange(when.shape[1]) != readout[:, None]).float()[..., None]
         for step, block in enumerate(self.blocks):
             state = block.before(state)
             pattern = block.attn.hook_pattern(args[:, None] * head)
             update = own + (pattern @ state[:, None]).sum(dim=1)
-            state = block.after(torch.where((when == step)[..., None], update, state))
+            computed = torch.where((when == step)[..., None], update, state)
+            state = block.after(state.copy_(computed) if self.in_place else computed)
         return state[torch.arange(len(state)), readout, 0]
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_column_without_gate_keeps_its_state(programs, lasting):
-    graphs = graphs_of(ProgramModel(), programs)
+def test_a_column_without_gate_keeps_its_state(programs, lasting, in_place):
+    graphs, model = graphs_of(ProgramModel(), programs), WithoutGates(in_place)
     states = ("blocks.*.before", "blocks.*.after")
-    result = run(programs, model=WithoutGates(), graphs=graphs, gates=states, lasting=lasting)
+    result = run(programs, model=model, graphs=graphs, gates=states, lasting=lasting)
     assert result.identical(run(programs, graphs=graphs, lasting=lasting))
 
 
