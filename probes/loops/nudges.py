@@ -56,9 +56,11 @@ def nudge_states(
           of the state of a step, as a share of the state's length, over `size`; the mean over
           examples, with its percentile bootstrap 95% interval. NaN before the step `nudged`, and 1
           at it. `control`: "trained" and, if passed, "untrained". `direction`: "random", or towards
-          the state of an "other example" at this step.
+          the state of an "other example", the one before it, at this step.
         - `rate` [control, direction, nudged]: mean over examples of the logarithm of the growth per
           step, up to the last one: negative where changes vanish.
+
+        Examples are left out where there is no change: their state is zero, or equal to the other.
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
@@ -89,7 +91,9 @@ def nudge_states(
     growth = np.stack(lengths, axis=1) / size
     n_steps = growth.shape[-1]
     is_later = np.arange(n_steps) >= np.array(nudged)[:, None]
-    means = bootstrap_ratio(np.nan_to_num(growth), resamples=resamples, seed=seed)
+    counted = ~np.isnan(growth)
+    parts = np.where(counted, growth, 0)
+    means = bootstrap_ratio(parts, counted.astype(float), resamples=resamples, seed=seed)
     dims = ("control", "direction", "nudged", "step")
     variables = interval_variables(
         "growth",
@@ -98,9 +102,11 @@ def nudge_states(
         long_name="relative change of the state, over that of the nudge",
     )
     per_step = np.maximum(n_steps - 1 - np.array(nudged), 1)
-    logarithms = np.log(np.maximum(growth[..., -1], np.finfo(float).tiny)) / per_step
+    logarithms = np.log(np.maximum(parts[..., -1], np.finfo(float).tiny)) / per_step
+    at_last = counted[..., -1]
+    rate = bootstrap_ratio(np.where(at_last, logarithms, 0), at_last.astype(float), resamples=0)
     about = {"long_name": "logarithm of the growth per step, mean over examples"}
-    variables["rate"] = (dims[:-1], logarithms.mean(axis=0), about)
+    variables["rate"] = (dims[:-1], rate.estimate, about)
     coords = {
         "control": list(models),
         "direction": list(DIRECTIONS),
@@ -124,23 +130,27 @@ def _changes(
     batch_size: int,
     seed: int,
 ) -> np.ndarray:
-    """Relative changes of states [example, direction, nudged, step]."""
+    """Relative changes of states [example, direction, nudged, step]; NaN where there is none."""
     batches = []
     for rows in progress(slices(count_examples("inputs", inputs), batch_size), "nudge"):
         batch = take_rows(inputs, rows)
         generator = derive_generator(seed, f"directions {rows.start}")
         states = _run(model, batch, places)
+        # The example before the first one is the last one.
+        before = take_rows(inputs, torch.arange(rows.start - 1, rows.stop - 1))
+        others = _run(model, before, places)
         changes = []
         for direction, step in product(DIRECTIONS, nudged):
             state = states[step]
             if direction == "random":
                 towards = torch.randn(state.shape, generator=generator).to(state)
             else:
-                towards = state.roll(1, 0) - state
+                towards = others[step] - state
             change = size * _length(state) / _length(towards).clamp(min=1e-30) * towards
             moved = _run(model, batch, places, places[step], change)
             shares = [_length(a - b) / _length(b) for a, b in zip(moved, states, strict=True)]
-            changes.append(torch.stack([share.flatten() for share in shares], dim=1))
+            share = torch.stack([share.flatten() for share in shares], dim=1)
+            changes.append(share.where(_length(change).flatten()[:, None] > 0, np.nan))
         batches.append(torch.stack(changes, dim=1).double().cpu().numpy())
     changed = np.concatenate(batches)
     return changed.reshape(len(changed), len(DIRECTIONS), len(nudged), len(places))

@@ -62,6 +62,27 @@ def test_the_untrained_model_is_a_control():
     assert (last.sel(control="trained") < last.sel(control="untrained")).all()
 
 
+def test_the_last_example_alone_in_a_batch_is_nudged_towards_the_one_before():
+    model = Linear(0.5)
+    whole = nudge_states(model, START, hook="steps.0")
+    split = nudge_states(model, START, hook="steps.0", batch_size=len(START) - 1)
+    for name in ("growth", "rate"):
+        np.testing.assert_allclose(split[name], whole[name], rtol=1e-4)
+
+
+def test_examples_that_no_nudge_changes_are_left_out():
+    model, same = Linear(2.0), START.clone()
+    same[1] = same[0]
+    expected, without = (nudge_states(model, each, hook="steps.0") for each in (START, same))
+    for name in ("growth", "growth_low", "rate"):
+        np.testing.assert_allclose(without[name], expected[name], rtol=1e-4)
+    # The state of an example of zeros has no length of which a nudge could be a share.
+    empty = nudge_states(model, START * (torch.arange(20) > 0)[:, None, None], hook="steps.0")
+    np.testing.assert_allclose(empty["growth"], expected["growth"], rtol=1e-4)
+    nothing = nudge_states(model, torch.zeros_like(START), hook="steps.0")
+    assert nothing[["growth", "growth_low", "rate"]].isnull().all().to_array().all()
+
+
 def test_invalid_input_is_refused():
     with pytest.raises(ValueError, match=r"steps must be in 0..4, .* got \[7\]"):
         nudge_states(Linear(1.0), START, hook="steps.0", steps=[7])
