@@ -2,6 +2,7 @@
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from probes.checking import checked
 from probes.control_flow.graphs import NO_HEAD, extract_control_flow, ordered
@@ -15,7 +16,8 @@ def match_control_flow(
 
     The gates of an untrained model are nearly closed and its attention is diffuse: at the usual
     thresholds its graphs would be empty, which is no control. So the thresholds are set to the
-    quantiles that give the same shares of nodes among cells and of reads among attention weights.
+    quantiles of gates, and of what its nodes may read, that give the same numbers of nodes and
+    reads. Gates and weights of 0 give none: a control with fewer others has fewer nodes or reads.
 
     Args:
         graphs: result of `extract_control_flow` for a trained model.
@@ -41,22 +43,27 @@ def match_control_flow(
             f"gates must have the shape {update.shape} of the graphs, got {values.shape}"
         )
     cells = np.broadcast_to(valid_columns[:, None], values.shape)
-    gate_threshold = float(np.quantile(values[cells], 1 - update[cells].mean()))
+    gate_threshold = _least(values[cells], int(update[cells].sum()))
 
     weights = ordered("attention", attention, ("example", "step", "head", "query_pos", "key_pos"))
-    pairs = (
-        valid_columns[:, :, None]
-        & valid_columns[:, None, :]
-        & ~np.eye(valid_columns.shape[1], dtype=bool)
-    )
-    pair_weights = weights[np.broadcast_to(pairs[:, None, None], weights.shape)]
-    # An update node may read every other valid column with every head.
-    possible_reads = update.sum() * weights.shape[2] * (valid_columns.sum(axis=1).mean() - 1)
-    reads = (graphs["head"].to_numpy() != NO_HEAD).sum()
+    # A node may read every other valid column with every head.
+    nodes = (values >= gate_threshold) & cells
+    others = valid_columns[:, None, :] & ~np.eye(valid_columns.shape[1], dtype=bool)
+    may_read = nodes[:, :, None, :, None] & others[:, None, None]
+    n_reads = int((graphs["head"].to_numpy() != NO_HEAD).sum())
+    attention_threshold = _least(weights[np.broadcast_to(may_read, weights.shape)], n_reads)
     return extract_control_flow(
         gates,
         attention,
         valid,
         gate_threshold=gate_threshold,
-        attention_threshold=float(np.quantile(pair_weights, 1 - reads / max(possible_reads, 1))),
+        attention_threshold=attention_threshold,
     )
+
+
+def _least(values: Float[np.ndarray, " value"], count: int) -> float:
+    """The level that about this many of the values reach, or all above 0 if these are fewer."""
+    above = values[values > 0]
+    if len(above) == 0:
+        return 1.0
+    return float(max(np.quantile(values, max(1 - count / len(values), 0)), above.min()))
