@@ -240,7 +240,10 @@ def _put_agreement(
             scores["confusion"] = total / total.sum(2, keepdims=True)
             n_pairs = total.sum((1, 2))
             scores["chance"] = (total.sum(1) * total.sum(2)).sum(1) / n_pairs**2
-        scores["balanced_chance"] = 1 / (total.sum(2) > 0).sum(1)
+        is_planted = total.sum(2) > 0
+        # Found signs that are not planted are never right.
+        by_chance = (total.sum(1) * is_planted).sum(1) / n_pairs
+        scores["balanced_chance"] = by_chance / is_planted.sum(1)
         scores["accuracy"], scores["balanced_accuracy"] = np.moveaxis(np.stack(accuracies), -1, 0)
         for name, value in scores.items():
             collected.setdefault(name, []).append(value)

@@ -108,6 +108,15 @@ def test_noise_agrees_as_often_as_chance():
     assert sum(covered) >= 15
 
 
+def test_chance_counts_signs_that_are_not_planted_as_wrong():
+    rng, shape = np.random.default_rng(0), (60, 6, 6)
+    sign = label(rng.choice([-1, 1], size=shape))
+    pattern = label(rng.normal(size=shape) * (rng.random(shape) < 0.4))
+    result = score_signedness(pattern, sign=sign, near_zero=0.0, resamples=5)
+    np.testing.assert_allclose(result["balanced_chance"], 0.2, atol=0.01)
+    np.testing.assert_allclose(result["balanced_accuracy"], result["balanced_chance"], atol=0.03)
+
+
 def test_a_match_is_any_sign_where_a_token_counts():
     pattern, sign = plant(7, noise=0.5, examples=100)
     result = score_signedness(pattern, sign=sign, resamples=5)
