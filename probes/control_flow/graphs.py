@@ -221,6 +221,22 @@ def ordered(name: str, array: xr.DataArray, dims: Sequence[str]) -> np.ndarray:
     return array.transpose(*dims).to_numpy()
 
 
+def without_padding(
+    name: str,
+    weights: Float[np.ndarray, "example step head query_pos key_pos"],
+    valid: Bool[np.ndarray, "example pos"],
+) -> Float[np.ndarray, "example step head query_pos key_pos"]:
+    """Set attention weights to 0 but those between valid columns; those of padding may be NaN.
+
+    Raises:
+        ValueError: weights between valid columns are not finite.
+    """
+    pairs = (valid[:, :, None] & valid[:, None, :])[:, None, None]
+    if not np.isfinite(weights).all(where=np.broadcast_to(pairs, weights.shape)):
+        raise ValueError(f"{name} must be finite between valid columns, got NaN or infinity")
+    return np.where(pairs, weights, 0)
+
+
 def _read(
     gates: xr.DataArray, attention: xr.DataArray, valid: xr.DataArray
 ) -> tuple[

@@ -7,7 +7,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from probes.checking import checked
-from probes.control_flow.graphs import ordered
+from probes.control_flow.graphs import ordered, without_padding
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
 ROLES = {
@@ -44,7 +44,7 @@ def score_heads(
     - "untrained": the pairs themselves in another model, if its attention is passed.
 
     Args:
-        attention: [example, step, head, query_pos, key_pos].
+        attention: [example, step, head, query_pos, key_pos]; weights of padding do not count.
         truth: positions are columns. `edges` [example, edge, end], from argument to operation,
             padded with -1; `value` [example, pos] int; `readout`, `root` [example] int; `valid`
             [example, pos] bool. Edges to the readout column are no arguments.
@@ -63,7 +63,7 @@ def score_heads(
 
     Raises:
         KeyError: `truth` lacks a variable.
-        ValueError: dims or sizes do not match.
+        ValueError: dims or sizes do not match, or attention between valid columns is not finite.
 
     Example:
         >>> score_heads(columns["attention"], tasks.column_dataflow(batch))["best"]
@@ -111,6 +111,8 @@ def _sources(
     shape = (*truth["valid"].shape, truth.sizes["pos"])
     if weights.shape[:1] + weights.shape[3:] != shape:
         raise ValueError(f"attention must have the sizes {shape} of truth, got {weights.shape}")
+    valid = truth["valid"].to_numpy()
+    weights = without_padding("attention", weights, valid)
     pairs, others = _pairs(truth)
     sources = {"trained": (weights, pairs), "others": (weights, others)}
     if untrained is not None:
@@ -119,7 +121,7 @@ def _sources(
             raise ValueError(
                 f"untrained must have the shape {weights.shape} of attention, got {control.shape}"
             )
-        sources["untrained"] = (control, pairs)
+        sources["untrained"] = (without_padding("untrained", control, valid), pairs)
     return weights, pairs, sources
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 
 from probes.checking import checked
-from probes.control_flow.graphs import ordered
+from probes.control_flow.graphs import ordered, without_padding
 from probes.control_flow.metrics import last_updates
 from probes.statistics.intervals import Interval, bootstrap, bootstrap_ratio, interval_variables
 
@@ -45,7 +45,8 @@ def score_reads(
     `score_control_flow`.
 
     Args:
-        attention: [example, step, head, query_pos, key_pos], weights from 0 to 1.
+        attention: [example, step, head, query_pos, key_pos], weights from 0 to 1; those of padding
+            do not count.
         update: [example, step, pos] bool, the columns that update.
         truth: `valid` [example, pos] bool; `level` [example, pos] int, at least 1 for columns of
             operations; `readout`, `depth` [example] int.
@@ -72,7 +73,8 @@ def score_reads(
 
     Raises:
         KeyError: `truth` lacks a variable.
-        ValueError: dims or sizes do not match, or `sharp` is not between 0 and 1.
+        ValueError: dims or sizes do not match, attention between valid columns is not finite, or
+            `sharp` is not between 0 and 1.
 
     Example:
         >>> score_reads(columns["attention"], columns["change"] >= 0.2, column_dataflow(batch))
@@ -96,6 +98,7 @@ def score_reads(
         raise ValueError(
             f"update must have the sizes {(n, weights.shape[1], width)}, got {updates.shape}"
         )
+    weights = without_padding("attention", weights, valid)
     readout, depth = truth["readout"].to_numpy(), truth["depth"].to_numpy()
     other = valid[:, :, None] & valid[:, None, :] & ~np.eye(width, dtype=bool)
     strongest = np.where(other[:, None], weights.max(2), -1.0)

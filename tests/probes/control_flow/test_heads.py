@@ -124,8 +124,22 @@ def test_a_lookup_has_no_choice_of_arguments():
     assert float(reads_root) == pytest.approx(0.8)
 
 
+def test_attention_of_padding_does_not_count(truth):
+    valid = truth["valid"]
+    pairs = valid.rename(pos="query_pos") & valid.rename(pos="key_pos")
+    assert not pairs.all()
+    padded = planted(truth).where(pairs)
+    scores = score_heads(padded, truth, untrained=padded, resamples=10)
+    plain = planted(truth).where(pairs, 0.0)
+    xr.testing.assert_identical(scores, score_heads(plain, truth, untrained=plain, resamples=10))
+
+
 def test_wrong_data_gets_a_clear_error(truth):
     attention = planted(truth)
+    with pytest.raises(ValueError, match="attention must be finite between valid columns"):
+        score_heads(attention * np.nan, truth)
+    with pytest.raises(ValueError, match="untrained must be finite between valid columns"):
+        score_heads(attention, truth, untrained=attention * np.nan)
     with pytest.raises(KeyError, match="truth must hold value, got"):
         score_heads(attention, truth.drop_vars("value"))
     with pytest.raises(ValueError, match="attention must have the sizes"):

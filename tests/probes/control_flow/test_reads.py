@@ -164,8 +164,23 @@ def test_even_attention_is_blurred_and_that_to_a_single_column_is_not(truth):
     assert mixed.to_numpy() == pytest.approx([0.5] * 3 + [1] * (N_STEPS - 3), abs=1e-9)
 
 
+@pytest.mark.parametrize("padding", [0.5, np.nan])
+def test_attention_of_padding_does_not_count(truth, padding):
+    update = updates(truth, truth["level"].to_numpy())
+    valid = truth["valid"]
+    pairs = valid.rename(pos="query_pos") & valid.rename(pos="key_pos")
+    assert not pairs.all()
+    attention = focused(truth, columns(truth) - 1)
+    clean, padded = (
+        score_reads(attention.where(pairs, each), update, truth) for each in (0.0, padding)
+    )
+    xr.testing.assert_identical(padded, clean)
+
+
 def test_wrong_input_is_named(truth):
     attention, update = even(truth), updates(truth, truth["level"].to_numpy())
+    with pytest.raises(ValueError, match="attention must be finite between valid columns"):
+        score_reads(attention * np.nan, update, truth)
     with pytest.raises(ValueError, match="attention must have 60 examples"):
         score_reads(attention[:5], update, truth)
     with pytest.raises(ValueError, match="update must have the sizes"):
