@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -168,8 +168,11 @@ class Tables:
 def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dict[str, Tables]:
     """Read the tables of the "probe" and, if given, the "untrained" model, in one layout.
 
+    Features are in the order of `fit`, by the names of their dims and by their labels.
+
     Raises:
-        KeyError, ValueError: as in `read_table`; or layouts or splits differ, or there is none.
+        KeyError, ValueError: as in `read_table`; or layouts, labels of features or splits differ,
+            or there is no split.
     """
     sources: dict[str, Tables] = {}
     for source, split in {"probe": trained, "untrained": untrained}.items():
@@ -182,26 +185,52 @@ def read_sources(trained: Split, untrained: Split | None, layout: Layout) -> dic
             name: read_table(f"{prefix}tests[{name!r}]", data, layout)
             for name, data in tests.items()
         }
-        sources[source] = Tables(table, test_tables)
-        probe = sources["probe"]
+        probe = sources.get("probe", Tables(table, test_tables))
         if not tests or list(test_tables) != list(probe.tests):
             raise ValueError(
                 f"{prefix}tests must name at least one dataset, and for an untrained model the "
                 f"splits {list(probe.tests)}, got {list(test_tables)}"
             )
         for name, test in {"fit": table, **test_tables}.items():
-            shapes = [one.code.shape[len(layout.samples) :] for one in (table, test)]
-            if test.cells != probe.fit.cells or shapes[0] != shapes[1]:
+            sizes = [
+                {str(dim): n for dim, n in one.code.sizes.items() if dim not in layout.samples}
+                for one in (table, test)
+            ]
+            if test.cells != probe.fit.cells or sizes[0] != sizes[1]:
                 raise ValueError(
                     f"{prefix}{name!r} must have the layout of fit: cells "
-                    f"{_short(probe.fit.cells)} and shape {shapes[0]} after the samples, got "
-                    f"{_short(test.cells)} and {shapes[1]}"
+                    f"{_short(probe.fit.cells)} and sizes {sizes[0]} after the samples, got "
+                    f"{_short(test.cells)} and {sizes[1]}"
                 )
+        aligned = {name: _aligned(test, table, layout) for name, test in test_tables.items()}
+        sources[source] = Tables(table, aligned)
     return sources
 
 
-def _short(cells: Mapping[str, Sequence[str]]) -> str:
-    return textwrap.shorten(str(dict(cells)), 500, placeholder=" ...")
+def _aligned(test: Table, fit: Table, layout: Layout) -> Table:
+    """Put the features of a table in the order of those of another one.
+
+    Raises:
+        ValueError: labels of features differ.
+    """
+    order = {}
+    for dim in fit.code.dims[len(layout.samples) + len(layout.cells) :]:
+        if dim not in fit.code.indexes or dim not in test.code.indexes:
+            continue
+        wanted, labels = fit.code.indexes[dim], test.code.indexes[dim]
+        if labels.equals(wanted):
+            continue
+        if set(labels) != set(wanted) or not labels.is_unique:
+            raise ValueError(
+                f"{layout.code!r} must have the labels of {fit.name} along {dim!r}, "
+                f"{_short(list(wanted))}, got {_short(list(labels))} in {test.name}"
+            )
+        order[dim] = labels.get_indexer(wanted)
+    return replace(test, code=test.code.transpose(*fit.code.dims).isel(order))
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(str(value), 500, placeholder=" ...")
 
 
 def grid_of(

@@ -101,7 +101,7 @@ def summarise_value_scores(value_scores: xr.DataArray, groups: xr.DataArray) -> 
 
     Raises:
         TypeError: `groups` are not bool.
-        ValueError: dims or sizes do not match, or value scores are no probabilities.
+        ValueError: dims, sizes or labels do not match, or value scores are no probabilities.
 
     Example:
         >>> scores = xarray.DataArray([[[1.0, 0.0]], [[0.0, 1.0]]], dims=("example", "search",
@@ -152,6 +152,8 @@ def _check(value_scores: xr.DataArray, groups: xr.DataArray) -> None:
             f"groups must have the dims 'group' and 'example', of size {examples}, "
             f"got {dict(groups.sizes)}"
         )
+    if xr.align(value_scores, groups)[0].sizes["example"] != examples:
+        raise ValueError("groups must have the labels of value_scores along 'example', got others")
     if "group" not in groups.coords:
         raise ValueError("groups must have the names of groups as labels of 'group', got none")
     if groups.dtype != bool:

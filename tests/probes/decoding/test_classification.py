@@ -230,6 +230,33 @@ def test_draws_are_those_of_the_intervals():
     xr.testing.assert_identical(result.drop_vars("score_draws"), decode(fit, tests, resamples=200))
 
 
+def test_features_are_matched_by_dim_and_label():
+    sizes = {"example": 60, "layer": 2, "head": 3, "d": 3}
+    codes = {
+        seed: np.random.default_rng(seed).normal(size=tuple(sizes.values())) for seed in (0, 1)
+    }
+    rules = {seed: (code[:, 1, 0, 2] > 0).astype(int) for seed, code in codes.items()}
+    fit, test = (
+        xr.Dataset(
+            {"code": (tuple(sizes), code), "rule": ("example", rules[seed])},
+            {"head": ["a", "b", "c"], "d": range(3)},
+        )
+        for seed, code in codes.items()
+    )
+    turned = test.transpose("d", "head", "example", "layer").isel(head=[2, 0, 1], d=[1, 2, 0])
+    tests = {"plain": test, "turned": turned, "bare": test.drop_vars(["head", "d"])}
+    scores = decode(fit, tests, untrained=(fit, tests), resamples=10)["score"]
+    scores = scores.sel(control=["probe", "untrained"])
+    assert (scores.sel(layer="1", metric="accuracy") > 0.85).all()
+    plain, *others = (scores.sel(split=split, drop=True) for split in tests)
+    for other in others:
+        xr.testing.assert_equal(other, plain)
+    with pytest.raises(ValueError, match=r"must have the labels of fit along 'd', \[0, 1, 2\]"):
+        decode(fit, {"t": test.assign_coords(d=range(1, 4))})
+    with pytest.raises(ValueError, match=r"'t' must have the layout of fit: .* 'head': 3"):
+        decode(fit, {"t": test.rename(head="expert")})
+
+
 def test_joined_cells_are_optional():
     fit, tests = planted(0), {"t": planted(1)}
     alone = decode(fit, tests, joined=False)

@@ -75,6 +75,16 @@ def test_a_group_without_examples_is_nan():
     assert np.isfinite(result["distance"].sel(group="g0", other_group="g0")).all()
 
 
+def test_groups_are_matched_by_the_labels_of_examples():
+    scores, member = label(noise(0, (5, 1, 2, 3)), np.arange(10).reshape(2, 5) % 3 == 0)
+    scores, member = (each.assign_coords(example=range(5)) for each in (scores, member))
+    turned = member.isel(example=slice(None, None, -1))
+    expected = summarise_value_scores(scores, member)
+    xr.testing.assert_allclose(summarise_value_scores(scores, turned), expected)
+    with pytest.raises(ValueError, match="groups must have the labels of value_scores"):
+        summarise_value_scores(scores, member.assign_coords(example=range(3, 8)))
+
+
 def test_invalid_input_is_refused():
     scores, member = label(noise(0, (5, 1, 2, 3)), [[True] * 5])
     with pytest.raises(ValueError, match=r"value_scores must have the dims .*'search'"):
