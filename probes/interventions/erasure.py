@@ -65,7 +65,8 @@ def erase(
     of the activation is better than a constant on the examples that it is fitted on. If answers
     suffer from it more than from its controls, the model *uses* what is linearly readable:
 
-    - "control": the same erasure of labels that are permuted among the examples.
+    - "control": the same erasure of labels that are permuted among the examples; those of the
+      samples of one example stay together.
     - "random": removal of the projection on a random subspace of the rank of the erasure, within
       the space that the codes span. Where a label explains much of the variance, erasing it removes
       more of it than this control does, see `removed`.
@@ -149,10 +150,10 @@ def erase(
                 if condition == "random":
                     eraser = codes.random_eraser(ranks[site][number], generator)
                 else:
-                    truth = _per_sample(labels, codes.shape)
+                    order = slice(None)
                     if condition == "control":
-                        truth = truth[torch.randperm(len(truth), generator=generator)]
-                    eraser = codes.label_eraser(truth)
+                        order = torch.randperm(len(labels), generator=generator)
+                    eraser = codes.label_eraser(_per_sample(labels.cpu()[order], codes.shape))
                 if condition == "erased":
                     ranks.setdefault(site, []).append(eraser.rank)
                 shares.append(eraser.share_of_variance(codes.values))
@@ -230,11 +231,13 @@ class _Samples:
 
         one_hot = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1]).double()
         mean = self.values.mean(dim=0)
+        # The package's own tolerance would leave rare classes readable.
+        fit = partial(LeaceFitter.fit, z=one_hot, svd_tol=_RESOLVED)
         if len(self.values) < self.values.shape[1]:
-            eraser = LeaceFitter.fit((self.values - mean) @ self.axes.T, one_hot).eraser
+            eraser = fit((self.values - mean) @ self.axes.T).eraser
             left, right = self.axes.T @ eraser.proj_left, eraser.proj_right @ self.axes
         else:
-            eraser = LeaceFitter.fit(self.values, one_hot).eraser
+            eraser = fit(self.values).eraser
             left, right = eraser.proj_left, eraser.proj_right
         change = torch.linalg.svdvals(right)
         rank = int((change > _RESOLVED * change.max()).sum()) if change.max() > 0 else 0
@@ -353,7 +356,7 @@ def _per_sample(labels: Tensor, shape: Sequence[int]) -> Int[Tensor, " sample"]:
             f"{tuple(labels.shape)}"
         )
     missing = len(shape) - labels.ndim
-    return labels[(..., *[None] * missing)].expand(*shape).reshape(-1).cpu().long()
+    return labels[(..., *[None] * missing)].expand(*shape).reshape(-1).long()
 
 
 def _scores(

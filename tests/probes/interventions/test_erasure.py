@@ -1,5 +1,7 @@
 """Erasure on models of which it is known where they read the label."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from probes import erase
+from probes.interventions import erasure
 from probes.interventions.erasure import _Samples
 
 CLASSES, D = 4, 12
@@ -83,6 +86,34 @@ def test_the_label_cannot_be_read_any_more(extra):
     assert torch.linalg.matrix_rank(x - x.mean(0) - (other(x) - x.mean(0))) == CLASSES - 1
     kept = LogisticRegression(C=100).fit(other(x).numpy(), label).score(other(x).numpy(), label)
     assert kept > 0.7
+
+
+def test_a_rare_class_cannot_be_read_any_more():
+    x = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0)).double()
+    is_rare = torch.arange(len(x)) < 3
+    x[is_rare] += 2
+    eraser = _Samples.of(x, 1).label_eraser(is_rare.long())
+    assert eraser.rank == 1
+    before, after = (each[is_rare].mean(0) - each[~is_rare].mean(0) for each in (x, eraser(x)))
+    assert after.norm() < 1e-6 * before.norm()
+
+
+def test_labels_of_the_control_are_the_same_in_all_samples_of_an_example():
+    fitted = []
+
+    class Recorded(_Samples):
+        def label_eraser(self, labels):
+            fitted.append(labels.view(self.shape))
+            return super().label_eraser(labels)
+
+    with mock.patch.object(erasure, "_Samples", Recorded):
+        run(Reader(), {"used": "hook_used"}, samples=2, draws=2)
+    erased, *controls = fitted
+    assert len(controls) == 2
+    for labels in fitted:
+        assert (labels == labels[:, :1]).all()
+        assert (labels.unique(return_counts=True)[1] == erased.unique(return_counts=True)[1]).all()
+    assert all((labels != erased).any() for labels in controls)
 
 
 def test_answers_suffer_where_the_label_is_used_and_only_there():
