@@ -156,20 +156,22 @@ def decode(
             report.set_penalty(task, index, penalty)
         for number, (split, table) in enumerate(tables.tests.items()):
             predicted = model.predict(test_features[number])
-            confusions = [
-                _example_confusions(table, truth[number + 1], predictions, n_classes)
+            example = torch.from_numpy(table.example)
+            by_task = [
+                _class_counts(example, truth[number + 1], predictions, n_classes)
                 for truth, predictions in zip(tasks.values(), predicted, strict=True)
             ]
-            counts = torch.stack(confusions, dim=1)
+            counts = torch.stack(by_task, dim=1)
             flat, shape = counts.flatten(1), counts.shape[1:]
 
             def scores(weights: np.ndarray, flat: Tensor = flat, shape: Any = shape) -> Metrics:
-                confusion = (torch.from_numpy(weights) @ flat).view(-1, *shape)
-                return _metrics(confusion, f1_of)
+                return _metrics((torch.from_numpy(weights) @ flat).view(-1, *shape), f1_of)
 
             report.set_scores([*tasks], split, index, scores, len(counts))
             if source == "probe":
-                confusion[(number, *index)] = counts[:, 0].sum(dim=0).numpy()
+                pairs = tasks["probe"][number + 1] * n_classes + predicted[0]
+                table_of_pairs = torch.bincount(pairs, minlength=n_classes**2)
+                confusion[(number, *index)] = table_of_pairs.view(n_classes, n_classes).numpy()
         return None if model.converged.all() else index
 
     results = over_cells(decode_cell, sources, joined=joined, what=f"decode {label}")
@@ -260,32 +262,42 @@ def _majority(
     counts = torch.bincount(pairs, minlength=n_types * n_classes).view(n_types, n_classes)
     seen = counts.sum(dim=1) > 0
     guess = torch.where(seen, counts.argmax(dim=1), counts.sum(dim=0).argmax())
-    confusion = [
-        torch.bincount(truth * n_classes + guess[number], minlength=n_classes**2)
+    by_split = [
+        _class_counts(torch.zeros_like(truth), truth, guess[number], n_classes)
         for truth, number in zip(labels[1:], types[1:], strict=True)
     ]
-    return _metrics(torch.stack(confusion).view(-1, n_classes, n_classes), f1_of)
+    return _metrics(torch.cat(by_split), f1_of)
 
 
-def _example_confusions(
-    table: Table, truth: Tensor, predicted: Tensor, classes: int
-) -> Float[Tensor, "example true predicted"]:
-    cell = (torch.from_numpy(table.example) * classes + truth) * classes + predicted
-    counts = torch.bincount(cell, minlength=table.n_examples * classes**2)
-    return counts.view(table.n_examples, classes, classes).double()
+def _class_counts(
+    example: Int64[Tensor, " sample"],
+    truth: Int64[Tensor, " sample"],
+    predicted: Int64[Tensor, " sample"],
+    n_classes: int,
+) -> Float[Tensor, "example kind class"]:
+    """Count how often each class is predicted rightly, true, and predicted in each example."""
+    is_right = predicted == truth
+    size = int(example.max()) + 1
+    counts = [
+        torch.bincount(row * n_classes + label, minlength=size * n_classes).view(size, n_classes)
+        for row, label in (
+            (example[is_right], truth[is_right]),
+            (example, truth),
+            (example, predicted),
+        )
+    ]
+    return torch.stack(counts, dim=1).double()
 
 
 def _metrics(
-    confusion: Float[Tensor, "*rest true predicted"], f1_of: int | None = None
+    counts: Float[Tensor, "*rest kind class"], f1_of: int | None = None
 ) -> Float[np.ndarray, "*rest metric"]:
-    """Compute METRICS of confusion matrices, and the F1 of class number `f1_of`.
+    """Compute METRICS from the counts of `_class_counts`, and the F1 of class number `f1_of`.
 
     Means leave out classes that do not occur.
     """
-    confusion = confusion.double()
-    correct = confusion.diagonal(dim1=-2, dim2=-1)
-    true, predicted = confusion.sum(dim=-1), confusion.sum(dim=-2)
-    accuracy = correct.sum(dim=-1) / confusion.sum(dim=(-2, -1))
+    correct, true, predicted = counts.unbind(dim=-2)
+    accuracy = correct.sum(dim=-1) / true.sum(dim=-1)
     balanced = (correct / true.clamp(min=1)).sum(dim=-1) / (true > 0).sum(dim=-1)
     either = true + predicted
     f1 = 2 * correct / either.clamp(min=1)

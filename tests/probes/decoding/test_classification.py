@@ -7,7 +7,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 from sklearn.preprocessing import StandardScaler
 
 from probes import decode
-from probes.decoding.classification import METRICS, _metrics
+from probes.decoding.classification import METRICS, _class_counts, _metrics
 
 CLASSES, HEADS = 4, 6
 CENTRES = np.random.default_rng(99).standard_normal((CLASSES, HEADS)) * 3
@@ -87,9 +87,12 @@ def test_agrees_with_scikit_learn():
 def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
     true = np.array([0, 0, 1, 1, 3, 3, 3])
     predicted = np.array([0, 1, 1, 2, 3, 3, 0])
-    confusion = torch.zeros(1, 5, 5)
-    for t, p in zip(true, predicted, strict=True):
-        confusion[0, t, p] += 1
+    example = torch.tensor([0, 0, 0, 2, 2, 2, 2])
+    counts = _class_counts(example, torch.from_numpy(true), torch.from_numpy(predicted), 5)
+    # As many as classes, not as pairs of them, of which there may be very many.
+    assert counts.shape == (3, 3, 5)
+    assert counts[0].tolist() == [[1, 1, 0, 0, 0], [2, 1, 0, 0, 0], [1, 2, 0, 0, 0]]
+    assert (counts[1] == 0).all()
     with pytest.warns(UserWarning, match="y_pred contains classes"):
         balanced = balanced_accuracy_score(true, predicted)
     expected = [
@@ -97,7 +100,7 @@ def test_metrics_agree_with_scikit_learn_when_classes_are_missing():
         balanced,
         f1_score(true, predicted, average="macro", zero_division=0),
     ]
-    np.testing.assert_allclose(_metrics(confusion)[0], expected)
+    np.testing.assert_allclose(_metrics(counts.sum(0)), expected)
     assert METRICS == ("accuracy", "balanced_accuracy", "macro_f1")
 
 
