@@ -66,10 +66,11 @@ def control_flow(
         )
     ax = given_or_current(ax)
     graph = to_networkx(graphs, example)
-    width, n_steps = int(graphs["valid"][example].sum()), graphs.sizes["step"]
+    columns = np.flatnonzero(graphs["valid"].to_numpy()[example]).tolist()
+    width, n_steps = len(columns), graphs.sizes["step"]
     if labels is not None and len(labels) != width:
         raise ValueError(f"labels must name the {width} valid columns, got {len(labels)}")
-    gate, update = (graphs[name].to_numpy()[example, :, :width] for name in ("gate", "update"))
+    gate, update = (graphs[name].to_numpy()[example][:, columns] for name in ("gate", "update"))
     ax.imshow(gate, vmin=0, vmax=darkest, cmap=_GATES, aspect="auto")
     ax.spines[:].set_visible(False)
     ax.set(xlim=(-0.5, width - 0.5), ylim=(n_steps - 0.5, INPUT_STEP - 0.5))
@@ -77,9 +78,10 @@ def control_flow(
         _frame(ax, column, INPUT_STEP, _KEPT)
     for step, column in np.argwhere(update).tolist():
         _frame(ax, column, step, "black")
+    place = {column: number for number, column in enumerate(columns)}
     for source, target, edge in graph.edges(data=True):
-        _draw_edge(ax, source, target, edge)
-    put_names(ax, "x", [*map(str, range(width))] if labels is None else labels)
+        _draw_edge(ax, (place[source[0]], source[1]), (place[target[0]], target[1]), edge)
+    put_names(ax, "x", [*map(str, columns)] if labels is None else labels)
     ax.set_yticks(range(INPUT_STEP, n_steps), ["input", *map(str, range(n_steps))], fontsize=8)
     ax.tick_params(length=2)
     ax.set(xlabel="column", ylabel="step")

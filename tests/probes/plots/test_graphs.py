@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from probes import extract_control_flow, plots
@@ -10,11 +11,10 @@ from tests.probes.plots.conftest import names
 DIMS = ("example", "step", "head", "query_pos", "key_pos")
 
 
-@pytest.fixture
-def graphs():
+def make(padding=0):
     """Worked out by hand: column 1 updates twice, and reads first 2, then 0 and 2.
 
-    A second example, of two valid columns, does nothing.
+    A second example, of two valid columns, does nothing. Padding on the left comes first.
     """
     gate = np.full((2, 3, 3), 0.1)
     gate[0, [0, 2], 1] = 0.9
@@ -23,11 +23,17 @@ def graphs():
     attention[0, 2, 0, 1, [0, 2]] = 0.6
     attention[0, 2, 1, 1, 2] = 0.7  # another head reads the same
     valid = np.array([[True, True, True], [True, True, False]])
+    left = (padding, 0)
     return extract_control_flow(
-        xr.DataArray(gate, dims=(*DIMS[:2], "pos")),
-        xr.DataArray(attention, dims=DIMS),
-        xr.DataArray(valid, dims=("example", "pos")),
+        xr.DataArray(gate, dims=(*DIMS[:2], "pos")).pad(pos=left, constant_values=0.9),
+        xr.DataArray(attention, dims=DIMS).pad(query_pos=left, key_pos=left, constant_values=0.9),
+        xr.DataArray(valid, dims=("example", "pos")).pad(pos=left, constant_values=False),
     )
+
+
+@pytest.fixture
+def graphs():
+    return make()
 
 
 def framed(ax, colour):
@@ -52,6 +58,23 @@ def test_a_graph_is_drawn_with_its_nodes_reads_and_kept_states(graphs, ax):
     assert names(ax, "x") == ["BOS", "a", "b"]
     assert names(ax, "y") == ["input", "0", "1", "2"]
     np.testing.assert_array_equal(ax.images[0].get_array(), graphs["gate"][0])
+
+
+def test_padding_on_the_left_is_not_drawn(graphs):
+    axes = [plots.control_flow(each, Figure().subplots()) for each in (make(2), graphs)]
+    padded, plain = (
+        (
+            framed(ax, "black"),
+            framed(ax, "#888888"),
+            sorted((one.xyann, one.xy) for one in ax.texts),
+        )
+        for ax in axes
+    )
+    assert padded == plain
+    np.testing.assert_array_equal(*(ax.images[0].get_array() for ax in axes))
+    assert axes[0].get_xlim() == axes[1].get_xlim()
+    # Columns have their own numbers.
+    assert [names(ax, "x") for ax in axes] == [["2", "3", "4"], ["0", "1", "2"]]
 
 
 def test_a_stronger_read_is_more_visible(graphs, ax):
