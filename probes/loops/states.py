@@ -18,7 +18,8 @@ def score_states(
 ) -> xr.Dataset:
     """Measure how far the states of a looped model move: to a fixed point, in a cycle, or on.
 
-    The distance of two states is |h - h'| / |h|, with the later state as h.
+    The distance of two states is |h - h'| / |h|, with the later state as h. It is 0 for equal
+    states, also of zeros, and infinite from any other state to zeros, which means leave out.
 
     Args:
         states: [example, step, ...], the state after each step; the other dims are features. NaN
@@ -81,7 +82,7 @@ def score_states(
         ("return_distance", returned, ("control", "lag"), "relative distance of the last state"),
     ):
         by_example = np.moveaxis(np.asarray(columns), -2, 0)
-        counted = ~np.isnan(by_example)
+        counted = np.isfinite(by_example)
         parts = np.where(counted, by_example, 0.0)
         interval = bootstrap_ratio(parts, counted.astype(float), resamples=resamples, seed=seed)
         variables |= interval_variables(name, interval, dims, long_name=long_name)
@@ -114,8 +115,8 @@ def _derangement(n: int, seed: int) -> np.ndarray:
 def _relative(
     later: Float[np.ndarray, "... feature"], earlier: Float[np.ndarray, "... feature"]
 ) -> Float[np.ndarray, "..."]:
-    size = np.linalg.norm(later, axis=-1)
-    return np.linalg.norm(later - earlier, axis=-1) / np.where(size > 0, size, np.nan)
+    size, moved = (np.linalg.norm(state, axis=-1) for state in (later, later - earlier))
+    return np.divide(moved, size, out=np.where(moved > 0, np.inf, moved), where=size > 0)
 
 
 def _distances(

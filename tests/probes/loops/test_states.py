@@ -57,6 +57,23 @@ def test_a_walk_has_no_period_and_examples_may_end_early():
     assert found["return_distance"].sel(control="observed").notnull().all()
 
 
+def test_states_that_vanish_have_moved_and_then_stay():
+    values = np.ones((3, STEPS, 2))
+    values[:, 0] = 2
+    values[0, 2:] = 0
+    values[1, 5:] = np.nan
+    found = score_states(states(values))
+    np.testing.assert_allclose(found["fixed"][:3], [0, 2 / 3, 1])
+    assert (found["period"] == 1).all()
+    # From 2 to 1; 0 where nothing moves; the way to zero has no length relative to it.
+    expected = [1, 0, *[0] * (STEPS - 3)]
+    np.testing.assert_allclose(found["distance"].sel(control="observed"), expected)
+    returned = found["return_distance"].sel(control="observed")
+    np.testing.assert_allclose(returned.sel(lag=[1, STEPS - 1]), [0, 1])
+    alternating = np.resize([1.0, 0.0], STEPS)[:, None] * np.ones((3, STEPS, 2))
+    assert (score_states(states(alternating))["period"] == 2).all()
+
+
 def test_invalid_input_is_refused():
     walk = np.zeros((3, 4, 2)) + 1
     with pytest.raises(ValueError, match="states must have the dims example, step and features"):
