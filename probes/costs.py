@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import xarray as xr
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from probes.capturing.hooking import evaluating
 from probes.checking import checked
 
 Answer = Callable[[nn.Module], object]
@@ -32,10 +36,10 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
     """Count the floating-point operations of a forward pass in evaluation mode, per example.
 
     Uses torch's counter: matrix products and convolutions only; a multiplication with an addition
-    counts as two.
+    counts as two. Fused kernels, into which the counter does not see, are switched off meanwhile.
 
     Args:
-        model: the model; its training mode is restored.
+        model: the model; the training flags of its modules are restored.
         answer: runs the model on some examples.
         n_examples: number of these examples.
 
@@ -48,12 +52,27 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
     """
     if n_examples < 1:
         raise ValueError(f"n_examples must be at least 1, got {n_examples}")
-    training = model.training
-    model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with evaluating(model), _without_fused_kernels(), FlopCounterMode(display=False) as counter:
         answer(model)
-    model.train(training)
     return counter.get_total_flops() / n_examples
+
+
+@contextmanager
+def _without_fused_kernels() -> Iterator[None]:
+    # Not `mkldnn.flags()`, which also sets the precision, and warns.
+    backends: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    enabled = [backend.enabled for backend in backends]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for backend in backends:
+            backend.enabled = False
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for backend, flag in zip(backends, enabled, strict=True):
+            backend.enabled = flag
 
 
 @checked

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mechanisms import AttentionConfig, CompositionalAttentionConfig
+from mechanisms import AttentionConfig, CompositionalAttentionConfig, Lstm, LstmConfig
 from probes import count_blocks, count_operations, count_parameters, measure_costs
 
 
@@ -41,6 +41,79 @@ def test_operations_that_are_done_piece_by_piece_are_counted():
     folding = n * searches * width**2
     result = count_operations(Itself(config, d_model), lambda model: model(x), len(x))
     assert result == 2 * (projections + attending + folding)
+
+
+N, LENGTH, D, MLP = 2, 5, 16, 32
+STATES = torch.randn(N, LENGTH, D)
+ATTENDING = 2 * 2 * LENGTH**2 * D
+SELF_ATTENTION = 2 * 4 * LENGTH * D**2 + ATTENDING
+
+
+class Attending(torch.nn.Module):
+    """Scaled dot-product attention of two heads, without projections."""
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+class OfItself(torch.nn.MultiheadAttention):
+    """Self-attention of torch, called with one argument."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "operations"),
+    [
+        (torch.nn.LSTM(D, D, batch_first=True), 4 * 2 * LENGTH * 2 * D**2),
+        (torch.nn.GRU(D, D, batch_first=True), 3 * 2 * LENGTH * 2 * D**2),
+        (torch.nn.RNN(D, D, batch_first=True), 2 * LENGTH * 2 * D**2),
+        (Attending(), ATTENDING),
+        (OfItself(D, 2, batch_first=True), SELF_ATTENTION),
+        (
+            torch.nn.TransformerEncoderLayer(D, 2, MLP, batch_first=True),
+            SELF_ATTENTION + 2 * 2 * LENGTH * D * MLP,
+        ),
+    ],
+)
+def test_operations_of_fused_kernels_are_counted(model, operations):
+    assert count_operations(model, lambda model: model(STATES), N) == operations
+
+
+def test_operations_of_an_lstm_are_those_of_its_formula():
+    d_embed, d_hidden, classes, length = 8, 16, 3, 12
+    config = LstmConfig(d_input=10, d_output=classes, d_embed=d_embed, d_hidden=d_hidden)
+    tokens = torch.randint(10, (4, length))
+    gates = length * 4 * d_hidden * (d_embed + d_hidden)
+    result = count_operations(Lstm(config), lambda model: model(tokens), 4)
+    assert result == 2 * (gates + d_hidden * classes)
+
+
+def test_flags_are_restored_after_an_error():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()).train()
+    model[1].eval()
+
+    def flags():
+        return (
+            [part.training for part in model.modules()],
+            torch.backends.mkldnn.enabled,
+            torch.backends.cudnn.enabled,
+            torch.backends.mha.get_fastpath_enabled(),
+            torch.backends.cuda.flash_sdp_enabled(),
+        )
+
+    def fail(model):
+        assert not model.training
+        raise ArithmeticError("inside")
+
+    before = flags()
+    with pytest.raises(ArithmeticError, match="inside"):
+        count_operations(model, fail, 1)
+    assert flags() == before
+    count_operations(model, lambda model: model(torch.zeros(2, 3)), 2)
+    assert flags() == before
 
 
 class Product(torch.nn.Module):
