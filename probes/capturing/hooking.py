@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -142,7 +141,7 @@ def broadcasts(mask: Tensor, activation: Tensor) -> bool:
 @contextmanager
 def evaluating(model: object, *, gradients: bool = False) -> Iterator[None]:
     """Run in evaluation mode, without gradients unless asked, then restore the training flags."""
-    modules = list(_modules(model))
+    modules = modules_of(model)
     flags = [module.training for module in modules]
     for module in modules:
         module.training = False
@@ -158,13 +157,19 @@ def _matches(name: list[str], pattern: list[str]) -> bool:
     return len(name) == len(pattern) and all(map(fnmatchcase, name, pattern))
 
 
-def _modules(model: object) -> Iterator[nn.Module]:
-    # A TransformerBridge does not register the wrapped model as a child.
-    roots = [model, *vars(model).values()]
-    modules = dict.fromkeys(
-        chain.from_iterable(root.modules() for root in roots if isinstance(root, nn.Module))
-    )
-    return iter(modules)
+def modules_of(model: object) -> list[nn.Module]:
+    """The modules of a model, and those that its modules hold without having registered them.
+
+    A TransformerBridge does not register the wrapped model as a child.
+    """
+    modules: dict[nn.Module, None] = {}
+    found = [model, *vars(model).values()]
+    while found:
+        module = found.pop()
+        if isinstance(module, nn.Module) and module not in modules:
+            modules[module] = None
+            found += [*module.children(), *vars(module).values()]
+    return [*modules]
 
 
 def _compiled_part(model: object) -> str | None:

@@ -1,11 +1,12 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from probes import resolve_hooks
+from probes import hooked, resolve_hooks
 from probes.capturing.hooking import check_model, evaluating, layer_numbers
 
 
@@ -108,6 +109,8 @@ def test_evaluating_restores_each_flag(toy_model, bridge):
     assert torch.is_grad_enabled()
 
     bridge.train()
-    with evaluating(bridge):
-        assert not any(part.training for part in bridge.original_model.modules())
-    assert all(part.training for part in bridge.original_model.modules())
+    # A bridge does not register the model that it wraps; neither does what holds the bridge.
+    for one in (bridge, hooked(bridge, return_type="logits"), SimpleNamespace(model=bridge)):
+        with evaluating(one):
+            assert not any(part.training for part in bridge.original_model.modules())
+        assert all(part.training for part in bridge.original_model.modules())
