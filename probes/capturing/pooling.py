@@ -84,9 +84,13 @@ def span_mean(span: Where) -> Reduce:
 
 
 def _mean(activation: Tensor, mask: Bool[Tensor, "example pos"]) -> Tensor:
-    weights = mask.to(activation).reshape(*mask.shape, *[1] * (activation.ndim - 2))
+    counted = mask.reshape(*mask.shape, *[1] * (activation.ndim - 2))
+    # Half precision cannot hold long sums.
+    is_float = activation.is_floating_point()
+    dtype = torch.promote_types(activation.dtype, torch.float32) if is_float else None
     # Padding may be NaN.
-    return activation.where(weights > 0, 0).sum(1) / weights.sum(1)
+    mean = activation.where(counted, 0).sum(1, dtype=dtype) / counted.sum(1)
+    return mean.to(activation.dtype) if is_float else mean
 
 
 def _mask(batch: Any, mask: Where, activation: Tensor) -> Bool[Tensor, "example pos"]:

@@ -48,3 +48,18 @@ def test_a_span_may_be_a_latent_or_a_function_of_the_batch():
 def test_what_does_not_fit_is_refused(reduce, inputs, error, message):
     with pytest.raises(error, match=message):
         reduce(STATE, batch(**inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_half_precision_are_not_too_large_for_it(dtype):
+    # The sum is more than float16 holds, and their number has more digits than bfloat16.
+    state = torch.full((1, 1029, 2), 100.0, dtype=dtype)
+    for reduce in (masked_mean(), span_mean(lambda given: [[0, 1029]])):
+        pooled = reduce(state, batch(attention_mask=torch.ones(1, 1029)))
+        assert pooled.dtype == dtype
+        assert pooled.tolist() == [[100, 100]]
+
+
+def test_means_of_integers_are_floats():
+    pooled = masked_mean()(torch.tensor([[[1], [2], [7]]]), batch(attention_mask=MASK[:1, 1:4]))
+    assert pooled.tolist() == [[1.5]]
