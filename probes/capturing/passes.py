@@ -63,7 +63,8 @@ def read_latents(batch: Batch) -> dict[str, np.ndarray]:
             f"{shape_of(batch)}"
         )
     return {
-        str(name): latent.detach().cpu().numpy() if isinstance(latent, Tensor) else np.array(latent)
+        # Copies, since batches may be views of one buffer.
+        str(name): np.array(latent.detach().cpu().numpy() if isinstance(latent, Tensor) else latent)
         for name, latent in latents.items()
     }
 

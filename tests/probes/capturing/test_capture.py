@@ -236,3 +236,14 @@ def test_buffers_grow(toy_model, make_batches, monkeypatch):
     expected = capture(toy_model(), make_batches(9), {"pattern": PATTERN})
     monkeypatch.setattr("probes.capturing.capture._Rows._FIRST_BYTES", 1)
     assert capture(toy_model(), make_batches(9), {"pattern": PATTERN}).identical(expected)
+
+
+def test_latents_may_be_in_a_buffer_that_is_filled_again(toy_model, make_batches):
+    labels = torch.zeros(5, dtype=torch.long)
+
+    def batches():
+        for number, batch in enumerate(make_batches(3)):
+            yield SimpleNamespace(inputs=batch.inputs, latents={"label": labels.fill_(number)})
+
+    result = capture(toy_model(), batches(), {"pattern": PATTERN})
+    assert result["label"].to_numpy().tolist() == [0] * 5 + [1] * 5 + [2] * 5
