@@ -28,7 +28,8 @@ def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
     are attached while it is called, and only those that are listened to. The output is a tensor,
     too: `.logits` of a Hugging Face output, or else its first tensor.
 
-    A model that has hooks keeps them.
+    A model that has hooks keeps them. Hooks raise a ValueError at nested tensors, to which
+    `nn.TransformerEncoder` turns padded inputs unless it has `enable_nested_tensor=False`.
 
     Args:
         model: any `nn.Module`, such as a model of `transformers`; or a model with hooks.
@@ -127,7 +128,7 @@ def _edit_inputs(point: HookPoint) -> Callable[..., Any]:
         given = [*inputs, *settings.values()]
         for number, value in enumerate(given):
             if isinstance(value, Tensor):
-                given[number] = point(value)
+                given[number] = _shown(point, value)
                 break
         split = len(inputs)
         return tuple(given[:split]), dict(zip(settings, given[split:], strict=True))
@@ -140,9 +141,19 @@ def _edit_output(point: HookPoint, number: int) -> Callable[..., Any]:
         tensors = _tensors(output)
         if len(tensors) <= number:
             return output
-        return _replaced(output, tensors[number], point(tensors[number]))
+        return _replaced(output, tensors[number], _shown(point, tensors[number]))
 
     return edit
+
+
+def _shown(point: HookPoint, activation: Tensor) -> Tensor:
+    if activation.is_nested:
+        raise ValueError(
+            f"hooks need padded tensors, got a nested one at {point.name!r}: make the "
+            "nn.TransformerEncoder with enable_nested_tensor=False, or set its attribute "
+            "use_nested_tensor to False"
+        )
+    return point(activation)
 
 
 def _tensors(output: Any) -> list[Tensor]:

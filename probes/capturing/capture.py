@@ -40,7 +40,7 @@ def capture(
     So the time is that of the forward passes, and memory grows only with what is kept. A forward
     pass ends at the last hook that is asked for, except in the first batch, where it is checked
     that each fires once. Activations that a module has as [example x pos, ...], such as a router of
-    experts, become [example, pos, ...].
+    experts, become [example, pos, ...] if the inputs have as many positions.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.

@@ -107,6 +107,11 @@ def count_examples(name: str, inputs: Inputs) -> int:
     return counts.pop()
 
 
+def count_positions(inputs: Inputs) -> set[int]:
+    """The numbers of positions in a model's inputs [example, pos, ...]."""
+    return {tensor.shape[1] for tensor in _tensors(inputs) if tensor.ndim > 1}
+
+
 def _tensors(inputs: Inputs) -> list[Tensor]:
     if isinstance(inputs, Tensor):
         return [inputs]

@@ -16,7 +16,7 @@ from probes.capturing.hooking import (
     layer_numbers,
     resolve_hooks,
 )
-from probes.capturing.inputs import Inputs, call, count_examples
+from probes.capturing.inputs import Inputs, call, count_examples, count_positions
 from probes.capturing.quantity import Quantity
 from probes.checking import shape_of
 
@@ -98,7 +98,7 @@ class Passes:
         }
         self._seen: dict[str, Firings] = {}
         self._batch: Batch | None = None
-        self._n_examples = 0
+        self._n_examples, self._n_positions = 0, set[int]()
         # Firings after which a pass may end; 0 if it must not, None before the first pass.
         self._n_expected: int | None = None
         self._n_seen = 0
@@ -125,6 +125,7 @@ class Passes:
         self._batch = batch
         sizes = [len(latent) for latent in latents.values() if latent.ndim]
         self._n_examples = sizes[0] if sizes else count_examples("inputs", batch.inputs)
+        self._n_positions = count_positions(batch.inputs)
         self._seen = {name: [[] for _ in matched] for name, matched in self._hooks.items()}
         self._n_seen = 0
         try:
@@ -173,7 +174,7 @@ class Passes:
             raise RuntimeError(
                 f"{source} must fire once in a forward pass, fired again; fires='each' keeps all"
             )
-        activation = _by_example(activation, self._n_examples)
+        activation = _by_example(activation, self._n_examples, self._n_positions)
         firings.append(_reduce(name, quantity, activation, self._batch, source))
 
 
@@ -181,14 +182,15 @@ def _names(hooks: list[str | None]) -> list[str]:
     return [hook for hook in hooks if hook is not None]
 
 
-def _by_example(activation: Any, n_examples: int) -> Any:
+def _by_example(activation: Any, n_examples: int, n_positions: set[int]) -> Any:
     """Split [example x pos, ...], as routers of experts have it, into [example, pos, ...]."""
     if not isinstance(activation, Tensor) or activation.ndim == 0:
         return activation
-    per_example, rest = divmod(len(activation), n_examples)
-    if rest or per_example < 2:
-        return activation
-    return activation.unflatten(0, (n_examples, per_example))
+    # Another multiple of the examples is chance: embeddings of positions have no examples.
+    for n in n_positions - {1}:
+        if len(activation) == n_examples * n:
+            return activation.unflatten(0, (n_examples, n))
+    return activation
 
 
 def _reduce(

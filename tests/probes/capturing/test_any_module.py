@@ -258,3 +258,36 @@ def test_routers_of_experts_are_by_example_and_position(n):
         shown = data["router"].sel(layer=layer).to_numpy().reshape(-1, 4)
         expected = logits[layer].softmax(-1) if (shown >= 0).all() else logits[layer]
         np.testing.assert_allclose(shown, expected.detach().numpy(), rtol=1e-5)
+
+
+class Positioned(nn.Module):
+    """Adds embeddings of positions [pos, d_model], which are the same for all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(30, 4), nn.Embedding(6, 4)
+
+    def forward(self, ids):
+        return self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+
+
+def test_embeddings_of_positions_are_not_taken_for_examples():
+    quantity = Quantity("positions.hook_out", ("example", "pos", "d_model"))
+    ids = tokens(2, 6)["input_ids"]
+    with pytest.raises(ValueError, match=r"must have the dims .* got \(6, 4\) from"):
+        capture(hooked(Positioned()), [batch_of(ids)], {"positions": quantity})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_with_the_way_out():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential()
+    model.encoder = nn.TransformerEncoder(layer, 2)
+    padding = torch.arange(5) >= torch.tensor([5, 4, 3])[:, None]
+    model.forward = lambda x: model.encoder(x, src_key_padding_mask=padding)
+    kept = {"resid": Quantity("encoder.layers.*.hook_out", ("example", "pos", "d_model"))}
+    batch = batch_of(torch.randn(3, 5, 16))
+    with pytest.raises(ValueError, match=r"nested one at 'encoder\.layers\.0\.hook_out'"):
+        capture(hooked(model), [batch], kept)
+    model.encoder.use_nested_tensor = False
+    assert capture(hooked(model), [batch], kept)["resid"].shape == (3, 2, 5, 16)
