@@ -38,9 +38,11 @@ def capture(
     hooks removed at the end, also after an error. Hooks are attached once for all batches, kept
     values are copied (activations alias live storage), and all else is dropped after each batch.
     So the time is that of the forward passes, and memory grows only with what is kept. A forward
-    pass ends at the last hook that is asked for, except in the first batch, where it is checked
-    that each fires once. Activations that a module has as [example x pos, ...], such as a router of
-    experts, become [example, pos, ...] if the inputs have as many positions.
+    pass ends at the last hook that is asked for, except where this might hide that a hook fires
+    again: in the first batch, in the first of other shapes or settings, and always in models that
+    read numbers from their tensors, as loops until convergence do. Activations that a module has as
+    [example x pos, ...], such as a router of experts, become [example, pos, ...] if the inputs have
+    as many positions.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.
@@ -65,7 +67,8 @@ def capture(
         ValueError: the model is compiled, there is no batch, a name is both a quantity and a
             latent, `dims` do not fit a tensor, numbers of examples differ, or `to` has another
             ending or holds something else.
-        RuntimeError: a hook did not fire exactly once in a forward pass.
+        RuntimeError: a hook did not fire exactly once in a forward pass, or a batch takes another
+            number of steps than the first.
 
     Example:
         >>> capture(model, batches, {"code": Quantity("blocks.*.attn.hook_z", dims)}, to="z.zarr")

@@ -1,16 +1,18 @@
 """Models with hooks: the interface that probes accept, hook names, and evaluation mode."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from probes.checking import checked
+
+Result = TypeVar("Result")
 
 
 @runtime_checkable
@@ -86,17 +88,42 @@ def resolve_hooks(model: HookedModel, pattern: str) -> list[str]:
         >>> resolve_hooks(model, "blocks.*.attn.hook_pattern")
     """
     names = list(model.hook_dict)
-    if pattern in names:
-        return [pattern]
-    pattern_parts = pattern.split(".")
-    matches = [name for name in names if _matches(name.split("."), pattern_parts)]
+    matches = _matching(names, pattern)
     if not matches:
         near = get_close_matches(pattern, names, n=5, cutoff=0.0)
         raise KeyError(
             f"hook must be one of the {len(names)} hooks of the model (see "
             f"model.hook_dict), got {pattern!r}; nearest: {', '.join(near)}"
         )
-    return sorted(matches, key=natural_key)
+    return matches
+
+
+def run_with_matches(
+    model: HookedModel, patterns: Iterable[str], run: Callable[[Mapping[str, list[str]]], Result]
+) -> Result:
+    """Run a forward pass with the hooks that match; again if it has created more of them.
+
+    Models create the hooks of steps, or positions, that they have not had before in the pass.
+
+    Args:
+        model: a hooked model.
+        patterns: hook names and globs; see `resolve_hooks`.
+        run: runs a pass, given the names that each pattern matches.
+
+    Returns:
+        What the last pass returns.
+
+    Raises:
+        KeyError: a pattern matches nothing after the pass either.
+    """
+    names = list(model.hook_dict)
+    matches = {pattern: _matching(names, pattern) for pattern in patterns}
+    while True:
+        result = run(matches)
+        after = {pattern: resolve_hooks(model, pattern) for pattern in matches}
+        if after == matches:
+            return result
+        matches = after
 
 
 def is_glob(pattern: str) -> bool:
@@ -151,6 +178,13 @@ def evaluating(model: object, *, gradients: bool = False) -> Iterator[None]:
     finally:
         for module, flag in zip(modules, flags, strict=True):
             module.training = flag
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[str]:
+    if pattern in names:
+        return [pattern]
+    parts = pattern.split(".")
+    return sorted((name for name in names if _matches(name.split("."), parts)), key=natural_key)
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:

@@ -112,11 +112,24 @@ def count_positions(inputs: Inputs) -> set[int]:
     return {tensor.shape[1] for tensor in _tensors(inputs) if tensor.ndim > 1}
 
 
+def describe(inputs: Inputs) -> str:
+    """The shapes of the tensors in a model's inputs, and the other values."""
+    return repr(
+        [
+            (name, value.shape if isinstance(value, Tensor) else value)
+            for name, value in _named(inputs).items()
+        ]
+    )
+
+
 def _tensors(inputs: Inputs) -> list[Tensor]:
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return [value for value in values if isinstance(value, Tensor)]
+    return [value for value in _named(inputs).values() if isinstance(value, Tensor)]
+
+
+def _named(inputs: Inputs) -> Mapping[Any, Any]:
+    if isinstance(inputs, Mapping):
+        return inputs
+    return dict(enumerate(inputs if isinstance(inputs, tuple) else [inputs]))
 
 
 def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:

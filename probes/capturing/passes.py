@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from probes.capturing.hooking import (
     HookedModel,
     evaluating,
     layer_numbers,
     resolve_hooks,
+    run_with_matches,
 )
-from probes.capturing.inputs import Inputs, call, count_examples, count_positions
+from probes.capturing.inputs import Inputs, call, count_examples, count_positions, describe
 from probes.capturing.quantity import Quantity
 from probes.checking import shape_of
 
@@ -73,6 +76,29 @@ class _Enough(Exception):
     """All that is asked for has been seen: the rest of the forward pass is not needed."""
 
 
+_NONZERO = torch.ops.aten.nonzero.default
+
+
+class _Reads(TorchDispatchMode):
+    """Notes whether a pass reads numbers from its tensors: its course may depend on them.
+
+    It does not see `tolist()` and `numpy()`.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), settings: Any = None
+    ) -> Any:
+        tags = getattr(function, "tags", ())
+        self.any |= torch.Tag.data_dependent_output in tags or function is _NONZERO
+        return function(*arguments, **(settings or {}))
+
+
 Firings = list[list[Tensor]]
 """The reduced activations [example, ...] of a quantity, by hook and by firing."""
 
@@ -81,88 +107,115 @@ class Passes:
     """Forward passes of a model, and what its hooks show in them.
 
     Attributes:
-        layers: numbers in the names of hooks, by quantity, for globs. After the first pass these
-            are the hooks that fire: a model that was once called with more steps has more hooks.
+        layers: numbers in the names of hooks, by quantity, for globs. They are known after the
+            first pass, which may create hooks; those of steps that it does not take are left out.
     """
 
     def __init__(self, model: HookedModel, quantities: Mapping[str, Quantity]) -> None:
         self.model, self.quantities = model, quantities
-        self._hooks: dict[str, list[str | None]] = {
-            name: [None] if quantity.hook is None else [*resolve_hooks(model, quantity.hook)]
-            for name, quantity in quantities.items()
-        }
-        self.layers = {
-            name: layer_numbers(str(quantity.hook), _names(self._hooks[name]))
-            for name, quantity in quantities.items()
-            if quantity.has_layers
-        }
+        self.layers: dict[str, list[int]] = {}
+        self._hooks: dict[str, list[str | None]] = {}
+        self._n_hooks, self._n_matched = 0, dict[str, int]()
+        self._attached = ExitStack()
         self._seen: dict[str, Firings] = {}
         self._batch: Batch | None = None
         self._n_examples, self._n_positions = 0, set[int]()
-        # Firings after which a pass may end; 0 if it must not, None before the first pass.
-        self._n_expected: int | None = None
-        self._n_seen = 0
+        # A pass may end early if another one, of the same course, has shown what fires.
+        self._may_end = all(one.hook and one.fires == "once" for one in quantities.values())
+        self._courses: set[str] = set()
+        # The number of firings after which the pass ends; 0 for the whole pass.
+        self._n_expected = self._n_seen = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Attach the hooks, with the model in evaluation mode and without gradients."""
-        fwd_hooks = [
-            (hook, partial(self._listen, name, index))
-            for name, matched in self._hooks.items()
-            for index, hook in enumerate(matched)
-            if hook is not None
-        ]
-        with evaluating(self.model), self.model.hooks(fwd_hooks=fwd_hooks):
+        """Have the hooks attached, with the model in evaluation mode and without gradients."""
+        with evaluating(self.model), self._attached:
             yield
 
     def run(self, batch: Batch, latents: Mapping[str, np.ndarray]) -> dict[str, Firings]:
         """What each quantity shows in a forward pass over a batch.
 
         Raises:
-            RuntimeError: a hook did not fire, or fired again although it should fire once.
+            KeyError: an unknown hook; the message lists the nearest names.
+            RuntimeError: a hook did not fire, or fired again although it should fire once, or the
+                batch takes more steps than the first.
             ValueError: what is kept does not have the dims of its quantity.
         """
         self._batch = batch
         sizes = [len(latent) for latent in latents.values() if latent.ndim]
         self._n_examples = sizes[0] if sizes else count_examples("inputs", batch.inputs)
         self._n_positions = count_positions(batch.inputs)
+        if self._hooks:
+            self._pass(batch)
+            self._check_hooks()
+        else:
+            patterns = [one.hook for one in self.quantities.values() if one.hook is not None]
+            run_with_matches(self.model, patterns, self._first_pass)
+            self._n_hooks = len(self.model.hook_dict)
+            self._number_layers()
+        _check_batch(self._seen, self._hooks, latents)
+        return self._seen
+
+    def _first_pass(self, matches: Mapping[str, list[str]]) -> None:
+        assert self._batch is not None
+        self._hooks = {
+            name: [None] if quantity.hook is None else [*matches[quantity.hook]]
+            for name, quantity in self.quantities.items()
+        }
+        fwd_hooks = [
+            (hook, partial(self._listen, name, index))
+            for name, matched in self._hooks.items()
+            for index, hook in enumerate(matched)
+            if hook is not None
+        ]
+        self._attached.close()
+        self._attached.enter_context(self.model.hooks(fwd_hooks=fwd_hooks))
+        self._courses.clear()
+        self._pass(self._batch)
+
+    def _pass(self, batch: Batch) -> None:
         self._seen = {name: [[] for _ in matched] for name, matched in self._hooks.items()}
-        self._n_seen = 0
+        self._n_seen, course = 0, describe(batch.inputs)
+        is_known = self._may_end and course in self._courses
+        self._n_expected = sum(map(len, self._hooks.values())) if is_known else 0
+        reads = _Reads()
         try:
-            output = call(self.model, batch.inputs)
+            with reads if self._may_end and not is_known else nullcontext():
+                output = call(self.model, batch.inputs)
         except _Enough:
             output = None
         for name, matched in self._hooks.items():
             if matched == [None]:
                 self._keep(name, 0, output, "the model's output")
-        # Frees the output before the next batch runs.
-        del output
-        if self._n_expected is None:
-            is_fixed = not self._drop_hooks_of_further_steps() and all(
-                quantity.hook and quantity.fires == "once" for quantity in self.quantities.values()
-            )
-            self._n_expected = sum(map(len, self._hooks.values())) if is_fixed else 0
-        _check_batch(self._seen, self._hooks, latents)
-        return self._seen
+        self._may_end &= not reads.any
+        self._courses.add(course)
 
-    def _drop_hooks_of_further_steps(self) -> bool:
-        is_dropped = False
-        for name, layers in self.layers.items():
+    def _number_layers(self) -> None:
+        for name, quantity in self.quantities.items():
+            if not quantity.has_layers:
+                continue
+            self._n_matched[name] = len(self._hooks[name])
+            self.layers[name] = layer_numbers(str(quantity.hook), _names(self._hooks[name]))
             fired = [bool(firings) for firings in self._seen[name]]
             n_fired = sum(fired)
             if 0 < n_fired < len(fired) and all(fired[:n_fired]):
-                self.layers[name] = layers[:n_fired]
+                self.layers[name] = self.layers[name][:n_fired]
                 self._hooks[name] = self._hooks[name][:n_fired]
                 self._seen[name] = self._seen[name][:n_fired]
-                is_dropped = True
-        return is_dropped
+                self._may_end = False
+
+    def _check_hooks(self) -> None:
+        if len(self.model.hook_dict) == self._n_hooks:
+            return
+        self._n_hooks = len(self.model.hook_dict)
+        for name in self.layers:
+            created = resolve_hooks(self.model, str(self.quantities[name].hook))
+            if len(created) > self._n_matched[name]:
+                raise _other_steps(len(self._hooks[name]), created[-1])
 
     def _listen(self, name: str, index: int, activation: Any, hook: Any) -> None:
         if index >= len(self._seen[name]):
-            raise RuntimeError(
-                f"all batches must have the number of steps of the first, {len(self._seen[name])}, "
-                f"got a pass in which {hook.name!r} fires; capture them in separate datasets"
-            )
+            raise _other_steps(len(self._seen[name]), hook.name)
         self._keep(name, index, activation, f"hook {hook.name!r}")
         self._n_seen += 1
         if self._n_seen == self._n_expected:
@@ -176,6 +229,13 @@ class Passes:
             )
         activation = _by_example(activation, self._n_examples, self._n_positions)
         firings.append(_reduce(name, quantity, activation, self._batch, source))
+
+
+def _other_steps(n_steps: int, hook: str) -> RuntimeError:
+    return RuntimeError(
+        f"all batches must have the number of steps of the first, {n_steps}, got a pass in which "
+        f"{hook!r} fires; capture them in separate datasets"
+    )
 
 
 def _names(hooks: list[str | None]) -> list[str]:

@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating, resolve_hooks
+from probes.capturing.hooking import HookedModel, broadcasts, check_model, evaluating
 from probes.capturing.inputs import (
     Edit,
     Inputs,
@@ -338,7 +338,7 @@ def _cells_dataset(
 
 def _firing_of_each_step(model: HookedModel, inputs: Inputs, pattern: str) -> list[Firing]:
     """The firings of the hooks, in order: one of each hook, or those of a hook that all share."""
-    return firings(model, take_rows(inputs, slice(1)), resolve_hooks(model, pattern))
+    return firings(model, take_rows(inputs, slice(1)), [pattern])
 
 
 def _check_answers(answers: Tensor, rows: slice) -> Tensor:

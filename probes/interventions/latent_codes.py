@@ -13,11 +13,12 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from probes.capturing.hooking import HookedModel, layer_numbers, resolve_hooks
+from probes.capturing.hooking import HookedModel, layer_numbers
 from probes.capturing.inputs import Inputs, count_examples
 from probes.capturing.quantity import Quantity
 from probes.checking import checked
 from probes.interventions.interchange import interchange
+from probes.interventions.sites import hooks_that_fire
 
 PATTERNS = "blocks.*.attn.hook_pattern"
 
@@ -139,7 +140,7 @@ def interchange_codes(
     _check_positions(query, keys)
     if len(query) != (examples := count_examples("base_inputs", base_inputs)):
         raise ValueError(f"query must have {examples} entries, one per example, got {len(query)}")
-    layers = resolve_hooks(model, hook)
+    layers = hooks_that_fire(model, base_inputs, hook)
     numbers = layer_numbers(hook, layers)
     sites = {f"layer {number}": [name] for number, name in zip(numbers, layers, strict=True)}
     code = torch.zeros(examples, 1, n_pos, n_pos, dtype=torch.bool)

@@ -6,9 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from probes.capturing.hooking import HookedModel, evaluating, is_glob, resolve_hooks
+from probes.capturing.hooking import (
+    HookedModel,
+    evaluating,
+    resolve_hooks,
+    run_with_matches,
+)
 from probes.capturing.inputs import Inputs, call, take_rows
 
 NO_SITE = "none"
@@ -87,7 +93,7 @@ def resolve_sites(model: HookedModel, hooks: Hooks, inputs: Inputs) -> dict[str,
             raise ValueError(f"hooks[{site!r}] must name at least one hook, got {given!r}")
         for place in places:
             if place.source is not None:
-                resolve_hooks(model, place.source)
+                hooks_that_fire(model, inputs, place.source)
         sites[site] = [
             *dict.fromkeys(
                 replace(place, hook=name)
@@ -101,26 +107,39 @@ def resolve_sites(model: HookedModel, hooks: Hooks, inputs: Inputs) -> dict[str,
 def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
     """The hooks that a name or glob matches, without those of steps that a model does not take.
 
-    A model that was once called with more steps has the hooks of these steps, too.
+    A model that was once called with more steps has the hooks of these steps, too; one that was not
+    yet called with these inputs may lack some.
+
+    Raises:
+        KeyError: an unknown hook.
     """
+    if pattern in model.hook_dict:
+        return [pattern]
+    fired = {name for name, _ in firings(model, take_rows(inputs, slice(1)), [pattern])}
     matched = resolve_hooks(model, pattern)
-    if not is_glob(pattern):
-        return matched
-    fired = {name for name, _ in firings(model, take_rows(inputs, slice(1)), matched)}
     return [name for name in matched if name in fired] or matched
 
 
-def firings(model: HookedModel, inputs: Inputs, hooks: Sequence[str]) -> list[Firing]:
-    """The hooks that fire in a pass, in this order, with the number of the firing."""
-    fired: list[Firing] = []
-    counts: Counter[str] = Counter()
+def firings(model: HookedModel, inputs: Inputs, patterns: Sequence[str]) -> list[Firing]:
+    """The hooks that match and fire in a pass, in this order, with the number of the firing.
 
-    # Not the hook point's own name: a TransformerBridge has hooks with several names.
-    def note(activation: Any, hook: Any, name: str) -> None:
-        fired.append((name, counts[name]))
-        counts[name] += 1
+    Raises:
+        KeyError: an unknown hook.
+    """
 
-    functions = [(name, partial(note, name=name)) for name in hooks]
-    with evaluating(model), model.hooks(fwd_hooks=functions):
-        call(model, inputs)
-    return fired
+    def run(matches: Mapping[str, list[str]]) -> list[Firing]:
+        fired: list[Firing] = []
+        counts: Counter[str] = Counter()
+
+        # Not the hook point's own name: a TransformerBridge has hooks with several names.
+        def note(activation: Any, hook: Any, name: str) -> None:
+            fired.append((name, counts[name]))
+            counts[name] += 1
+
+        names = dict.fromkeys(chain.from_iterable(matches.values()))
+        functions = [(name, partial(note, name=name)) for name in names]
+        with evaluating(model), model.hooks(fwd_hooks=functions):
+            call(model, inputs)
+        return fired
+
+    return run_with_matches(model, patterns, run)

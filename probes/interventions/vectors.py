@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from probes.capturing.hooking import HookedModel, resolve_hooks
+from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import Inputs, call, take_rows
 from probes.interventions.erasure import Entries
 from probes.interventions.sites import firings
@@ -149,10 +149,9 @@ def check_vector(model: HookedModel, name: str, vector: Vector, inputs: Inputs) 
         RuntimeError: the hook does not fire, or not so often.
         ValueError: the hook is a glob of several, or fires several times and there is no step.
     """
-    names = resolve_hooks(model, vector.hook)
-    if names != [vector.hook]:
+    fired = len(firings(model, take_rows(inputs, slice(1)), [vector.hook]))
+    if vector.hook not in model.hook_dict:
         raise ValueError(f"sites[{name!r}] must be one hook, got the glob {vector.hook!r}")
-    fired = len(firings(model, take_rows(inputs, slice(1)), names))
     if vector.step is None and fired > 1:
         raise ValueError(
             f"sites[{name!r}] must have a step, 0 to {fired - 1}, since {vector.hook!r} fires "

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.hooking import HookedModel, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
 from probes.checking import checked
 from probes.interventions.sites import Firing, firings
@@ -80,7 +80,7 @@ def nudge_states(
     lengths, nudged = [], []
     for one in models.values():
         check_model(one)
-        places = firings(one, take_rows(inputs, slice(1)), resolve_hooks(one, hook))
+        places = firings(one, take_rows(inputs, slice(1)), [hook])
         nudged = list(range(len(places) - 1) if steps is None else steps)
         if len(places) < 2 or not set(nudged) <= set(range(len(places))):
             raise ValueError(

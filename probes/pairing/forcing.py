@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.capturing.hooking import HookedModel, check_model, evaluating, resolve_hooks
+from probes.capturing.hooking import HookedModel, check_model, evaluating
 from probes.capturing.inputs import Edit, Inputs, call, count_examples, once, slices, take_rows
 from probes.checking import checked
 from probes.interventions.answers import Metric, check_metric, measure, metric_variables
+from probes.interventions.sites import hooks_that_fire
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -102,10 +103,12 @@ def force_pairing(
     """
     check_model(model)
     patterns = [hook] if isinstance(hook, str) else hook
-    names = list(
-        dict.fromkeys(name for pattern in patterns for name in resolve_hooks(model, pattern))
-    )
     examples = count_examples("inputs", inputs)
+    names = list(
+        dict.fromkeys(
+            name for pattern in patterns for name in hooks_that_fire(model, inputs, pattern)
+        )
+    )
     if not names or batch_size < 1 or resamples < 1:
         raise ValueError(
             "hook must name at least one hook, batch_size and resamples must be at least 1, got "

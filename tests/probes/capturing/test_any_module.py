@@ -165,8 +165,9 @@ def test_arguments_are_passed_on():
 
 
 def test_unknown_hooks_are_named_with_the_nearest():
+    absent = Quantity("layer.0.hook_out", ("example",))
     with pytest.raises(KeyError, match=r"encoder.layer.0.hook_out"):
-        capture(hooked(bert()), [], {"a": Quantity("layer.0.hook_out", ("example",))})
+        capture(hooked(bert()), [batch_of(tokens())], {"a": absent})
     with pytest.raises(TypeError, match=r"^model of hooked must be Module, got str 'bert'$"):
         hooked("bert")
 

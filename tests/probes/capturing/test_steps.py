@@ -11,6 +11,7 @@ from transformer_lens.hook_points import HookPoint
 
 import probes
 from probes import Quantity, capture
+from probes.interventions.sites import firings, hooks_that_fire
 
 
 class Looped(HookedRootModule):
@@ -144,6 +145,76 @@ def test_hooks_of_further_steps_are_left_out():
         capture(model, [batch(2, 1, 3), batch(2, 1, 4)], {"state": quantity})
     with pytest.raises(RuntimeError, match="must fire in the forward pass, silent"):
         capture(model, [batch(2, 1, 3), batch(2, 1, 2)], {"state": quantity})
+
+
+FIRST = Quantity("blocks.*", ("example",), lambda state: state[:, 0, 0])
+
+
+@pytest.mark.parametrize("hook", ["blocks.*", "blocks.[0-2]", "blocks.2"])
+def test_hooks_that_a_pass_creates_are_there_in_the_first_call(hook):
+    inputs = torch.zeros(2, 1, 1)
+    states = SimpleNamespace(inputs=inputs, latents={})
+    kept = {"state": Quantity(hook, FIRST.dims, FIRST.reduce)}
+    model = probes.hooked(Steps(), n_steps=3)
+    first, second = (capture(model, [states], kept) for _ in range(2))
+    assert first.identical(second)
+    assert first["state"].values[0].tolist() == (3 if hook == "blocks.2" else [1, 2, 3])
+    fresh = probes.hooked(Steps(), n_steps=3)
+    assert hooks_that_fire(fresh, inputs, hook) == hooks_that_fire(model, inputs, hook)
+    fresh = probes.hooked(Steps(), n_steps=3)
+    assert firings(fresh, inputs, [hook]) == firings(model, inputs, [hook])
+    with pytest.raises(KeyError, match=r"nearest: blocks\.2"):
+        capture(model, [states], {"state": Quantity("blocks.3", FIRST.dims, FIRST.reduce)})
+
+
+def test_probes_give_the_same_when_they_are_called_again():
+    inputs, sources = torch.rand(2, 3, 1, 1, generator=torch.Generator().manual_seed(0))
+    model = probes.hooked(Steps(), n_steps=5)
+
+    def patched(model):
+        return probes.interchange(
+            model,
+            inputs,
+            sources,
+            hooks={"all": "blocks.*"},
+            where=torch.ones(3, 1, 1, dtype=torch.bool),
+            metrics={"state": lambda output, rows: output[:, 0, 0]},
+        )
+
+    assert patched(model).identical(patched(model))
+    model = probes.hooked(Steps(), n_steps=5)
+    first, second = (probes.nudge_states(model, inputs, hook="blocks.*") for _ in range(2))
+    assert first.sizes["step"] == 5
+    assert first.identical(second)
+
+
+def test_a_batch_that_creates_hooks_of_further_steps_is_refused():
+    with pytest.raises(RuntimeError, match=r"steps of the first, 3, got .* 'blocks\.3' fires"):
+        capture(Steps(), [batch(2, 1, 3), batch(2, 1, 4)], {"state": FIRST})
+
+
+class Doubling(nn.Module):
+    """Adds its states to themselves until they are large."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = nn.Identity()
+
+    def forward(self, state):
+        while (state < 1).any():
+            state = self.state(2 * state)
+        return state
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_further_firing_in_another_batch_is_seen(order):
+    once = {"state": Quantity("hook_state", ("example", "pos", "d"))}
+    with pytest.raises(RuntimeError, match="fired again"):
+        capture(Looped(), [batch(2, 1, 1), batch(2, 1, 5)][::order], once)
+    once = {"state": Quantity("state.hook_out", ("example", "d"))}
+    batches = [SimpleNamespace(inputs=torch.full((2, 1), x), latents={}) for x in (0.5, 0.1)]
+    with pytest.raises(RuntimeError, match="fired again"):
+        capture(probes.hooked(Doubling()), batches[::order], once)
 
 
 def test_arguments_can_be_bound():
