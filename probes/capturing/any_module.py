@@ -49,6 +49,11 @@ def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
     return _Hooked(model, arguments)
 
 
+def bound_arguments(module: nn.Module) -> Mapping[str, Any]:
+    """The arguments with which `hooked` calls a model."""
+    return module._arguments if isinstance(module, _WithArguments | _Hooked) else {}
+
+
 class _WithArguments(nn.Module):
     """A model with hooks that is called with further arguments."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
@@ -11,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from torch import Tensor, nn
 
 from probes.capturing.quantity import fill_of
-
-_SAMPLED = 64  # values of each parameter that identify a model
 
 
 class Archive:
@@ -40,6 +36,8 @@ class Archive:
         self._ragged = frozenset(ragged)
         self.path, self.identity = path, json.dumps(identity, sort_keys=True)
         self.batches = self.examples = 0
+        # The number of examples and the digest of each batch.
+        self._parts: list[tuple[int, str]] = []
         self._earlier = xr.Dataset()
         self._shapes: dict[str, tuple[int, ...]] = {}
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -59,6 +57,7 @@ class Archive:
         self.batches, self.examples = (
             int(str(group.attrs.get(name, 0))) for name in ("batches", "examples")
         )
+        self._parts = json.loads(str(group.attrs.get("inputs", "[]")))
         if self.batches:
             for _, array in group.arrays():
                 if (dims := array.metadata.dimension_names) and "example" in dims:
@@ -67,14 +66,13 @@ class Archive:
             self._earlier = self.read()
             self._shapes = _shapes(self._earlier)
 
-    def append(self, batch: xr.Dataset) -> None:
-        """Write the examples of a batch, then record that they are there."""
+    def append(self, batch: xr.Dataset, digest: str) -> None:
+        """Write the examples of a batch, then record that they are there, and its digest."""
         # zarr has strings of any length.
         strings = [name for name, values in batch.data_vars.items() if values.dtype.kind == "U"]
         batch = batch.assign({name: batch[name].astype(object) for name in strings})
         # Attributes are written first: until the examples are there, the counts are the old ones.
-        counts = {"batches": self.batches, "examples": self.examples}
-        batch = batch.assign_attrs(capture=self.identity, **counts)
+        batch = batch.assign_attrs(capture=self.identity, **self._counts())
         if self.batches:
             batch = self._fitted(batch)
             of_examples = [name for name in batch.variables if "example" in batch[name].dims]
@@ -93,7 +91,12 @@ class Archive:
             self._shapes = _shapes(batch)
         self.batches += 1
         self.examples += batch.sizes["example"]
-        self._group().attrs.update({"batches": self.batches, "examples": self.examples})
+        self._parts.append((batch.sizes["example"], digest))
+        self._group().attrs.update(self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        counts = {"batches": self.batches, "examples": self.examples}
+        return counts | {"inputs": json.dumps(self._parts)}
 
     def _group(self) -> Any:
         # Imported here because captures in memory do not need it.
@@ -130,42 +133,42 @@ class Archive:
                 padded[str(name)] = filled.astype(variable.dtype)
         return batch.drop_vars([*padded]).assign(padded)
 
-    def check(self, start: int, latents: Mapping[str, np.ndarray]) -> int:
-        """Check that stored examples have these latents, and return how many there are.
+    def check(self, number: int, latents: Mapping[str, np.ndarray], digest: str) -> None:
+        """Check that a batch is the one that was stored.
 
         Args:
-            start: the number of the first example.
-            latents: the latents of a batch that was captured before.
+            number: the number of the batch.
+            latents: its latents.
+            digest: the digest of what else the capture takes from it.
 
         Raises:
-            ValueError: the stored latents are others.
+            ValueError: what was stored is of another batch.
         """
-        stored, count = self._earlier, 0
-        for name, latent in latents.items():
-            count = len(latent)
-            values = stored[name][start : start + count].to_numpy() if name in stored else None
-            if values is None or not _equal(values, latent):
-                raise ValueError(
-                    f"batches must be those of the earlier capture in {self.path}, got another "
-                    f"{name!r} for the examples from {start}"
-                )
-        return count
+        start = sum(count for count, _ in self._parts[:number])
+        count, stored_digest = self._parts[number]
+        stored = self._earlier.isel(example=slice(start, start + count))
+        differs = [
+            name
+            for name, latent in latents.items()
+            if name not in stored or not _equal(stored[name].to_numpy(), latent)
+        ]
+        if differs or digest != stored_digest:
+            raise ValueError(
+                f"batches must be those of the earlier capture in {self.path}, got another "
+                f"{differs[0] if differs else 'inputs'!r} for the examples from {start}"
+            )
 
-    def read(self) -> xr.Dataset:
-        """The dataset; values are read from disk when they are used."""
-        return xr.open_dataset(self.path, engine="zarr", consolidated=False, chunks=None)
-
-
-def weights_digest(model: object) -> str:
-    """A digest of some values of each parameter of a model."""
-    digest = hashlib.sha256()
-    if isinstance(model, nn.Module):
-        for name, weight in model.state_dict().items():
-            if isinstance(weight, Tensor):
-                step = max(1, weight.numel() // _SAMPLED)
-                values = weight.detach().flatten()[::step].double().cpu().numpy()
-                digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
-    return digest.hexdigest()[:16]
+    def read(self, n_batches: int | None = None) -> xr.Dataset:
+        """The dataset of all batches, or of the first; values are read when they are used."""
+        data = xr.open_dataset(self.path, engine="zarr", consolidated=False, chunks=None)
+        data.attrs.pop("inputs", None)
+        if n_batches is None or n_batches == self.batches:
+            return data
+        n_examples = sum(count for count, _ in self._parts[:n_batches])
+        data = data.isel(example=slice(n_examples))
+        sizes = {dim: int(data[f"n_{dim}"].max()) for dim in self._ragged}
+        data = data.isel({dim: slice(size) for dim, size in sizes.items()})
+        return data.assign_attrs(batches=n_batches, examples=n_examples)
 
 
 def _shapes(data: xr.Dataset) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.capturing.archive import Archive, weights_digest
+from probes.capturing.archive import Archive
+from probes.capturing.digests import digest_of
 from probes.capturing.hooking import HookedModel, check_model
 from probes.capturing.passes import Batch, Firings, Passes, read_latents
 from probes.capturing.quantity import Labels, Quantity, fill_of
@@ -53,7 +54,8 @@ def capture(
             `example`, `{name}_1`, `{name}_2`, ...
         to: a path that ends in `.zarr`: each batch is written to disk when it is done, so memory
             does not grow, and an interrupted capture continues when it is called again with the
-            same model and batches; or in `.nc`: a netCDF file, written at the end. None: in memory.
+            same model, quantities and batches, in which weights, arguments, code and inputs are
+            compared; or in `.nc`: a netCDF file, written at the end. None: in memory.
 
     Returns:
         One variable per quantity, [example, dims...] or [example, layer, dims...] for a glob
@@ -63,7 +65,8 @@ def capture(
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
-        TypeError: the model cannot be hooked, or a batch has no inputs or latents.
+        TypeError: the model cannot be hooked, a batch has no inputs or latents, or, for `.zarr`, a
+            `reduce` or an input cannot be told from another one.
         ValueError: the model is compiled, there is no batch, a name is both a quantity and a
             latent, `dims` do not fit a tensor, numbers of examples differ, or `to` has another
             ending or holds something else.
@@ -105,29 +108,31 @@ def capture(
 
 
 def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Batch]) -> xr.Dataset:
-    identity = labels.identity() | {"weights": weights_digest(passes.model)}
+    identity = labels.identity() | {"model": digest_of("a model", passes.model)}
+    takes_batch = any(one.takes_batch for one in passes.quantities.values())
     ragged = {dim for one in passes.quantities.values() for dim in one.ragged_dims}
     archive = Archive(path, identity, ragged)
-    n_before, examples = archive.batches, 0
+    n_before, n_batches = archive.batches, 0
     # A batch is written while the next one is computed.
     with ThreadPoolExecutor(max_workers=1) as writer:
         written: Future[None] | None = None
         for number, batch in enumerate(batches):
-            latents = read_latents(batch)
+            latents, n_batches = read_latents(batch), number + 1
+            digest = digest_of("batches", batch if takes_batch else batch.inputs)
             if number < n_before:
-                examples += archive.check(examples, latents)
+                archive.check(number, latents, digest)
                 continue
             rows = {name: _Rows(name, quantity) for name, quantity in passes.quantities.items()}
             for name, firings in passes.run(batch, latents).items():
                 rows[name].append(firings)
             if written is not None:
                 written.result()
-            written = writer.submit(archive.append, _dataset(labels, rows, latents))
+            written = writer.submit(archive.append, _dataset(labels, rows, latents), digest)
         if written is not None:
             written.result()
-    if not archive.batches:
+    if not n_batches:
         raise ValueError("batches must hold at least one batch, got none")
-    return archive.read()
+    return archive.read(n_batches)
 
 
 def _dataset(

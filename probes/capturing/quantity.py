@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
+from probes.capturing.digests import digest_of
 from probes.capturing.hooking import is_glob
 
 
@@ -111,11 +112,21 @@ class Labels:
     latent_dims: Mapping[str, tuple[str, ...]]
 
     def identity(self) -> dict[str, Any]:
-        """What is captured, as JSON values."""
-        return {
-            name: [quantity.hook, list(quantity.kept_dims)]
-            for name, quantity in self.quantities.items()
+        """What is captured, as JSON values.
+
+        Raises:
+            TypeError: a `reduce` cannot be told from another one.
+        """
+        quantities = {
+            name: [
+                one.hook,
+                one.kept_dims,
+                one.ragged,
+                digest_of(f"reduce of {name!r}", one.reduce),
+            ]
+            for name, one in self.quantities.items()
         }
+        return {"quantities": quantities, "latent_dims": dict(self.latent_dims)}
 
     def dataset(
         self,

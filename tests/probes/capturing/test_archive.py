@@ -1,6 +1,10 @@
 """Captures on disk: complete, continued after an interruption, and refused where they differ."""
 
+import copy
+import os
+import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,8 +13,10 @@ import pytest
 import torch
 import xarray as xr
 import zarr
+from torch import nn
 
-from probes import Quantity, capture
+from probes import Quantity, capture, hooked, masked_mean
+from probes.capturing.quantity import Labels
 
 QUANTITIES = {
     "pattern": Quantity("blocks.*.attn.hook_pattern", ("example", "head", "query_pos", "key_pos")),
@@ -152,3 +158,164 @@ def test_without_zarr_it_is_named(toy_model, make_batches, tmp_path):
     ):
         capture(toy_model(), make_batches(1), QUANTITIES, to=tmp_path / "x.zarr")
     assert not (tmp_path / "x.zarr").exists()
+
+
+PAST_END = 2
+
+
+def last(state):
+    return state[:, PAST_END - 3]
+
+
+def taking(position):
+    def reduce(state):
+        return state[:, position]
+
+    return reduce
+
+
+def resid(reduce):
+    return {"resid": Quantity("blocks.1.hook_resid_post", ("example", "feature"), reduce)}
+
+
+class Position:
+    def __init__(self, position):
+        self.position = position
+
+    def __call__(self, state):
+        return state[:, self.position]
+
+    def of(self, state):
+        return self(state)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "other"),
+    [
+        (lambda state: state.mean(1), lambda state: state.amax(1)),
+        (lambda state: state[:, 1], lambda state: state[:, 2]),
+        (lambda state, at=1: state[:, at], lambda state, at=2: state[:, at]),
+        (lambda state: (lambda: state[:, 1])(), lambda state: (lambda: state[:, 2])()),
+        (taking(1), taking(2)),
+        (taking(torch.tensor(1)), taking(torch.tensor(2))),
+        (partial(torch.select, dim=1, index=1), partial(torch.select, dim=1, index=2)),
+        (partial(torch.amax, dim=1), partial(torch.amin, dim=1)),
+        (Position(1), Position(2)),
+        (Position(1).of, Position(2).of),
+        (masked_mean("mask"), masked_mean("index")),
+        (masked_mean(taking(1)), masked_mean(taking(2))),
+        (nn.Sequential(nn.Flatten()), nn.Sequential(nn.Flatten(1, 2))),
+    ],
+)
+def test_another_reduction_is_another_capture(reduce, other):
+    identity = Labels(resid(reduce), {}, {}).identity()
+    assert identity == Labels(resid(copy.deepcopy(reduce)), {}, {}).identity()
+    assert identity != Labels(resid(other), {}, {}).identity()
+
+
+def test_values_that_a_reduction_takes_from_its_module_count(monkeypatch):
+    identity = Labels(resid(last), {}, {}).identity()
+    assert identity == Labels(resid(last), {}, {}).identity()
+    monkeypatch.setitem(last.__globals__, "PAST_END", 1)
+    assert identity != Labels(resid(last), {}, {}).identity()
+
+
+def test_a_reduction_that_cannot_be_told_from_another_is_refused(toy_model, make_batches, tmp_path):
+    numbers = (number for number in range(9))
+    quantities = resid(lambda state: state[:, next(numbers)])
+    with pytest.raises(TypeError, match=r"reduce of 'resid' that can be told from .* got function"):
+        capture(toy_model(), make_batches(1), quantities, to=tmp_path / "x.zarr")
+    assert capture(toy_model(), make_batches(1), quantities)["resid"].sizes["example"] == 5
+
+
+class Repeated(nn.Module):
+    """A linear map, as often as it is told to."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.core, self.activation = nn.Linear(3, 3), activation
+        self.register_buffer("scale", torch.ones(3), persistent=False)
+        nn.init.constant_(self.core.weight, 0.1)
+        nn.init.zeros_(self.core.bias)
+
+    def forward(self, x, n_steps=1, mask=None):
+        for _ in range(n_steps):
+            x = self.activation(self.core(x)) * self.scale
+        return x if mask is None else x * mask
+
+
+def test_another_model_or_other_arguments_are_refused(tmp_path):
+    batches = [SimpleNamespace(inputs=torch.ones(2, 3), latents={})]
+    kept = {"y": Quantity(None, ("example", "d"))}
+
+    def captured(change=lambda model: None, activation=None, **arguments):
+        model = Repeated(activation or nn.Tanh())
+        with torch.no_grad():
+            change(model)
+        return capture(hooked(model, **arguments), batches, kept, to=tmp_path / "x.zarr")
+
+    xr.testing.assert_equal(captured(), captured())
+    for arguments in (
+        {"change": lambda model: model.core.weight[1, 1].add_(1e-3)},
+        {"change": lambda model: model.scale[1].add_(1e-3)},
+        {"activation": nn.ReLU()},
+        {"n_steps": 2},
+        {"mask": torch.ones(3)},
+    ):
+        with pytest.raises(ValueError, match="must be a new path or hold the same capture"):
+            captured(**arguments)
+
+
+def test_other_inputs_with_the_same_latents_are_refused(toy_model, make_batches, tmp_path):
+    batches = make_batches(3)
+    for batch in batches:
+        batch.latents.clear()
+    first = capture(toy_model(), batches[:2], QUANTITIES, to=tmp_path / "x.zarr").load()
+    other = [batches[0], SimpleNamespace(inputs=batches[1].inputs + 1e-3, latents={})]
+    with pytest.raises(ValueError, match="another 'inputs' for the examples from 5"):
+        capture(toy_model(), other, QUANTITIES, to=tmp_path / "x.zarr")
+    longer = capture(toy_model(), batches, QUANTITIES, to=tmp_path / "x.zarr")
+    xr.testing.assert_equal(longer.isel(example=slice(10)), first)
+
+
+def test_what_a_reduction_may_read_of_a_batch_is_compared(toy_model, make_batches, tmp_path):
+    batch = make_batches(1)[0]
+    kept = resid(masked_mean(lambda given: given.mask))
+
+    def captured(mask):
+        given = SimpleNamespace(inputs=batch.inputs, latents={}, mask=mask)
+        return capture(toy_model(), [given], kept, to=tmp_path / "x.zarr")
+
+    captured(torch.ones(5, 4))
+    with pytest.raises(ValueError, match="another 'inputs' for the examples from 0"):
+        captured(torch.ones(5, 4).tril())
+
+
+def test_of_a_longer_capture_only_what_is_asked_for_is_given(toy_model, make_batches, tmp_path):
+    capture(toy_model(), make_batches(3), QUANTITIES, to=tmp_path / "x.zarr")
+    data = capture(toy_model(), make_batches(3)[:1], QUANTITIES, to=tmp_path / "x.zarr")
+    xr.testing.assert_equal(data, capture(toy_model(), make_batches(1), QUANTITIES))
+    assert data.attrs["batches"] == 1
+    whole = capture(toy_model(), make_batches(3), QUANTITIES, to=tmp_path / "x.zarr")
+    assert whole.sizes["example"] == 15
+    with pytest.raises(ValueError, match="at least one batch"):
+        capture(toy_model(), [], QUANTITIES, to=tmp_path / "x.zarr")
+
+
+def test_digests_are_the_same_in_each_process():
+    program = (
+        "from probes import masked_mean; from probes.capturing.digests import digest_of; "
+        "names = lambda state: state if state in {'a', 'b', 'c'} else None; "
+        "print(digest_of('x', [masked_mean(), names, {'d', 'e', 'f'}]))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1

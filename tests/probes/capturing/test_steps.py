@@ -75,6 +75,17 @@ def test_an_archive_of_ragged_batches_is_continued(tmp_path):
     capture(Looped(), batches[:2], {"state": STATE}, to=tmp_path / "part.zarr")
     part = capture(Looped(), batches, {"state": STATE}, to=tmp_path / "part.zarr").load()
     np.testing.assert_array_equal(part["state"].values, whole["state"].values)
+    # Of fewer batches there are no more steps and positions than in their own capture.
+    first = capture(Looped(), batches[:1], {"state": STATE}, to=tmp_path / "part.zarr")
+    assert first.equals(capture(Looped(), batches[:1], {"state": STATE}))
+
+
+def test_an_archive_of_a_model_that_creates_hooks_is_continued(tmp_path):
+    model, batches = Steps(), [batch(2, 1, 3), batch(2, 1, 3, first=2)]
+    first = capture(model, batches[:1], {"state": FIRST}, to=tmp_path / "x.zarr")
+    assert first["layer"].values.tolist() == [0, 1, 2]
+    both = capture(model, batches, {"state": FIRST}, to=tmp_path / "x.zarr")
+    assert both.equals(capture(Steps(), batches, {"state": FIRST}))
 
 
 def test_a_second_firing_is_refused_unless_it_is_asked_for():
