@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
-from probes.capturing.any_module import bound_arguments
 from probes.capturing.hooking import modules_of
 from probes.checking import shape_of
 
@@ -97,6 +95,11 @@ def _reduced(value: Any) -> Iterable[Any]:
 
 
 def _of_model(model: nn.Module) -> Iterator[Any]:
+    # Imported here because `--help` of studies should not wait for it.
+    from transformer_lens.hook_points import HookPoint
+
+    from probes.capturing.any_module import bound_arguments
+
     for module in modules_of(model):
         weights = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
         yield from ((_name(type(module)), name, weight) for name, weight in weights)

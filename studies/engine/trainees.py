@@ -11,7 +11,7 @@ from torch import nn
 
 from studies.engine import folders
 from studies.engine.checkpoints import Trunk
-from studies.engine.examples import Examples
+from studies.engine.examples import TRAIN, Examples
 from studies.engine.fingerprints import code_of
 from studies.engine.folders import RunError
 from studies.engine.scoring import log_entries, score
@@ -44,7 +44,7 @@ def run_training(
     """
     first, names = setups[0], ", ".join(str(setup.seed) for setup in setups)
     trainees = list(map(partial(_trainee, device=device), setups, cell_folders))
-    _check_losses(setups, trainees[0])
+    _check_losses(setups, trainees[0].model, device)
     train(
         trainees,
         config=first.training,
@@ -83,7 +83,7 @@ def _trainee(setup: Setup, folder: Path, *, device: str) -> Trainee:
     )
 
 
-def _check_losses(setups: Sequence[Setup], trainee: Trainee) -> None:
+def _check_losses(setups: Sequence[Setup], model: nn.Module, device: str) -> None:
     """Check that a model has the same loss by all setups, since all are trained on the first's.
 
     Raises:
@@ -91,11 +91,11 @@ def _check_losses(setups: Sequence[Setup], trainee: Trainee) -> None:
     """
     if not setups[1:]:
         return
-    model, batch, losses = trainee.model.eval(), trainee.sample(0, 2), []
+    losses, batch = [], setups[0].sampler().batch(TRAIN, 0, 2, device)
     with torch.no_grad(), torch.random.fork_rng():
         for setup in setups:
             torch.manual_seed(0)
-            losses.append(float(setup.loss(model, batch, 0)))
+            losses.append(float(setup.loss(model.eval(), batch, 0)))
     if len(set(losses)) > 1:
         shown = ", ".join(f"{loss:.4g}" for loss in losses)
         raise RunError(
