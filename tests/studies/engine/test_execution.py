@@ -208,6 +208,20 @@ def test_a_measure_that_is_edited_while_models_train_is_that_of_the_start(folder
     np.testing.assert_allclose(read_result(path / "result.nc")["norm"]["norm"], 2.5 * first)
 
 
+def test_a_view_that_is_edited_while_models_train_is_drawn_again(folder):
+    helper = folder.path / f"{folder.name}_helper.py"
+    helper.write_text("FACTOR = 2.0\n")
+    imported = f"import xarray as xr\nfrom {folder.name}_helper import FACTOR"
+    folder.edit(folder.study_file, "import xarray as xr", imported)
+    folder.edit(folder.study_file, 'result["norm"]["norm"])', 'FACTOR * result["norm"]["norm"])')
+    edit = f'if step == 12: open({str(helper)!r}, "w").write("FACTOR = 5.0\\n")'
+    folder.edit(folder.study_file, "time.sleep(self.pause)", edit)
+    folder.run()
+    sys.modules.pop(helper.stem)
+    again, _ = folder.run()
+    assert not again.taken_from_disk
+
+
 def test_what_a_study_adds_is_made_with_the_models_on_disk(tmp_path):
     def export(result, folder):
         (folder / "exported.txt").write_text(result.attrs["study"])

@@ -253,8 +253,9 @@ def test_models_are_taken_from_the_zoo_only_if_asked_for(filled, tmp_path):
     run(STUDY, resources=Resources(root=root, pretrained=True))
     assert len(TRAINED) == 2 * STUDY.setup.training.n_steps
     assert json.loads(read_result(folder / "result.nc").attrs["from_zoo"]) == {}
-    with pytest.raises(ValueError, match="fresh, which trains all models anew, excludes"):
-        Resources(fresh=True, pretrained=True)
+    for other in ("pretrained", "redraw"):
+        with pytest.raises(ValueError, match=f"which trains all models anew, excludes {other}"):
+            Resources(fresh=True, **{other: True})
 
 
 def test_models_that_came_from_the_zoo_are_not_added_to_it(filled, tmp_path):
