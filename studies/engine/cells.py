@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import probes
 from mechanisms import model_zoo
 from studies.engine import folders, results
-from studies.engine.checkpoints import Checkpoints, load_weights, read_log
+from studies.engine.checkpoints import Checkpoints, Trunk, load_weights, read_log
 from studies.engine.examples import Examples, first_batch
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
@@ -113,9 +113,15 @@ class Cell:
         """Digests of the current code that training runs."""
         return code_of(self.setup, run_training)
 
-    def code_of_measures(self) -> dict[str, str]:
-        """Digests of the current code that all measures run."""
-        return code_of(*self._measures.values(), self.setup, Trained, Examples)
+    def code_of_measures(self, *names: str) -> dict[str, str]:
+        """Digests of the current code that some measures run, or, without names, all."""
+        measures = [self._measures[name] for name in names or self._measures]
+        return code_of(*measures, self.setup, Trained, Examples)
+
+    @property
+    def trunk(self) -> Trunk | None:
+        """The states that the model shares with others; see `trunk_of`."""
+        return trunk_of(self.setup, self.folder.parents[1])
 
     def other_code(self) -> list[str]:
         """The files that have changed since any part of the training."""
@@ -140,22 +146,26 @@ class Cell:
         else:
             train_together([self], position=position)
 
-    def clear(self, *, all_of_it: bool, measures: Sequence[str]) -> None:
-        """Move the model and its measures aside, or remove some measures, to make them anew.
+    def set_aside(self) -> None:
+        """Move the model and its measures aside, to make them anew.
 
         Raises:
             RunError: another process trains the model.
         """
-        if not all_of_it and not measures:
-            return
         with folders.locked(self.folder):
-            if all_of_it:
-                folders.set_aside(self.folder)
-                if (trunk := trunk_of(self.setup, self.folder.parents[1])) is not None:
-                    folders.set_aside(trunk.folder)
-            else:
-                for name in measures:
-                    self.path_of(name).unlink(missing_ok=True)
+            folders.set_aside(self.folder)
+            if (trunk := self.trunk) is not None:
+                folders.set_aside(trunk.folder)
+
+    def remove(self, measures: Sequence[str]) -> None:
+        """Remove some measures, to make them anew.
+
+        Raises:
+            RunError: another process trains or measures the model.
+        """
+        with folders.locked(self.folder):
+            for name in measures:
+                self.path_of(name).unlink(missing_ok=True)
 
     def take_from_zoo(self) -> None:
         """If the model is one of the zoo, write it to the folder, as that of a finished training.
@@ -184,7 +194,7 @@ class Cell:
     def has(self, name: str) -> bool:
         """Whether a measure is on disk, made by the current code."""
         code = results.code_in(self.path_of(name))
-        return code is not None and not changed_files(code, self._code_of(name))
+        return code is not None and not changed_files(code, self.code_of_measures(name))
 
     def measure(self) -> None:
         """Compute and write the measures that are not on disk."""
@@ -233,10 +243,6 @@ class Cell:
             }
             folders.write_json(path, {"config": config, "codes": [*codes, record]})
 
-    def _code_of(self, name: str) -> dict[str, str]:
-        """Digests of the current code that a measure runs."""
-        return code_of(self._measures[name], self.setup, Trained, Examples)
-
     def _measure(self, name: str) -> None:
         """Compute a measure, at the tested checkpoint and if asked for along training; write it."""
         log, setup = read_log(self.folder), self.setup
@@ -254,7 +260,7 @@ class Cell:
             "at": folders.now(),
             "git": folders.git_commits(sources_of(setup, self._measures[name])),
         }
-        tree.attrs = {"code": json.dumps(self._code_of(name)), "made": json.dumps(made)}
+        tree.attrs = {"code": json.dumps(self.code_of_measures(name)), "made": json.dumps(made)}
         results.write_tree(tree, self.path_of(name))
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:

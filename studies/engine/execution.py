@@ -196,7 +196,10 @@ class Run:
             if resources.fresh:
                 folders.set_aside(self.folder)
             for cell in self.cells:
-                cell.clear(all_of_it=resources.fresh, measures=resources.anew)
+                if resources.fresh:
+                    cell.set_aside()
+                elif resources.anew:
+                    cell.remove(resources.anew)
                 cell.take_from_zoo()
             incomplete = [cell for cell in self.cells if not cell.complete]
             if incomplete and resources.redraw:

@@ -146,7 +146,7 @@ def _held_by(function: Any) -> Iterator[Any]:
         yield function.__self__
     elif isinstance(function, type):
         # A measure with settings is a class around its function.
-        yield from (one for name, one in vars(function).items() if name == "__wrapped__")
+        yield vars(function).get("__wrapped__", ())
     elif isinstance(function, FunctionType):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:

@@ -16,7 +16,6 @@ from studies.engine.cells import Cell, train_together
 from studies.engine.fingerprints import changed_files
 from studies.engine.folders import RunError, now
 from studies.engine.settings import plain
-from studies.engine.trainees import trunk_of
 from studies.engine.training import NEVER, Deadline
 from studies.engine.workers import Workers
 
@@ -45,7 +44,7 @@ def jobs_of(cells: Sequence[Cell], together: int) -> list[list[Group]]:
     ]
     jobs: dict[Any, list[Group]] = {}
     for group in groups:
-        trunk = trunk_of(group[0].setup, group[0].folder.parents[1])
+        trunk = group[0].trunk
         # Groups whose first cells share a trunk share those of the others, too.
         key = group[0].name if trunk is None else trunk.identity
         jobs.setdefault(key, []).append(group)
