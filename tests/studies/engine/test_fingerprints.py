@@ -144,6 +144,8 @@ def package(tmp_path, monkeypatch, request):
     for file, text in FILES.items():
         (folder / file).write_text(text.replace("{name}", name))
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Bytecode stays valid after an edit within a second that keeps the length of the file.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     importlib.invalidate_caches()
     fingerprints.forget()
     yield folder
