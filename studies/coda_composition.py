@@ -17,6 +17,7 @@ composition functions are compared as well (the paper's Tables 8 and 9), and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -147,9 +148,9 @@ SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2), "seed": tuple(ran
 """Axes of models that are trained for less long, of which all are trained at each rate."""
 
 
-def further(rate: float) -> dict[str, tuple[Any, ...]]:
+def further(rate: float, seeds: Sequence[int] = (3, 4, 5, 6)) -> dict[str, tuple[Any, ...]]:
     """Axes of further seeds at the best rate of a condition."""
-    return {"training.learning_rate": (rate,), "seed": (3, 4, 5, 6)}
+    return {"training.learning_rate": (rate,), "seed": tuple(seeds)}
 
 
 TESTED = "scores.n_test=4000"
@@ -255,9 +256,21 @@ ARITHMETIC = engine.Study(
                 SCALES | RATES,
             ),
         ),
+        # Two seeds choose the rates, and leave everything open: eight more at the best.
         "compositions": Preset(
             changes=TESTED,
-            grids=(COMPOSED | CHOOSING | {"seed": (0, 1)},),
+            grids=(
+                COMPOSED | CHOOSING | {"seed": (0, 1)},
+                *(
+                    grid(affinity=(affinity,), gate=gates) | further(rate, range(2, 10))
+                    for affinity, gates, rate in (
+                        ("tanh", ("sigmoid", "arctan", "algebraic"), 6e-3),
+                        ("tanh", ("tanh",), 3e-3),
+                        ("sigmoid", ("sigmoid",), 6e-3),
+                        ("sigmoid", ("tanh", "arctan", "algebraic"), 3e-3),
+                    )
+                ),
+            ),
             measures=(),
         ),
         "paper": Preset(
