@@ -74,7 +74,7 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
     """Heat maps of a reading by composition functions and by centrings, the others as in `BASIC`.
 
     One row for each combination of all other settings, such as the alignment, with more than one
-    pair of functions; None if there is none.
+    pair of functions; no column for centrings where there is only one. None if there is no row.
     """
     models = [c for c in conditions_of(result) if c.values["model"] == "coda"]
     names = [name for name in models[0].values if name not in BASIC] if models else []
@@ -95,9 +95,11 @@ def ablation(result: xr.DataTree, *, reading: Reading, title: str) -> Figure | N
     maps = {name: tables for name, tables in maps.items() if tables[0].size > 1}
     if not maps:
         return None
+    shown = [n for n in range(len(MAPS)) if any(tables[n].size > 1 for tables in maps.values())]
+    maps = {name: [tables[n] for n in shown] for name, tables in maps.items()}
     means = np.concatenate([t.to_numpy().ravel() for tables in maps.values() for t in tables])
     limits = float(np.nanmin(means)), float(np.nanmax(means))
-    figure, axes = grid(len(maps), len(MAPS), width=4, height=3, share=False)
+    figure, axes = grid(len(maps), len(shown), width=4, height=3, share=False)
     for row, (label, tables) in zip(axes, maps.items(), strict=True):
         for axis, table in zip(row, tables, strict=True):
             colours: Any = {"limits": limits, "cmap": "viridis"}
