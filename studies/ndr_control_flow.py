@@ -231,6 +231,12 @@ LOOKUP_PRESETS = {
         changes="drawn.n=1",
         grids=({"model": SIX} | BOTH | {"seed": (0, 1, 2)},),
     ),
+    # Three seeds left open which of the two is learned in fewer steps: seven more, backward.
+    "choice": engine.Preset(
+        changes="task.direction=backward drawn.n=1",
+        grids=({"model": ("abs_rel_gate", "ndr"), "seed": tuple(range(10))},),
+        measures=(),
+    ),
     # Each at its best rate. Models without gates take long: they were trained on a GPU. Three seeds
     # left open how far relative positions go.
     "gateless": engine.Preset(

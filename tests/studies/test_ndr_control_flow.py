@@ -241,7 +241,8 @@ ALL_PRESETS = [
 @pytest.mark.parametrize(("study", "preset"), ALL_PRESETS)
 def test_every_preset_builds_its_models_and_their_losses_are_finite(study, preset):
     small = ["task.n_train=600", "task.n_id=100"] if study is not STUDY else []
-    forward = ["task.direction=forward"] if preset in ("near-mark", "recurrent", "backward") else []
+    backward = ("near-mark", "recurrent", "backward", "choice")
+    forward = ["task.direction=forward"] if preset in backward else []
     cells = cells_of(study, preset, *small, *forward)
     assert set(cells) == set(MODELS)
     for name, cell in cells.items():
