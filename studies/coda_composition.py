@@ -258,7 +258,7 @@ ARITHMETIC = engine.Study(
         ),
         # After 2,500 steps most curves still rise.
         "longer": Preset(
-            changes=f"{TESTED} n_steps=4 training.n_steps=7500 seed=0,1,2",
+            changes=f"{TESTED} n_steps=4 training.n_steps=7500 training.compile=true seed=0,1,2",
             grids=(
                 grid("softmax", "coda", "universal", "adaptive_universal")
                 | {"training.learning_rate": (1.5e-3, 3e-3, 6e-3)},
