@@ -233,7 +233,7 @@ LOOKUP_PRESETS = {
     ),
     # Three seeds left open which of the two is learned in fewer steps: seven more, backward.
     "choice": engine.Preset(
-        changes="task.direction=backward drawn.n=1",
+        changes="task.direction=backward",
         grids=({"model": ("abs_rel_gate", "ndr"), "seed": tuple(range(10))},),
         measures=(),
     ),
