@@ -52,7 +52,7 @@ def weights_path(name: str) -> Path:
     if name not in names:
         nearest = get_close_matches(name, names, n=3, cutoff=0.3) or names
         listed = ", ".join(PREFIX + other for other in nearest)
-        known = f"nearest are {listed}" if names else "the zoo has no models"
+        known = f"nearest: {listed}" if names else "the zoo has no models"
         raise ValueError(f"unknown model {PREFIX + name!r}; {known}")
     return FOLDER / f"{name}.safetensors"
 

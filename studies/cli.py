@@ -205,7 +205,7 @@ def file_of(study: str) -> tuple[Path, list[str]]:
                 return of_package, ["--study", study]
             names |= dict.fromkeys(others)
     nearest = get_close_matches(study, names, n=3)
-    known = f"nearest are {', '.join(nearest)}" if nearest else f"studies are {', '.join(names)}"
+    known = f"nearest: {', '.join(nearest)}" if nearest else f"studies are {', '.join(names)}"
     if path.suffix == ".py":
         known = f"there is no such file; {known}"
     raise ValueError(f"STUDY must be a study or a file FILE.py, got {study!r}; {known}")

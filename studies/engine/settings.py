@@ -198,10 +198,15 @@ def has(config: object, path: str) -> bool:
 
 
 def unknown_setting(name: str, *configs: object) -> ValueError:
-    """The error for a setting that no config has; its message names the closest ones."""
+    """The error for a setting that no config has.
+
+    Its message names the closest ones: those of other groups that end alike, else those spelt
+    alike.
+    """
     paths = [path for config in configs for path, *_ in describe(config)]
-    nearest = get_close_matches(name, paths, n=3) or paths
-    return ValueError(f"unknown setting {name!r}; nearest are {', '.join(nearest)}")
+    same = [path for path in paths if path.rpartition(".")[2] == name.rpartition(".")[2]]
+    nearest = same or get_close_matches(name, paths, n=3) or paths
+    return ValueError(f"unknown setting {name!r}; nearest: {', '.join(dict.fromkeys(nearest))}")
 
 
 def with_tuples(value: Any) -> Any:

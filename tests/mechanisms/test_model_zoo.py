@@ -45,9 +45,9 @@ def test_the_error_for_an_unknown_name_has_the_nearest_ones(folder):
         load("zoo:raven")
     for name in ("raven-hyla-k2-seed0", "raven-hyla-k2-seed1", "ndr-forward-seed0"):
         add(folder, name)
-    with pytest.raises(ValueError, match=r"'zoo:raven-hyla-k3-seed0'; nearest are zoo:raven-hyla"):
+    with pytest.raises(ValueError, match=r"'zoo:raven-hyla-k3-seed0'; nearest: zoo:raven-hyla"):
         load("zoo:raven-hyla-k3-seed0")
-    with pytest.raises(ValueError, match=r"nearest are .*zoo:ndr-forward-seed0, .*k2-seed1$"):
+    with pytest.raises(ValueError, match=r"nearest: .*zoo:ndr-forward-seed0, .*k2-seed1$"):
         load("zoo:?")
     # A file that is no model of the zoo, although it exists.
     add(folder.parent, "outside")

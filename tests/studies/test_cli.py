@@ -159,7 +159,7 @@ def test_check_of_results(own, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("run raven_latent", "got 'raven_latent'; nearest are raven_latent_code"),
+        ("run raven_latent", "got 'raven_latent'; nearest: raven_latent_code"),
         ("run none.py", "got 'none.py'; there is no such file"),
         ("run triangles --preset huge", "preset must be one of laptop, smoke"),
         ("show runs/none.nc", "a result must be a file or the folder of a run"),

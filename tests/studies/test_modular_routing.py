@@ -463,7 +463,7 @@ def test_paths_are_sampled_at_the_temperature_of_the_step(step):
         ("n_validation=49", "n_validation must be at most 48, got 49"),
         ("task.length=1", "task.length must be at least 2, got 1"),
         ("task.n_operators=16", r"n_operators must be .*, got 16"),
-        ("n_module=3", "unknown setting 'n_module'; nearest are n_modules"),
+        ("n_module=3", "unknown setting 'n_module'; nearest: n_modules"),
     ],
 )
 def test_wrong_settings_are_refused(setting, message):

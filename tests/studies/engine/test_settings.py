@@ -83,7 +83,8 @@ def test_text_becomes_values_of_the_settings_type(path, text, values):
 @pytest.mark.parametrize(
     ("path", "text", "message"),
     [
-        ("inner.rat", "1", "unknown setting 'inner.rat'; nearest are inner.rate"),
+        ("inner.rat", "1", "unknown setting 'inner.rat'; nearest: inner.rate"),
+        ("router.rate", "1", "unknown setting 'router.rate'; nearest: inner.rate$"),
         ("inner", "1", "inner is a group of settings: inner.rate, inner.kind"),
         ("limit", "1.5", "limit must be of type int, got '1.5'"),
         ("flag", "3", "flag must be of type bool, got '3'"),

@@ -137,9 +137,9 @@ def test_the_name_of_the_folder_depends_on_all_settings():
     ("preset", "change", "message"),
     [
         ("huge", "seed=0", "preset must be one of laptop, wide, rates, got 'huge'"),
-        ("laptop", "sed=0", "unknown setting 'sed'; nearest are seed"),
-        ("laptop", "weights.m=0", "unknown setting 'weights.m'; nearest are weights.n"),
-        ("laptop", "wieghts.n=0", "unknown setting 'wieghts.n'; nearest are weights.n"),
+        ("laptop", "sed=0", "unknown setting 'sed'; nearest: seed"),
+        ("laptop", "weights.m=0", "unknown setting 'weights.m'; nearest: weights.n"),
+        ("laptop", "wieghts.n=0", "unknown setting 'wieghts.n'; nearest: weights.n"),
         ("laptop", "seed", "settings must look like key=value, got 'seed'"),
         ("laptop", "seed=0,0", "values of seed must be different"),
         ("laptop", "seed=", "values of seed must be different"),

@@ -405,7 +405,7 @@ def test_the_command_adds_models_and_lists_them(folder, trained, monkeypatch, ca
     for value in scores.to_numpy().ravel():
         assert f"{value:.3g}" in printed
     assert setup_of(NAMES[1]) == STUDY.plan().cells[1]
-    with pytest.raises(ValueError, match=r"unknown model 'zoo:toy'; nearest are zoo:toy-n4"):
+    with pytest.raises(ValueError, match=r"unknown model 'zoo:toy'; nearest: zoo:toy-n4"):
         setup_of("toy")
     for run_folder, message in ((trained, "Sequential"), (folder, "no finished run")):
         with pytest.raises(typer.Exit):
