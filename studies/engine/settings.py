@@ -200,13 +200,12 @@ def has(config: object, path: str) -> bool:
 def unknown_setting(name: str, *configs: object) -> ValueError:
     """The error for a setting that no config has.
 
-    Its message names the closest ones: those of other groups that end alike, else those spelt
-    alike.
+    Its message names the three closest ones: of those of other groups that end alike, else of all.
     """
-    paths = [path for config in configs for path, *_ in describe(config)]
+    paths = list(dict.fromkeys(path for config in configs for path, *_ in describe(config)))
     same = [path for path in paths if path.rpartition(".")[2] == name.rpartition(".")[2]]
-    nearest = same or get_close_matches(name, paths, n=3) or paths
-    return ValueError(f"unknown setting {name!r}; nearest: {', '.join(dict.fromkeys(nearest))}")
+    nearest = get_close_matches(name, same, n=3, cutoff=0) or get_close_matches(name, paths, n=3)
+    return ValueError(f"unknown setting {name!r}; nearest: {', '.join(nearest or paths)}")
 
 
 def with_tuples(value: Any) -> Any:

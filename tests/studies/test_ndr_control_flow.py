@@ -209,6 +209,7 @@ def test_a_row_that_is_younger_than_a_result_is_left_out(result):
         ("smoke", "task.direction=sideways", "direction must be one of forward, backward"),
         ("smoke", "readout=middle", "readout must be one of first, last"),
         ("smoke", "router.d_model=3", "unknown setting 'router.d_model'"),
+        ("smoke", "drwn.n=3", "unknown setting .drwn.n.; nearest: drawn.n, [a-z_.]+, [a-z_.]+$"),
         ("smoke", "task.n_tables=40", "n_tables"),
         ("smoke", "n_validation=50", "n_validation must be less than task.n_valid = 50"),
     ],
