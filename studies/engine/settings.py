@@ -200,7 +200,8 @@ def has(config: object, path: str) -> bool:
 def unknown_setting(name: str, *configs: object) -> ValueError:
     """The error for a setting that no config has.
 
-    Its message names the three closest ones: of those of other groups that end alike, else of all.
+    Its message names the three closest ones: of those of other groups that end alike, else of all;
+    every setting, where none is close.
     """
     paths = list(dict.fromkeys(path for config in configs for path, *_ in describe(config)))
     same = [path for path in paths if path.rpartition(".")[2] == name.rpartition(".")[2]]
