@@ -142,6 +142,8 @@ SIGNED = SignedPairsSetup(
     n_validation=1000,
 )
 RATES = {"training.learning_rate": (3e-3, 6e-3, 1.2e-2)}
+LOWER_RATES = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3)}
+"""Axes of models that are trained for longer."""
 CHOOSING = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 1, 2)}
 """Axes of the models by which the best rate of a condition is chosen."""
 SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2), "seed": tuple(range(10))}
@@ -259,10 +261,12 @@ ARITHMETIC = engine.Study(
         # After 2,500 steps most curves still rise.
         "longer": Preset(
             changes=f"{TESTED} n_steps=4 training.n_steps=7500 training.compile=true seed=0,1,2",
-            grids=(
-                grid("softmax", "coda", "universal", "adaptive_universal")
-                | {"training.learning_rate": (1.5e-3, 3e-3, 6e-3)},
-            ),
+            grids=(grid("softmax", "coda", "universal", "adaptive_universal") | LOWER_RATES,),
+            measures=(),
+        ),
+        "centring": Preset(
+            changes=f"{TESTED} training.n_steps=7500 seed=0,1,2",
+            grids=(centred("none", "matrix") | LOWER_RATES, DOUBLED | LOWER_RATES),
             measures=(),
         ),
         # Two seeds choose the rates, and leave everything open: eight more at the best.

@@ -140,6 +140,7 @@ def test_each_preset_trains_what_it_should():
         ("mlu", "smoke"): (3 + 3) * 3,
         ("mlu", "ablation"): (16 + 3 + 1 + 3) * 3,
         ("mlu", "longer"): 4 * 3 * 3,
+        ("mlu", "centring"): (4 + 1) * 3 * 3,
         ("mlu", "compositions"): 8 * (4 * 2 + 8),
         ("mlu", "paper"): (3 + 2 + 4) * 3,
         ("signed_pairs", "laptop"): (3 + 4 + (1 + 16 + 8 + 1 + 2 + 2)) * 2,
