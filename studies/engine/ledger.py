@@ -4,7 +4,8 @@ A claim of a paper rests on claims of studies, each of which has one or several 
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
 most or any of them instead. Where several files have the same comparison of two conditions, those
 count in which most values of tuned settings were tried: a rate that suits one side is no fair
-comparison. Of these the one with the most pairs counts, whatever it says.
+comparison. Of these the one with the most draws of the data counts, then that with the most pairs,
+whatever it says: networks that share their data say nothing about other data.
 
 Comparisons are decided within their file. What is left of the verdicts if p-values are corrected
 over all files of a study stands beside them.
@@ -33,7 +34,7 @@ from studies.engine.claims import (
     VERDICTS,
 )
 from studies.engine.paper_claims import Claimed, PaperClaim
-from studies.engine.readings import conditions_of
+from studies.engine.readings import conditions_of, pairs_of
 from studies.engine.remedies import CORES, devices_of
 from studies.engine.results import config_of, described
 
@@ -58,7 +59,7 @@ LONG_NAMES = {
     "least": "smallest difference that counts, mean over seeds; NaN where any does",
     "n_pairs": "pairs of models with the same seed and draw of the data",
     "superseded_by": "file with the same comparison beside which this one does not count: it has "
-    "more values of tuned settings, or as many and more pairs",
+    "more values of tuned settings, or as many and more draws of the data, or then more pairs",
     "seeds_needed": "seeds that would decide it at this spread",
     "minutes": "minutes that the missing seeds take, at the measured speed",
     "machine": "on what: the machine that the models of the file were trained on",
@@ -113,7 +114,7 @@ def ledger(
         entries.append({"paper": name} | _entry(claim, found[rests], remedies))
         used.append(found[rests & was_run].assign(paper=name, id=claim.id))
     used.append(found[~of_papers & was_run].assign(paper="", id=""))
-    comparisons = pd.concat(used, ignore_index=True).drop(columns=["compared", "tried"])
+    comparisons = pd.concat(used, ignore_index=True).drop(columns=["compared", "tried", "draws"])
     groups = {
         "claims": _dataset("claim", pd.DataFrame(entries)),
         "comparisons": _dataset("comparison", comparisons),
@@ -238,7 +239,10 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     tried = fairness["values_tried"].to_numpy()
     # With a number nothing is compared that was tuned for one side.
     table["tried"] = [min(tried[i] for i in pair) if min(pair) >= 0 else 1 for pair in sides]
-    table.loc[table.verdict == NOT_COMPARABLE, "tried"] = 1
+    draws = [{pair[1:] for pair in pairs_of(result, one.cells)} for one in conditions_of(result)]
+    compared_draws = [[draws[i] for i in pair if i >= 0] for pair in sides]
+    table["draws"] = [len(set.intersection(*of)) if of else 1 for of in compared_draws]
+    table.loc[table.verdict == NOT_COMPARABLE, ["tried", "draws"]] = 1
     seconds = fairness["seconds"].to_numpy() * tried
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
@@ -255,7 +259,7 @@ def _superseded(found: pd.DataFrame) -> list[str]:
     """The file beside which each comparison does not count; "" if it counts."""
     # Where networks were not trained, more of them say no more.
     found = found.assign(pairs=found.n_pairs.where(found.verdict != NOT_COMPARABLE, 0))
-    order = ["tried", "pairs"]
+    order = ["tried", "draws", "pairs"]
     best = found.sort_values(order, kind="stable", ascending=False)
     same = ["study", "statement", "compared"]
     most = best.groupby(same)[[*order, "file"]].transform("first").reindex(found.index)

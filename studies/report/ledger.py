@@ -27,10 +27,10 @@ comparisons (at other widths, splits, layers ...). It holds if each of these cla
 of its comparisons is undecided and all that can be compared hold; it is contradicted if one
 comparison is. Of a claim about most cases most must hold, of one about a part any. Where several
 files have the same comparison, however the models were trained, those of two models count for which
-most learning rates were tried, and of these the one with the most pairs. A comparison is decided by
-the differences of pairs of models with the same seed and data (Student's t, corrected by Holm's
-method over a result file, claims of papers and ours apart; a second look at a comparison, with more
-seeds, is not corrected for), with three pairs or more. That
+most learning rates were tried, of these the one with the most draws of the data, and then that with
+the most pairs. A comparison is decided by the differences of pairs of models with the same seed and
+data (Student's t, corrected by Holm's method over a result file, claims of papers and ours apart; a
+second look at a comparison, with more seeds, is not corrected for), with three pairs or more. That
 something is better is also contradicted where the difference is shown to be less than
 {LEAST_SHARE:.0%} of what the other lacks (of a loss, of wrong answers; or of right ones, if they
 are fewer): "less than" such a number. Conditions that are not trained or not tuned

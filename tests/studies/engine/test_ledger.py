@@ -11,7 +11,7 @@ from studies.engine.paper_claims import Claimed, PaperClaim
 from studies.engine.study import Study
 from studies.report.ledger import _needs, ledger_page
 from tests.studies.engine import toy
-from tests.studies.engine.synthetic import result_of, two_models
+from tests.studies.engine.synthetic import result_of
 
 HOLDS, CONTRADICTED, UNDECIDED = ["holds"], ["contradicted"], ["undecided"]
 REFUSED, NOTHING = ["not comparable"], ["not run"]
@@ -99,19 +99,22 @@ def test_a_claim_of_a_paper_has_claims_of_studies_or_lacks_something():
 B = {"model": "b"}
 
 
-def result_with(first, second, width=None, than=B, rates=1):
+def result_with(first, second, width=None, than=B, rates=1, draws=1):
     """A judged result of two models with these OOD scores, best at the first of some rates.
 
-    With `width` it has it as an axis.
+    With `width` it has it as an axis. Seeds take turns with the draws of the data.
     """
     varied = {} if width is None else {"width": width}
     cells = [
-        {"model": model, "seed": seed, "id": 0.9 - 0.1 * k, "ood": score, "rate": k, **varied}
+        {"model": model, "seed": seed, "id": 0.9 - 0.1 * k, "ood": score, **varied}
+        | ({"rate": k} if rates > 1 else {})
+        | ({"draw": seed % draws} if draws > 1 else {})
         for model, scores in (("a", first), ("b", second))
         for seed, score in enumerate(scores)
         for k in range(rates)
     ]
-    result = result_of(cells, tuned=["rate"]) if rates > 1 else two_models(first, second, **varied)
+    pairs = ("seed", "draw") if draws > 1 else ("seed",)
+    result = result_of(cells, tuned=["rate"] if rates > 1 else (), pairs=pairs)
     result.attrs["config"] = json.dumps({"setup": {"model": "a", "width": 8}})
     claims = (
         Claim("A is better", "P", metric("accuracy", "ood"), {"model": "a"}, than),
@@ -239,6 +242,18 @@ def test_the_comparison_with_most_pairs_counts(small, large, verdict):
     superseded = len(large[0]) > len(small[0])
     assert ("(does not count beside large.nc)" in page) == superseded
     assert (f"| `first` a beats b | **{verdict}** | 1 {verdict} |" in page) == superseded
+
+
+@pytest.mark.parametrize(
+    ("draws", "verdict"), [((3, 2), "contradicted"), ((3, 3), "holds"), ((1, 1), "holds")]
+)
+def test_more_pairs_do_not_count_beside_more_draws_of_the_data(draws, verdict):
+    results = {
+        "few.nc": result_with(*CLEAR[::-1], draws=draws[0]),
+        "many.nc": result_with(*MORE, draws=draws[1]),
+    }
+    tree = ledger(results, {"someone_2020": PAPER}, REMEDIES)
+    assert entry_of(tree, "first")["verdict"] == verdict
 
 
 def test_networks_that_were_not_trained_do_not_count_beside_those_that_were():
