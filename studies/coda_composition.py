@@ -70,8 +70,9 @@ LAYERED = OPEN_NETWORKS | grid("softmax", "coda", projection=("two_layers",))
 
 CAPTION = (
     "Share of right answers, on examples like those of training (id) and on held-out combinations "
-    "(ood). M<0: share of attention weights below -0.1 (ood). "
+    "(ood)."
 )
+SUBTRACTED = Row("M<0", NEGATIVE, note="M<0: share of attention weights below -0.1 (ood).")
 LINES_OF = {"right, id": ("id",), "right, ood": ("ood",)} | {f"  {x}": ("ood", x) for x in "+-*"}
 ARITHMETIC_TABLE = engine.Table(
     title="Quasi-attention and others: arithmetic (in %)",
@@ -80,12 +81,17 @@ ARITHMETIC_TABLE = engine.Table(
             Row(label, metric("accuracy", *of), beside={"chance": metric("accuracy_chance", *of)})
             for label, of in LINES_OF.items()
         ),
-        Row("paper", metric("accuracy_paper", "id"), spread=False),
-        Row("M<0", NEGATIVE),
+        Row(
+            "paper",
+            metric("accuracy_paper", "id"),
+            spread=False,
+            note="Paper: with numbers from -1000 to 999 and 100,000 steps; it cites 78.8 for a "
+            "universal transformer and 84.9 for an adaptive one.",
+        ),
+        SUBTRACTED,
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
-    caption=f"{CAPTION}Chance: the most frequent answer. Paper: with numbers from -1000 to 999 and "
-    "100,000 steps; it cites 78.8 for a universal transformer and 84.9 for an adaptive one.",
+    caption=f"{CAPTION} Chance: the most frequent answer.",
 )
 PAIRS_TABLE = engine.Table(
     title="Quasi-attention and others: signed pairs (in %)",
@@ -93,17 +99,29 @@ PAIRS_TABLE = engine.Table(
     rows=(
         Row("id", ON_ID),
         Row("ood", ON_OOD),
-        Row("M<0", NEGATIVE),
-        Row("signs", SIGNS["trained"]),
-        Row("untr.", SIGNS["untrained"], spread=False),
-        Row("match", MATCHES["trained"]),
+        SUBTRACTED,
+        Row(
+            "signs",
+            SIGNS["trained"],
+            note="Signs: balanced accuracy of a head's signed weights (beyond a tenth of its "
+            "largest) against the planted signs, on ood, of the head that is best on id; chance "
+            "is 33.3.",
+        ),
+        Row(
+            "untr.",
+            SIGNS["untrained"],
+            spread=False,
+            note="Untr., untrained: the same with untrained weights.",
+        ),
+        Row(
+            "match",
+            MATCHES["trained"],
+            note="Match: the same for whether a token counts at all; chance is 50.",
+        ),
         Row("untrained", MATCHES["untrained"], spread=False),
     ),
-    caption=f"{CAPTION}Chance is 50. Signs: balanced accuracy of a head's signed weights (beyond a "
-    "tenth of its largest) against the planted signs, on ood, of the head that is best on id; "
-    "chance is 33.3. Match: the same for whether a token counts at all; chance is 50. Untr., "
-    "untrained: the same with untrained weights. Single: the paper's base model, with one matrix "
-    "instead of heads.",
+    caption=f"{CAPTION} Chance is 50. Single: the paper's base model, with one matrix instead of "
+    "heads.",
 )
 
 # Settings

@@ -125,30 +125,35 @@ CLAIMS = (
     legible(f"What is negated in unseen terms {BETTER}", "variable", "ood"),
 )
 
+UNTRAINED = "Untr.: with untrained weights."
 TABLE = engine.Table(
     title="R^2 of the answers, and decoding (in %)",
     conditions="rows",
     rows=(
         Row("training\ncomb.", KNOWN, spread=False),
         Row("held-out\ncomb.", NEW),
-        Row("paper", PAPER_R2, spread=False),
+        Row("paper", PAPER_R2, spread=False, note="Paper: after 50,000 steps."),
         Row("unseen\nterms", UNSEEN, spread=False),
-        Section("terms"),
+        Section(
+            "terms",
+            "F1: logistic regression from the attention of the queried token to itself, all "
+            "layers, to whether a held-out combination has a term.",
+        ),
         Row("F1", of_terms("test"), spread=False),
-        Row("untr.", of_terms("test", "untrained"), spread=False),
-        Section("literals"),
+        Row("untr.", of_terms("test", "untrained"), spread=False, note=UNTRAINED),
+        Section("literals", "R^2 of literals: ridge regression to those of training combinations."),
         Row("R^2", of_literals("id"), spread=False),
-        Section("variables"),
+        Section(
+            "variables",
+            "Var.: ridge regression from the attention to the other points, too, to how often a "
+            "variable is not negated in unseen terms.",
+        ),
         Row("var.", decoded("variable", "ood"), spread=False),
-        Row("untr.", decoded("variable", "ood", "untrained"), spread=False),
+        Row("untr.", decoded("variable", "ood", "untrained"), spread=False, note=UNTRAINED),
     ),
     caption="R^2 of the answers, mean over sequences, on combinations of terms as in training "
-    "(split id), held-out ones (split test, the paper's OOD; paper: 50,000 steps) and terms that "
-    "are not in training (split ood, the paper's unknown terms). F1: logistic regression from the "
-    "attention of the queried token to itself, all layers, to whether a held-out combination has a "
-    "term; R^2: ridge regression to the literals of training combinations; var.: from the "
-    "attention to the other points, too, to how often a variable is not negated in unseen terms; "
-    "untr.: with untrained weights.",
+    "(split id), held-out ones (split test, the paper's OOD) and terms that are not in training "
+    "(split ood, the paper's unknown terms).",
 )
 
 LAPTOP = FuzzySetup(

@@ -65,6 +65,19 @@ ROLES = (
 )
 
 
+NOTES = {
+    "f1": "Edges: which column reads which, by attention, against the true dataflow.",
+    "order": "In order: share of dependencies whose source is done first.",
+    "tau": "Tau: rank correlation of first update and true depth.",
+    "shuffled": "Shuffled: the same graphs with permuted columns.",
+    "untrained": "Untrained: with as many nodes.",
+    "left neighbour": "Left and right neighbour: each column reads the next one that holds a "
+    "value, in turn.",
+    "both neighbours": "Both neighbours: each reads the columns beside it, at every step.",
+}
+"""Of scores of graphs, and of their controls."""
+
+
 def rows() -> Iterator[engine.Row | engine.Section]:
     """The rows of the table."""
     yield engine.Row("right, id", metric("accuracy", "id"))
@@ -75,59 +88,82 @@ def rows() -> Iterator[engine.Row | engine.Section]:
     yield engine.Row("  the paper's", metric("accuracy_paper", "ood"), spread=False)
     yield engine.Row("  chance", metric("accuracy_chance", "ood"), spread=False)
     for nodes, title in KINDS.items():
-        yield engine.Section(title)
+        yield engine.Section(
+            title,
+            "Nodes of the graph are columns at steps where their gate is open, or where their "
+            "state changes.",
+        )
         # All controls of the edges; order and tau have theirs in the figures.
         for score, control in (
             *product(["f1"], ("trained", *CONTROLS, *HABITS)),
             *product(["order", "tau"], ("trained", "untrained")),
         ):
             label = f"{SCORES[score]}, {control}".removesuffix(", trained")
-            yield engine.Row(label, flow(score, nodes, control))
+            note = NOTES[score] if control == "trained" else NOTES.get(control, "")
+            yield engine.Row(label, flow(score, nodes, control), note=note)
         for score in ("f1", "tau"):
             yield engine.Row(
-                f"{SCORES[score]}, right above wrong answers", right_above_wrong(score, nodes)
+                f"{SCORES[score]}, right above wrong answers",
+                right_above_wrong(score, nodes),
+                note="Right above wrong answers: of the same depth, where there are enough wrong "
+                "ones.",
             )
     for kind, title in (("node", "closed gate"), ("edge", "cut read")):
-        yield engine.Section(title)
+        yield engine.Section(
+            title,
+            "Closed gate, cut read: share of right answers that become wrong when, from a node "
+            "(change) on, its gate stays closed or attention to one column is set to zero.",
+        )
         yield engine.Row("on path", broken(f"{kind} on the path"))
         yield engine.Row("off path", broken(f"{kind} off the path"))
         yield engine.Row("elsewhere", broken(f"no {kind}"))
-    yield engine.Section("best head")
+    yield engine.Section(
+        "best head",
+        "Best head: attention at any step to the pairs of columns of a role, mean over pairs, of "
+        "the head that has most; others: to columns beside those.",
+    )
     for role, control in product(ROLES, ("trained", "others", "untrained")):
         yield engine.Row(f"{role}, {control}".removesuffix(", trained"), best_head(role, control))
-    yield engine.Section("operations done")
+    yield engine.Section(
+        "operations done",
+        "Operations done: how the step of the last change goes with depth and length of an "
+        "operation, together.",
+    )
     for predictor, label in (("depth", "steps per level"), ("length", "steps per token")):
         yield engine.Row(label, claims.further_steps(predictor), short)
     yield engine.Section("reads")
-    yield engine.Row("of a neighbour", claims.NEIGHBOUR)
+    yield engine.Row(
+        "of a neighbour",
+        claims.NEIGHBOUR,
+        note="Of a neighbour: share of operations that read the column beside theirs.",
+    )
     for place, reading in claims.SAME.items():
-        yield engine.Row(f"by read-out, same {place}", reading)
+        yield engine.Row(
+            f"by read-out, same {place}",
+            reading,
+            note="By read-out: share of examples in which the read-out column reads at the most "
+            "frequent position, or distance, over all lengths.",
+        )
     for count, reading in claims.SHARP.items():
-        yield engine.Row(f"{count} per level", reading, short)
+        yield engine.Row(
+            f"{count} per level",
+            reading,
+            short,
+            note="Per level of depth: columns with a sharp read, and the step of the last one.",
+        )
     for step, reading in claims.ENTROPY.items():
-        yield engine.Row(f"entropy, step {step}", reading)
+        yield engine.Row(
+            f"entropy, step {step}",
+            reading,
+            note="Entropy: of attention, in % of that of even attention.",
+        )
 
 
 TABLE = engine.Table(
     title="Accuracy and control flow (in %)",
     rows=tuple(rows()),
     caption="Right: share of right answers at the depths of training (id), at larger ones that "
-    "choose the checkpoint (valid) and at the largest (ood); the paper's: its test, at its size. "
-    "Nodes of the graph are columns at steps where their gate is open, or where their state "
-    "changes. Edges: which column reads which, by attention, against the true dataflow; in order: "
-    "share of dependencies whose source is done first; tau: rank correlation of first update and "
-    "true depth; shuffled: the same graphs with permuted columns; untrained: with as many nodes; "
-    "left and right neighbour: each column reads the next one that holds a value, in turn; both "
-    "neighbours: each reads the columns beside it, at every step; right above wrong answers: of "
-    "the same depth, where there are enough wrong ones. "
-    "Closed gate, cut read: share of right answers that become wrong when, from a node (change) "
-    "on, its gate stays closed or attention to one column is set to zero. Best head: attention "
-    "at any step to the pairs of columns of a role, mean over pairs, of the head that has most; "
-    "others: to columns beside those. Operations done: how the step of the last change goes with "
-    "depth and length of an operation, together. Reads: share of operations that read the column "
-    "beside theirs; share of examples in which the read-out column reads at the most frequent "
-    "position, or distance, over all lengths; columns with a sharp read, and the step of the last "
-    "one, per level of depth; entropy of attention, in % of that of even attention.",
+    "choose the checkpoint (valid) and at the largest (ood); the paper's: its test, at its size.",
 )
 
 # Settings

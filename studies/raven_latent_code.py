@@ -68,37 +68,42 @@ TABLE = engine.Table(
         right("id"),
         right("ood"),
         Row("  the paper's, ood", metric("accuracy_paper", "ood"), spread=False),
-        Section(),
+        Section(
+            note="Decoded: a feature's rule, linearly, from the codes of all layers; chance: the "
+            "split's most frequent rule; from values: the most frequent rule of the two values "
+            "that a code's tokens show; control task: a random rule for each of these pairs of "
+            "values is decoded instead."
+        ),
         rules("decoded, id", FAMILIAR),
         rules("decoded, ood", HELD_OUT),
         rules("  untrained", HELD_OUT, "untrained"),
         Row("  from values", BY_VALUES),
         rules("  control task", HELD_OUT, "control task"),
-        Section(),
+        Section(
+            note="Permuted: the rule with permuted columns, from an answer token's attention to "
+            "the corresponding tokens of its row, or to those at its position; which token: the "
+            "corresponding one of the second column, from the attention to all."
+        ),
         Row("permuted, ood", of_tokens("corresponding")),
         Row("  position", of_tokens("same position")),
         Row("which token", correspondence()),
-        Section(),
+        Section(
+            note="Patched: how often the answer follows B's rule when B's codes, or all of its "
+            "attention patterns, are patched into the run on A (ood, all layers)."
+        ),
         Row("patched code", CODE),
         Row("patched all", PATTERN),
         Row("  unpatched", UNPATCHED),
-        Section(),
+        Section(
+            note="Erased: right answers for a feature when its rule, or permuted rules, are erased "
+            "from its codes in all layers (ood)."
+        ),
         Row("rule erased", ERASED),
         Row("  permuted", PERMUTED_ERASED),
         Row("  not erased", NOT_ERASED),
     ),
     caption="Right: share of instances with all features right; id: combinations of rules as in "
-    "training, ood: held-out ones; at most: the ideal observer. Decoded: a feature's rule, "
-    "linearly, from the codes of all layers; chance: the split's most frequent rule; from values: "
-    "the most frequent rule of the two values that a code's tokens show; control task: a random "
-    "rule for each of these pairs of values is decoded instead. Permuted: the rule "
-    "with permuted columns, from an answer token's attention to the corresponding tokens of its "
-    "row, or to those at its position; which token: the corresponding one of the second column, "
-    "from the attention to all. "
-    "Patched: how often the answer follows B's rule when B's codes, or all of its attention "
-    "patterns, are patched "
-    "into the run on A (ood, all layers). Erased: right answers for a feature when its rule, or "
-    "permuted rules, are erased from its codes in all layers (ood).",
+    "training, ood: held-out ones; at most: the ideal observer.",
 )
 
 LAPTOP = RavenSetup(

@@ -73,6 +73,7 @@ class Row:
         spread: whether intervals are shown.
         beside: further readings by the name of an extra column, shown without intervals: the mean
             over all conditions, or one number per condition where conditions are rows.
+        note: sentences in the caption, if the row is shown.
 
     Example:
         `Row("right, ood", metric("accuracy", "ood"), beside={"chance": constant(0.25)})`
@@ -83,13 +84,20 @@ class Row:
     shown: Callable[[float], str] = percent
     spread: bool = True
     beside: Mapping[str, Reading] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A line between rows, with an optional title."""
+    """A line between rows, with an optional title.
+
+    Args:
+        title: title above the rows.
+        note: sentences in the caption, if a row of the section is shown.
+    """
 
     title: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +107,7 @@ class Table:
     Args:
         title: title above the table.
         rows: rows and sections.
-        caption: explanation of the rows below the table.
+        caption: explanation below the table, before the notes of its rows.
         conditions: whether conditions are `columns`, or `rows` (readings are then columns).
 
     Example:
@@ -155,12 +163,13 @@ class Table:
         summary, coordinates = self.summary(result), varied(result)
         n_seeds = int(summary["n_seeds"].max())
         over = f"Means over {n_seeds} {pairs_name(result)}"
-        note = f"{over}; brackets: their 95% intervals (Student's t)."
+        about_seeds = f"{over}; brackets: their 95% intervals (Student's t)."
         if n_seeds in BRACKETS:
-            note = BRACKETS[n_seeds][0]
+            about_seeds = BRACKETS[n_seeds][0]
         elif n_seeds == 0:
-            note = "Nothing was measured."
-        caption = f"{self.caption} {note}".strip()
+            about_seeds = "Nothing was measured."
+        notes = dict.fromkeys([self.caption, *self._notes(summary), about_seeds])
+        caption = " ".join(filter(None, notes))
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
         fill, separator = self._fill_columns, "\n"
         if self.conditions == "rows":
@@ -179,6 +188,17 @@ class Table:
             else:
                 label = row.label.replace("\n", " ").strip()
                 yield f"{title}: {label}" if title else label, row
+
+    def _notes(self, summary: xr.Dataset) -> Iterator[str]:
+        """The notes of rows in which something was measured, and before them of their sections."""
+        measured = summary["n_seeds"].any("condition")
+        section = Section()
+        for name, row in self._named_rows():
+            if isinstance(row, Section):
+                section = row
+            elif measured.sel(reading=[name, *(f"{name} | {key}" for key in row.beside)]).any():
+                yield section.note
+                yield row.note
 
     def _fill_columns(self, table: RichTable, summary: xr.Dataset, headings: list[str]) -> None:
         means = {

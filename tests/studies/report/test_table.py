@@ -10,6 +10,7 @@ from rich.console import Console
 from studies.engine import Claim, Row, Section, Table, TrainedIf, metric
 from studies.engine.claims import judge
 from studies.engine.fairness import assess
+from studies.engine.readings import Reading, unmeasured
 from studies.report.verdicts import render_claims, render_fairness
 from tests.studies.engine.synthetic import result_of, two_models
 
@@ -73,6 +74,27 @@ def test_brackets_of_one_seed_are_intervals_over_examples():
     result["scores"] = xr.DataTree(scores.assign(bounds))
     lines = printed(result, Row("right", OOD))
     assert ["right", "40.0", "[30;60]", "70.0", "[60;90]"] in lines
+
+
+@pytest.mark.parametrize("conditions", ["columns", "rows"])
+def test_the_caption_has_notes_of_what_is_shown_alone_each_once(conditions):
+    result = two_models([0.4, 0.5, 0.6], [0.7, 0.8, 0.9])
+    missing = Reading("never measured", unmeasured)
+    rows = (
+        Row("id", ID, note="Id: as in training."),
+        Row("never", missing, note="Never: not there."),
+        Section("more", "More: as well."),
+        Row("right", OOD, note="Right: share."),
+        Row("again", OOD, note="Right: share."),
+        Section("none", "None: nothing."),
+        Row("not either", missing),
+        Section("beside", "Beside: it alone."),
+        Row("gap", missing, beside={"gap": OOD - CHANCE}),
+    )
+    table = Table(title="title", rows=rows, caption="All of it.", conditions=conditions)
+    caption = str(table.render(result).caption)
+    notes = "All of it. Id: as in training. More: as well. Right: share. Beside: it alone. "
+    assert caption == f"{notes}Means over 3 seeds; brackets: their 95% intervals (Student's t)."
 
 
 def test_only_models_with_the_chosen_settings_are_shown():
