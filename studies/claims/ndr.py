@@ -99,16 +99,22 @@ def learning_steps(split: str, share: float = GOOD) -> Reading:
     Where it is not reached, those of the whole training: a lower bound.
     """
 
+    def reached(result: xr.DataTree) -> np.ndarray:
+        curve = result["training"]["accuracy"].sel(split=split, group="all")
+        return (curve >= share).transpose("cell", "train_step").to_numpy()
+
     def values(result: xr.DataTree) -> np.ndarray:
         training = result["training"].to_dataset()
         if split not in training["split"]:
             return unmeasured(result)
-        curve = training["accuracy"].sel(split=split, group="all").transpose("cell", "train_step")
-        reached = (curve >= share).to_numpy()
-        first = training["train_step"].to_numpy()[reached.argmax(1)]
-        return np.log2(np.where(reached.any(1), first, training["updates"].to_numpy()))
+        first = training["train_step"].to_numpy()[reached(result).argmax(1)]
+        return np.log2(np.where(never(result), training["updates"].to_numpy(), first))
 
-    return Reading(f"log2 of steps until {share:.0%} right, {split}", values)
+    def never(result: xr.DataTree) -> np.ndarray:
+        return np.asarray(~reached(result).any(1))
+
+    label = f"log2 of steps until {share:.0%} right, {split}"
+    return Reading(label, values, at_least=never)
 
 
 # Claims of the paper

@@ -257,6 +257,7 @@ def _comparisons(
         objections = fairness.objections(first, second, of_learning=claim.of_learning)
         learned = _not_learned(result, claim, (first, second))
         reason = objections or learned or _no_contest(claim, differences)
+        reason = reason or _only_bounds(result, claim, (first, second), differences)
         numbers = tuple(side.number for side in (first, second) if side is not None)
         metric = metrics.get(claim.reading.metric or "") if second is not None else None
         least = _least(claim, metric, pairs)
@@ -276,6 +277,27 @@ def _no_contest(claim: Claim, differences: np.ndarray) -> str:
     """Why differences cannot decide a claim of more: none has a sign, as where all are perfect."""
     alike = len(differences) >= FEWEST_PAIRS and not differences.any()
     return "no pair differs" if _is_of_more(claim) and alike else ""
+
+
+def _only_bounds(
+    result: xr.DataTree,
+    claim: Claim,
+    sides: Sequence[Condition | None],
+    differences: np.ndarray,
+) -> str:
+    """Why differences cannot decide a claim: true values, above lower bounds, could turn it round.
+
+    What seems to hold would not if the second side is greater than its bound; what seems to be
+    contradicted would not if the first is.
+    """
+    if claim.reading.at_least is None or len(differences) == 0:
+        return ""
+    is_bound, (first, second) = claim.reading.at_least(result), sides
+    unsafe = (second,) if differences.mean() > claim.margin else (first,)
+    if claim.equals is not None:
+        unsafe = sides
+    labels = [one.label(varied(result)) for one in unsafe if one and is_bound[one.cells].any()]
+    return "; ".join(f"{label} has no more than a lower bound" for label in labels)
 
 
 def _is_of_more(claim: Claim) -> bool:

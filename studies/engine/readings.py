@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from studies.engine.results import config_of
 from studies.report.names import name_of, setting_names
@@ -33,6 +33,8 @@ class Reading:
         requires: settings that a cell must have to be read, with the allowed values.
         varies: settings of which a result must have several values to be read.
         metric: the metric of the setup that it reads, unchanged; None if it reads another thing.
+        at_least: result -> whether a value is no more than a lower bound [cell], such as the steps
+            of a training that ended before what they are counted to; None if none is.
 
     Example:
         `metric("accuracy", "id") - metric("accuracy", "ood")`
@@ -44,6 +46,7 @@ class Reading:
     requires: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     varies: tuple[str, ...] = ()
     metric: str | None = None
+    at_least: Callable[[xr.DataTree], Bool[np.ndarray, " cell"]] | None = None
 
     def __add__(self, other: Reading | float) -> Reading:
         return self.apply(np.add, other, between=" + ")

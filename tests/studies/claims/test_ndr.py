@@ -218,6 +218,15 @@ def test_learning_takes_others_twice_the_steps():
     expected = {"lstm": "holds", "transformer": "contradicted", "abs_rel_gate": "holds"}
     for model, verdict in expected.items():
         assert verdicts(ARITHMETIC_STUDY, tree, beginning.format(model)) == alike(verdict)
+    # NDR after more than half of the training: nobody knows whether the others need twice as many.
+    late = trees({"ndr": 600, "lstm": 800, "transformer": 200})
+    expected = {
+        "lstm": "contradicted",
+        "transformer": "contradicted",
+        "abs_rel_gate": "not comparable",
+    }
+    for model, verdict in expected.items():
+        assert verdicts(ARITHMETIC_STUDY, late, beginning.format(model)) == alike(verdict)
     steps = learning_steps("valid").values(tree)
     models = tree["scores"]["model"].to_numpy()
     for model, number in (("ndr", 200), ("lstm", 800), ("relative", 400), ("abs_rel_gate", 800)):

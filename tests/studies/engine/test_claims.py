@@ -37,6 +37,34 @@ def test_a_clear_difference_over_seeds_holds_and_the_reverse_is_contradicted():
     assert verdicts(two_models(low, high)) == ["contradicted"]
 
 
+@pytest.mark.parametrize(
+    ("bounded", "verdict", "reverse", "alike"),
+    [
+        # The better one may be better still, and the worse one as good.
+        ("a", "holds", "not comparable", "not comparable"),
+        ("b", "not comparable", "contradicted", "not comparable"),
+        (None, "holds", "contradicted", "contradicted"),
+    ],
+)
+def test_true_values_above_lower_bounds_could_not_turn_a_verdict_round(
+    bounded, verdict, reverse, alike
+):
+    def at_least(result):
+        # A single one of them suffices.
+        cells = result["scores"]
+        return ((cells["model"] == bounded) & (cells["seed"] == 1)).to_numpy()
+
+    reading = replace(metric("accuracy", "ood"), at_least=at_least)
+    more = Claim("A is better", "P", reading, {"model": "a"}, {"model": "b"})
+    same = replace(more, exceeds=None, equals={"model": "b"}, margin=0.1)
+    high, low = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
+    assert verdicts(two_models(high, low), more, same) == [verdict, alike]
+    assert verdicts(two_models(low, high), more) == [reverse]
+    if bounded:
+        reason = judged(two_models(low, high), same)["reason"].item()
+        assert reason == f"{bounded} has no more than a lower bound"
+
+
 def test_a_single_seed_never_decides_a_claim():
     claims = judged(two_models([0.99], [0.01]))
     assert claims["verdict"].item() == "undecided"
