@@ -30,7 +30,7 @@ MOST_SHOWN = 40
 LIMITS = {"affinity": 2.0, "dissimilarity": 3.0}
 """Beyond these values tanh is within 0.04 of its limits, and the sigmoid within 0.05."""
 ABOUT = {
-    "affinity_matrix": "E, centred",
+    "affinity_matrix": "E, centred if the model does so",
     "gate_matrix": "gate of N",
     "pattern": "M",
     "sign": "planted sign",

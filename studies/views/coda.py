@@ -145,7 +145,9 @@ def _side_by_side(matrices: xr.Dataset, *, title: str) -> Figure:
         matrix = matrix.transpose("query_pos", "key_pos")
         top = float(abs(matrix).max())
         probes.plots.matrix(matrix, axis, limits=(-top, top), numbers="{:.2f}")
-        axis.set_title(matrix.attrs.get("long_name", str(name)), fontsize=9)
+        # Without what is said of a quantity after a comma.
+        quantity = matrix.attrs.get("long_name", str(name)).partition(",")[0]
+        axis.set_title(quantity, fontsize=9)
         axis.set(xlabel="", ylabel="")
     figure.suptitle(title, fontsize=9)
     return figure
