@@ -176,7 +176,10 @@ TRANSLATION_TABLE = engine.Table(
     title="Softmax attention and CoDA: translation",
     rows=(
         *(Row(f"BLEU, {split}", BLEU(split=split), bleu) for split in ("id", "ood")),
-        *(Row(f"BLEU, {split}", BLEU(split=split), bleu) for split in ("valid", "test")),
+        *(
+            Row(f"BLEU, {split}", BLEU(split=split), bleu, note="Valid, test: of IWSLT'15.")
+            for split in ("valid", "test")
+        ),
         Row("paper", read("decoding", "bleu_paper", search="beam", split="test"), bleu, False),
         *(Row(f"right, {split}", metric("accuracy", split)) for split in ("id", "ood")),
         Row("aligned", POINTS["trained"]),
@@ -184,10 +187,10 @@ TRANSLATION_TABLE = engine.Table(
         Row("M<0", NEGATIVE),
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
-    caption="BLEU of beam search (width 4), on held-out pairs of verb and object (ood) too; valid, "
-    "test: of IWSLT'15. Right: share of sentences that are right in every word, in percent. "
-    "Aligned: share of words for which the largest weight of cross-attention is on the word that "
-    "they come from, in the head that is best on id. M<0: share of weights below -0.1.",
+    caption="BLEU of beam search (width 4), on held-out pairs of verb and object (ood) too. Right: "
+    "share of sentences that are right in every word, in percent. Aligned: share of words for "
+    "which the largest weight of cross-attention is on the word that they come from, in the head "
+    "that is best on id. M<0: share of weights below -0.1.",
 )
 
 TRANSLATION = engine.Study(
@@ -254,14 +257,21 @@ ALGOLISP_TABLE = engine.Table(
     title="Softmax attention and CoDA: programs (in %)",
     rows=(
         *(Row(f"right, {split}", metric("accuracy", split)) for split in ("id", "ood")),
-        *(Row(f"right, {split}", metric("accuracy", split)) for split in ("valid", "test")),
+        *(
+            Row(
+                f"right, {split}",
+                metric("accuracy", split),
+                note="Valid, test: of the published AlgoLisp.",
+            )
+            for split in ("valid", "test")
+        ),
         Row("paper", metric("accuracy_paper", "test"), spread=False),
         *(Row(f"solved, {split}", SOLVED(split=split)) for split in ("id", "ood", "test")),
         Row("M<0", NEGATIVE),
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
     caption="Right: share of programs that are right in every token, on held-out compositions of "
-    "primitives (ood) too; valid, test: of the published AlgoLisp. Solved: share of programs of "
+    "primitives (ood) too. Solved: share of programs of "
     "beam search (width 4) that pass all tests. M<0: share of weights below -0.1.",
 )
 
