@@ -17,7 +17,6 @@ composition functions are compared as well (the paper's Tables 8 and 9), and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,7 @@ from studies.claims.coda import (
     centred,
     claims_of_lines,
     claims_of_pairs,
+    further,
     grid,
 )
 from studies.engine import Preset, Row, metric, read
@@ -166,11 +166,6 @@ CHOOSING = {"training.learning_rate": (1.5e-3, 3e-3, 6e-3, 1.2e-2), "seed": (0, 
 """Axes of the models by which the best rate of a condition is chosen."""
 SHORT = {"training.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2), "seed": tuple(range(10))}
 """Axes of models that are trained for less long, of which all are trained at each rate."""
-
-
-def further(rate: float, seeds: Sequence[int] = (3, 4, 5, 6)) -> dict[str, tuple[Any, ...]]:
-    """Axes of further seeds at the best rate of a condition."""
-    return {"training.learning_rate": (rate,), "seed": tuple(seeds)}
 
 
 TESTED = "scores.n_test=4000"

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from studies import engine
-from studies.claims.coda import GATES, NEGATIVE, grid
+from studies.claims.coda import GATES, NEGATIVE, further, grid
 from studies.claims.text_generation import (
     BLEU,
     SOLVED,
@@ -212,8 +212,7 @@ TRANSLATION = engine.Study(
             grids=(
                 *(one | RATES | SEEDS for one in (grid("coda"), CENTRED)),
                 *(
-                    grid(affinity_centring=(e,), gate_centring=(n,))
-                    | {"training.learning_rate": (rate,), "seed": (3, 4, 5, 6)}
+                    grid(affinity_centring=(e,), gate_centring=(n,)) | further(rate)
                     for e, n, rate in (
                         ("none", "none", 1e-2),
                         ("matrix", "none", 3e-3),
@@ -271,8 +270,8 @@ ALGOLISP_TABLE = engine.Table(
         Row("weights", read("costs", "parameters"), shown=engine.count, spread=False),
     ),
     caption="Right: share of programs that are right in every token, on held-out compositions of "
-    "primitives (ood) too. Solved: share of programs of "
-    "beam search (width 4) that pass all tests. M<0: share of weights below -0.1.",
+    "primitives (ood) too. Solved: share of programs of beam search (width 4) that pass all tests. "
+    "M<0: share of weights below -0.1.",
 )
 
 ALGOLISP = engine.Study(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -27,6 +27,11 @@ def grid(*models: str, **more: Any) -> dict[str, Any]:
 def centred(*over: str) -> dict[str, Any]:
     """A grid of all pairs of centrings, with the paper's composition functions."""
     return grid(affinity_centring=over, gate_centring=over)
+
+
+def further(rate: float, seeds: Sequence[int] = (3, 4, 5, 6)) -> dict[str, tuple[Any, ...]]:
+    """Axes of further seeds at the best rate of a condition."""
+    return {"training.learning_rate": (rate,), "seed": tuple(seeds)}
 
 
 DOUBLED = grid(doubled=(True,))

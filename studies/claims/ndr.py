@@ -107,8 +107,9 @@ def learning_steps(split: str, share: float = GOOD) -> Reading:
         training = result["training"].to_dataset()
         if split not in training["split"]:
             return unmeasured(result)
-        first = training["train_step"].to_numpy()[reached(result).argmax(1)]
-        return np.log2(np.where(never(result), training["updates"].to_numpy(), first))
+        is_reached, updates = reached(result), training["updates"].to_numpy()
+        first = training["train_step"].to_numpy()[is_reached.argmax(1)]
+        return np.log2(np.where(is_reached.any(1), first, updates))
 
     def never(result: xr.DataTree) -> np.ndarray:
         return np.asarray(~reached(result).any(1))

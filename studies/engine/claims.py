@@ -256,8 +256,8 @@ def _comparisons(
         differences = pairs[0] - pairs[1]
         objections = fairness.objections(first, second, of_learning=claim.of_learning)
         learned = _not_learned(result, claim, (first, second))
-        reason = objections or learned or _no_contest(claim, differences)
-        reason = reason or _only_bounds(result, claim, (first, second), differences)
+        bounds = _only_bounds(result, claim, (first, second), differences)
+        reason = objections or learned or _no_contest(claim, differences) or bounds
         numbers = tuple(side.number for side in (first, second) if side is not None)
         metric = metrics.get(claim.reading.metric or "") if second is not None else None
         least = _least(claim, metric, pairs)

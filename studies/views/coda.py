@@ -27,6 +27,14 @@ BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False
 FACTORS = ("alpha", "beta", "scaled", "projection")
 """Further settings of CoDA."""
 
+MATRICES = {
+    "affinity_matrix": "E",
+    "gate_matrix": "gate of N",
+    "pattern": "M",
+    "sign": "planted sign",
+}
+"""Titles of what the figure of matrices shows."""
+
 
 def at_split(position: int, data: Data) -> Data:
     """Data of the split at a position: 0 the first one, -1 the last one."""
@@ -123,8 +131,7 @@ def matrices(result: xr.DataTree) -> Figure | None:
     accuracy = _accuracy(result).where(kept & (data["chosen"] == 1))
     candidates = accuracy >= accuracy.max() - (0.01 if "sign" in data else 0)
     head = probes.strongest_head(data, data["pattern"].where(candidates))
-    names = ["affinity_matrix", "gate_matrix", "pattern", "sign"]
-    shown = head[[name for name in names if name in head]]
+    shown = head[[name for name in MATRICES if name in head]]
     shown = shown.assign_coords(query_pos=head["query"], key_pos=head["key"])
     cell = data["cell"].to_numpy().tolist().index(head["cell"].item())
     label = next(c.label for c in shown_conditions(result) if cell in c.cells)
@@ -145,9 +152,7 @@ def _side_by_side(matrices: xr.Dataset, *, title: str) -> Figure:
         matrix = matrix.transpose("query_pos", "key_pos")
         top = float(abs(matrix).max())
         probes.plots.matrix(matrix, axis, limits=(-top, top), numbers="{:.2f}")
-        # Without what is said of a quantity after a comma.
-        quantity = matrix.attrs.get("long_name", str(name)).partition(",")[0]
-        axis.set_title(quantity, fontsize=9)
+        axis.set_title(MATRICES[str(name)], fontsize=9)
         axis.set(xlabel="", ylabel="")
     figure.suptitle(title, fontsize=9)
     return figure
