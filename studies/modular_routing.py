@@ -274,6 +274,12 @@ SIZES = replace(
             grids=drawn_anew(range(34, 84), model=("concatenation",)),
             where=TUNED,
         ),
+        # New networks: fifty of `specialization` left this open, with few points only.
+        "few-points": engine.Preset(
+            changes=f"{TESTED}n_modules=20 task.n_operators=10,15 task.n_points=1000",
+            grids=drawn_anew(range(84, 184), model=("concatenation",)),
+            where=TUNED,
+        ),
         # New networks: six of `operators` said that more points help here, newer ones did not.
         "more-points": engine.Preset(
             changes=f"{TESTED}n_modules=20 task.n_operators=3 task.n_points=1000,20000",
