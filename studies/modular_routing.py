@@ -274,9 +274,9 @@ SIZES = replace(
             grids=drawn_anew(range(34, 84), model=("concatenation",)),
             where=TUNED,
         ),
-        # New networks: fifty of `specialization` left this open, with few points only.
-        "few-points": engine.Preset(
-            changes=f"{TESTED}n_modules=20 task.n_operators=10,15 task.n_points=1000",
+        # New networks again: fifty of `specialization` left six of eight comparisons open.
+        "ten-to-fifteen": engine.Preset(
+            changes=f"{TESTED}n_modules=20 task.n_operators=10,15 task.n_points=1000,20000",
             grids=drawn_anew(range(84, 184), model=("concatenation",)),
             where=TUNED,
         ),

@@ -324,7 +324,7 @@ PRESETS = {
     "operators": (40 * 6, 6000, 20),
     "near-a-decision": (8 * 28, 6000, 20),
     "specialization": (4 * 50, 6000, 20),
-    "few-points": (2 * 100, 6000, 20),
+    "ten-to-fifteen": (4 * 100, 6000, 20),
     "more-points": (2 * 40, 6000, 20),
     "points": (2 * 6, 6000, 10),
     "functional": (12 * 6, 6000, 10),
