@@ -212,10 +212,29 @@ def setting(result: xr.DataTree, path: str) -> str:
     Args:
         result: a result.
         path: names of nested settings and positions in lists, as in `task.ood_depths.1`.
+
+    Raises:
+        ValueError: models differ in it.
     """
-    value: Any = config_of(result)["setup"]
-    for part in path.split("."):
-        value = value[int(part) if isinstance(value, list) else part]
+    config = config_of(result)
+
+    def shared(path: str) -> Any:
+        value: Any = config["setup"]
+        for part in path.split("."):
+            value = value[int(part) if isinstance(value, list) else part]
+        return value
+
+    value = shared(path)
+    for grid in config["grids"]:
+        others = list(grid.get(path, ()))
+        for axis, table in config["where"].items() if path not in grid else ():
+            keys = map(str, grid.get(axis, [shared(axis)]))
+            others += [table[key][path] for key in keys if path in table.get(key, {})]
+        if any(other != value for other in others):
+            raise ValueError(
+                f"a setting on a page must be one of all models, got {path} of "
+                f"{result.attrs['study']}: {', '.join(map(str, dict.fromkeys([value, *others])))}"
+            )
     return count(value) if isinstance(value, int) else str(value)
 
 

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -22,13 +24,19 @@ STUDY = Study(
 )
 
 
+CONFIG = {
+    "setup": {"depths": [8, 10], "halts": False, "model": "a", "training": {"n_steps": 20000}},
+    "grids": [{"seed": [0]}],
+    "where": {},
+}
+
+
 @pytest.fixture(scope="module")
 def result():
     result = two_models([0.80, 0.82, 0.81], [0.50, 0.53, 0.51])
     for name, data in STUDY.judge(result).items():
         result[name] = xr.DataTree(data)
-    config = '{"setup": {"depths": [8, 10], "training": {"n_steps": 20000}}}'
-    result.attrs |= {"study": "toy", "config": config}
+    result.attrs |= {"study": "toy", "config": json.dumps(CONFIG)}
     return result
 
 
@@ -124,6 +132,44 @@ def test_settings_verdicts_and_the_table(result):
     assert claims.startswith(f"<details><summary>{summary}</summary>\n\n```text\n")
     assert claims.endswith("\n```\n\n</details>")
     assert "a is better (P)" in claims
+
+
+N_STEPS = "training.n_steps"
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({"grids": [{N_STEPS: [20000, 1]}]}, "20000, 1"),
+        # A grid need not have the value of the shared settings.
+        ({"grids": [{N_STEPS: [1]}]}, "20000, 1"),
+        ({"grids": [{"seed": [0]}, {N_STEPS: [1]}]}, "20000, 1"),
+        ({"where": {"model": {"b": {N_STEPS: 1}}}, "grids": [{"model": ["a", "b"]}]}, "20000, 1"),
+        ({"where": {"model": {"a": {N_STEPS: 1}}}}, "20000, 1"),
+        ({"where": {"halts": {"False": {N_STEPS: 1}}}}, "20000, 1"),
+    ],
+)
+def test_a_setting_in_which_models_differ_is_an_error(result, changes, values):
+    other = result.copy()
+    other.attrs["config"] = json.dumps(CONFIG | changes)
+    with pytest.raises(ValueError, match=f"of all models, got {N_STEPS} of toy: {values}$"):
+        rendered(other, f"{{{{ setting('{N_STEPS}') }}}}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grids": [{N_STEPS: [20000]}]},
+        {"where": {"model": {"b": {N_STEPS: 1}}}},
+        {"where": {"model": {"a": {"depths": [8]}}}},
+        # Axes win.
+        {"where": {"model": {"a": {N_STEPS: 1}}}, "grids": [{N_STEPS: [20000]}]},
+    ],
+)
+def test_a_setting_that_others_would_have_is_one_of_all_models(result, changes):
+    other = result.copy()
+    other.attrs["config"] = json.dumps(CONFIG | changes)
+    assert rendered(other, f"{{{{ setting('{N_STEPS}') }}}}") == "20,000"
 
 
 def test_claims_of_papers_are_counted():
