@@ -254,10 +254,12 @@ def _comparisons(
         context = _context((first, second), shared)
         pairs = _paired(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
         differences = pairs[0] - pairs[1]
-        objections = fairness.objections(first, second, of_learning=claim.of_learning)
-        learned = _not_learned(result, claim, (first, second))
-        bounds = _only_bounds(result, claim, (first, second), differences)
-        reason = objections or learned or _no_contest(claim, differences) or bounds
+        reason = (
+            fairness.objections(first, second, of_learning=claim.of_learning)
+            or _not_learned(result, claim, (first, second))
+            or _no_contest(claim, differences)
+            or _only_bounds(result, claim, (first, second), differences)
+        )
         numbers = tuple(side.number for side in (first, second) if side is not None)
         metric = metrics.get(claim.reading.metric or "") if second is not None else None
         least = _least(claim, metric, pairs)
