@@ -346,6 +346,12 @@ ARITHMETIC_PRESETS = {
         changes="training.n_steps=16000 training.compile=true drawn.n=1",
         grids=({"model": FIVE} | SEEDS,),
     ),
+    # Three seeds left open whether the LSTM needs more steps: six new ones.
+    "lstm": engine.Preset(
+        changes="training.n_steps=16000 training.compile=true",
+        grids=({"model": ("lstm", "ndr"), "seed": tuple(range(5, 11))},),
+        measures=(),
+    ),
     "paper": paper_arithmetic(),
     # The rate is constant, so the first 50,000 steps are those of the whole run.
     "paper-early": paper_arithmetic("training.n_steps=50000"),
