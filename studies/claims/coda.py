@@ -77,7 +77,8 @@ def raised(reading: Reading, model: str, gain: float) -> Reading:
     def values(result: xr.DataTree) -> np.ndarray:
         return reading.values(result) + np.where(result["scores"]["model"] == model, gain, 0.0)
 
-    return Reading(f"{reading.label}, that of {model} + {gain:g}", values)
+    label = f"{reading.label}, that of {model} + {gain:g}"
+    return Reading(label, values, metric=reading.metric)
 
 
 def without(reading: Reading, **excluded: str) -> Reading:
@@ -145,8 +146,8 @@ def learns(
 def no_gain(
     statement: str, source: str, of: Any, than: Any, reading: Reading = ON_ID, by: float = 0.01
 ) -> Claim:
-    """The claim that another model does not gain `by`: where both are alike, it holds."""
-    return Claim(statement, source, reading, of, than, margin=-by, of_learning=True)
+    """The claim that another model does not gain `by`: it holds where both are alike, with room."""
+    return Claim(statement, source, reading, of, than, margin=-by, of_learning=True, no_gain=True)
 
 
 def weighs(statement: str, source: str, reading: Reading, than: float = 0.0) -> Claim:

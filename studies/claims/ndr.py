@@ -216,6 +216,7 @@ def of_table_lookup() -> Iterator[Claim]:
             {"model": f"relative_{kind}_gate"},
             margin=-0.03,
             of_learning=True,
+            no_gain=True,
         )
     yield learns_faster("abs_rel_gate", "id", "section 3.1")
     for model in ("transformer", "relative", "geometric"):

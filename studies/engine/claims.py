@@ -65,10 +65,13 @@ class Claim:
             untrained condition is a valid outcome and not a reason to refuse the comparison.
         trained: what shows that the answers that are compared were learned at all; where no side
             meets it, there is nothing to compare.
+        no_gain: whether the claim is that the other condition gains nothing over this one, or less
+            than a negative `margin`, so that it needs room for a gain (see `Metric.best`). If lower
+            is better, the sides change places here too.
 
     Raises:
-        ValueError: both or none of `exceeds` and `equals` are given, or `margin` is not positive
-            with `equals`.
+        ValueError: both or none of `exceeds` and `equals` are given, `margin` is not positive with
+            `equals`, or not negative with `no_gain`.
     """
 
     statement: str
@@ -80,6 +83,7 @@ class Claim:
     margin: float = 0.0
     of_learning: bool = False
     trained: TrainedIf | None = None
+    no_gain: bool = False
 
     def __post_init__(self):
         if (self.exceeds is None) == (self.equals is None):
@@ -89,6 +93,8 @@ class Claim:
             )
         if self.equals is not None and self.margin <= 0:
             raise ValueError(f"margin must be greater than 0 with equals, got {self.margin}")
+        if self.no_gain and self.margin >= 0:
+            raise ValueError(f"margin must be less than 0 with no_gain, got {self.margin}")
 
     @property
     def other(self) -> Mapping[str, Any] | float:
@@ -254,14 +260,15 @@ def _comparisons(
         context = _context((first, second), shared)
         pairs = _paired(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
         differences = pairs[0] - pairs[1]
+        metric = metrics.get(claim.reading.metric or "") if second is not None else None
         reason = (
             fairness.objections(first, second, of_learning=claim.of_learning)
             or _not_learned(result, claim, (first, second))
             or _no_contest(claim, differences)
+            or _at_the_best(claim, metric, pairs)
             or _only_bounds(result, claim, (first, second), differences)
         )
         numbers = tuple(side.number for side in (first, second) if side is not None)
-        metric = metrics.get(claim.reading.metric or "") if second is not None else None
         least = _least(claim, metric, pairs)
         comparisons.append(Comparison(claim, context, differences, reason, numbers, least))
     return comparisons or [Comparison(claim)]
@@ -279,6 +286,26 @@ def _no_contest(claim: Claim, differences: np.ndarray) -> str:
     """Why differences cannot decide a claim of more: none has a sign, as where all are perfect."""
     alike = len(differences) >= FEWEST_PAIRS and not differences.any()
     return "no pair differs" if _is_of_more(claim) and alike else ""
+
+
+def _at_the_best(claim: Claim, metric: Metric | None, pairs: Paired) -> str:
+    """Why pairs cannot decide a claim: one verdict would take values beyond the metric's best.
+
+    A gain that is denied could not have been seen, or one that is predicted is impossible, where
+    what it is measured from lacks less than that.
+    """
+    if metric is None or metric.best is None or pairs.size == 0:
+        return ""
+    # Where lower values are better the worse side exceeds, so that they change places.
+    of, other = pairs.mean(1)[:: metric.sign()]
+    start, gain = (of, -claim.margin) if claim.no_gain else (other, claim.margin)
+    if claim.equals is not None:
+        # What is to be equalled may be a value with a gain, and so beyond the best one itself.
+        start, gain = pairs[1].mean(), -claim.margin
+    needed = start + metric.sign() * gain
+    if metric.sign() * (metric.best - needed) >= 0:
+        return ""
+    return f"no room for the gain: it takes {needed:.4g}, the best is {metric.best:g}"
 
 
 def _only_bounds(

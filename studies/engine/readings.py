@@ -32,7 +32,7 @@ class Reading:
             where there are none.
         requires: settings that a cell must have to be read, with the allowed values.
         varies: settings of which a result must have several values to be read.
-        metric: the metric of the setup that it reads, unchanged; None if it reads another thing.
+        metric: the metric of the setup whose values it has; None if it reads another thing.
         at_least: result -> whether a value is no more than a lower bound [cell], such as the steps
             of a training that ended before what they are counted to; None if none is. Lost where
             readings are combined.

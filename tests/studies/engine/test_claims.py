@@ -6,6 +6,7 @@ import pytest
 import xarray as xr
 from scipy import stats
 
+from studies.claims.coda import raised
 from studies.engine import Claim, Metric, TrainedIf, above_least, metric, read
 from studies.engine.claims import judge
 from studies.engine.fairness import assess
@@ -403,7 +404,52 @@ def test_what_is_perfect_on_both_sides_is_no_test_of_which_is_better():
     # It shows that they are as good as one another.
     assert verdicts(alike, replace(BETTER, margin=-0.01)) == ["holds"]
     equal = replace(BETTER, exceeds=None, equals={"model": "b"}, margin=0.01)
-    assert verdicts(alike, equal) == ["holds"]
+    assert judged(alike, equal, metrics=PERFECT)["verdict"].item() == "holds"
+
+
+NOTHING_GAINED = replace(BETTER, margin=-0.01, no_gain=True)
+
+
+def test_that_nothing_is_gained_needs_room_for_a_gain():
+    perfect, near = [0.999, 0.998, 0.999], [0.997, 0.999, 0.998]
+    found = judged(two_models(perfect, near), NOTHING_GAINED, metrics=PERFECT)
+    assert found["verdict"].item() == "not comparable"
+    assert found["reason"].item() == "no room for the gain: it takes 1.009, the best is 1"
+    room = two_models(*(np.subtract(side, 0.01) for side in (perfect, near)))
+    assert judged(room, NOTHING_GAINED, metrics=PERFECT)["verdict"].item() == "holds"
+    # Without a best value nothing is known, and that one is as good as the other needs no room.
+    assert verdicts(two_models(perfect, near), NOTHING_GAINED) == ["holds"]
+    as_good = replace(BETTER, margin=-0.01)
+    assert judged(two_models(perfect, near), as_good, metrics=PERFECT)["verdict"].item() == "holds"
+
+
+def test_that_nothing_is_gained_needs_room_where_lower_is_better():
+    error = {"accuracy": Metric("error", "lower", best=0.0)}
+    worse, perfect = [0.053, 0.051, 0.052], [0.001, 0.002, 0.001]
+    # The worse side exceeds: what may gain is named first, and over what it does second.
+    found = judged(two_models(worse, perfect), NOTHING_GAINED, metrics=error)
+    assert found["verdict"].item() == "not comparable"
+    room = two_models(*(np.add(side, 0.01) for side in (worse, perfect)))
+    assert judged(room, NOTHING_GAINED, metrics=error)["verdict"].item() == "holds"
+
+
+@pytest.mark.parametrize("other", ["exceeds", "equals"])
+def test_a_gain_beyond_the_best_value_is_no_prediction(other):
+    good, best = [0.95, 0.96, 0.97], [0.99, 0.98, 0.985]
+    if other == "exceeds":
+        claim = replace(BETTER, margin=0.1)
+    else:
+        reading = raised(BETTER.reading, "b", 0.1)
+        claim = replace(BETTER, reading=reading, exceeds=None, equals=BETTER.exceeds, margin=0.02)
+    found = judged(two_models(best, good), claim, metrics=PERFECT)
+    assert found["verdict"].item() == "not comparable"
+    lower = two_models(*(np.subtract(side, 0.3) for side in (best, good)))
+    assert judged(lower, claim, metrics=PERFECT)["verdict"].item() == "contradicted"
+
+
+def test_that_nothing_is_gained_needs_a_negative_margin():
+    with pytest.raises(ValueError, match=r"less than 0 with no_gain, got 0\.1"):
+        replace(NOTHING_GAINED, margin=0.1)
 
 
 def test_readings_are_added_subtracted_and_divided():
