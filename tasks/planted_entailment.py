@@ -20,7 +20,8 @@ class PlantedEntailment(PlantedTexts):
         label = entailment if sum over i, j of sign_ij = n_asked, contradiction if it is n_asked - 2
         (one is denied), neutral if it is n_asked - 1 (one is missing).
 
-    All labels are equally frequent, and neither text alone tells the label.
+    All labels are equally frequent. Neither text alone tells the label, but for the trace of the
+    held-out sets that `PlantedTexts` describes.
 
     Splits: `train` and `id` have the same sets of stated concepts, `ood` those held out.
 

@@ -93,12 +93,17 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
         denies it, else 0.
 
     In all answers, whatever their kind, as many words affirm and as many deny, in distribution:
-    neither the question nor the answer alone tells the kind. Words are in random order, between
-    fillers.
+    counts in the question or the answer alone do not tell the kind. Words are in random order,
+    between fillers.
 
     Sets of asked concepts are shared out: `train` and `id` have the same ones, `ood` those held
     out. With synonyms, so are pairs of words: those of equal number never answer one another in
     `train` and `id`, and always do in `ood`. That they do follows from the other pairs.
+
+    Sharing sets out leaves a trace: an affirming answer affirms a set of its split, others do so by
+    accident. Who has learned which sets training has can tell the kind from the answer alone more
+    often than by guessing (in 0.41 of three kinds that are equally frequent, with the default
+    sizes; in 0.48 with half of the sets held out), and is misled by it in `ood`.
     """
 
     SPLITS: ClassVar = ("train", "id", "ood")

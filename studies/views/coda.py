@@ -17,8 +17,9 @@ from studies.engine.readings import conditions_of
 from studies.measures.coda import QUANTITIES
 from studies.report import drawings, plots
 from studies.report.names import name_of, setting_names
-from studies.report.panels import SMALL, Data, grid, shown_conditions, values, values_of
+from studies.report.panels import CONDITIONS, SMALL, Data, grid, shown_conditions, values, values_of
 from studies.report.plots import by_settings
+from studies.setups.quasi_attention import LIMITS
 
 BASIC = {"affinity": "tanh", "gate": "sigmoid"}
 BASIC |= {"affinity_centring": "none", "gate_centring": "none", "doubled": False}
@@ -46,6 +47,20 @@ def at_split(position: int, data: Data) -> Data:
     return take
 
 
+def saturated(result: xr.DataTree) -> xr.Dataset:
+    """The share of E and N beyond their limits, along training."""
+    shares = values("saturation_along_training", "saturated_mean")(result)
+    if not shares:
+        return shares
+    named = {"affinity": "E", "dissimilarity": "N"}
+    limits = [f"{named[name]}, limits ±{LIMITS[name]:g}" for name in shares["quantity"].to_numpy()]
+    sides = [
+        {"low": "below the lower", "high": "above the upper"}[side]
+        for side in shares["side"].to_numpy()
+    ]
+    return shares.assign_coords(quantity=limits, side=sides)
+
+
 DRAWN: Mapping[str, Callable[[xr.DataTree], Figure | None]] = {
     "training": partial(
         plots.training,
@@ -54,11 +69,12 @@ DRAWN: Mapping[str, Callable[[xr.DataTree], Figure | None]] = {
     ),
     "saturation": partial(
         plots.lines,
-        data=at_split(0, values("saturation_along_training", "saturated_mean")),
+        data=at_split(0, saturated),
         along="train_step",
-        rows="quantity",
-        lines="side",
-        ylabel="saturated share",
+        rows="side",
+        columns="quantity",
+        lines=CONDITIONS,
+        ylabel="share of pairs",
         ylim=(-0.02, 1.02),
     ),
     "weights": partial(

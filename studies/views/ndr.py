@@ -146,8 +146,13 @@ def done_by_depth(result: xr.DataTree) -> xr.Dataset:
 def done_by_length(result: xr.DataTree) -> xr.Dataset:
     """The mean step at which operations are done, by depth and length, for trained models."""
     data = values("timing", "step", control="trained")(result)
+    if not data:
+        return data
     # A single length says nothing about lengths.
-    return data.where(data["value"].notnull().any("cell").sum("length") > 1) if data else data
+    data = data.where(data["value"].notnull().any("cell").sum("length") > 1)
+    return data.assign_coords(
+        depth=[f"operations of depth {depth}" for depth in data["depth"].values]
+    )
 
 
 # Examples
@@ -249,7 +254,7 @@ def graphs(result: xr.DataTree, *, nodes: str) -> Figure | None:
     for axis in axes.flat[len(drawn) :]:
         axis.axis("off")
     figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, aspect=40, label=shade)
-    figure.supxlabel("framed: updates; red: reads; grey: state that is kept", fontsize=SMALL)
+    figure.supxlabel("framed: updates; red: reads; grey lines: state that is kept", fontsize=SMALL)
     return figure
 
 

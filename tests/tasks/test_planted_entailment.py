@@ -88,7 +88,7 @@ def test_labels_are_equally_frequent():
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_neither_text_alone_tells_the_label(side):
+def test_words_of_one_text_alone_do_not_tell_the_label(side):
     task = PlantedEntailment(PlantedTextsConfig())
     bags, labels = [], []
     for index in (0, 1):
@@ -98,6 +98,30 @@ def test_neither_text_alone_tells_the_label(side):
         labels.append(batch.targets[:, 0].numpy())
     model = LogisticRegression(max_iter=200).fit(bags[0], labels[0])
     assert abs(model.score(bags[1], labels[1]) - 1 / 3) < 5 * (2 / 9 / 6000) ** 0.5
+
+
+def test_a_set_that_a_premise_affirms_leaves_a_trace_of_the_held_out_ones():
+    """What the docstring of `PlantedTexts` says of `train`, `id` and `ood`."""
+    config = PlantedTextsConfig()
+    task = PlantedEntailment(config)
+    of_training = {tuple(row) for row in task.combinations("train").tolist()}
+
+    def share_of_training(split, kind):
+        batch = task.batch(split, 0, 3000)
+        found = []
+        for sign, words in zip(batch.latents["kind"].tolist(), batch.inputs[1], strict=True):
+            n = config.n_concepts
+            concepts = (words - 1) // config.n_synonyms
+            affirmed = sorted((concepts[(n <= concepts) & (concepts < 2 * n)] - n).tolist())
+            if sign == kind and len(affirmed) == config.n_asked:
+                found.append(tuple(affirmed) in of_training)
+        return sum(found) / len(found)
+
+    assert share_of_training("id", 0) == 1
+    assert share_of_training("ood", 0) == 0
+    for split in ("id", "ood"):
+        for kind in (1, 2):
+            assert 0.65 < share_of_training(split, kind) < 0.85
 
 
 def test_the_words_of_a_text_are_in_random_order():
