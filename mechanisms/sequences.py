@@ -35,7 +35,7 @@ def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     Raises:
         ValueError: an id is n_tokens or greater, a token follows padding, or a sequence has no
             token. Only checked on the CPU, since on other devices the check would force a
-            synchronisation, and outside of transforms of `torch.func`.
+            synchronisation, and outside of `torch.compile` and the transforms of `torch.func`.
     """
     mask = _are_tokens(tokens, n_tokens)
     if _can_be_checked(tokens) and not mask.any(1).all():
@@ -71,6 +71,34 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     return Sequences(ids, mask, end)
 
 
+def rows_of_table(
+    ids: Int[Tensor, "*dims"], n_rows: int, *, padding: int | None = None, name: str = "token ids"
+) -> Int[Tensor, "*dims"]:
+    """The rows of a table of embeddings that ids name; row 0 for padding, which need not be one.
+
+    Args:
+        ids: ids in [0, n_rows), or padding.
+        n_rows: number of rows of the table.
+        padding: the id of padding; None if there is none.
+        name: what the ids are, for the error.
+
+    Raises:
+        ValueError: an id is neither. (A negative one would be counted from the end of the table.)
+            Only checked as `mask_padding` says.
+
+    Example:
+        >>> rows_of_table(torch.tensor([[3, 1, -1]]), 10, padding=-1).tolist()
+        [[3, 1, 0]]
+    """
+    rows = ids if padding is None else ids.masked_fill(ids == padding, 0)
+    if _can_be_checked(rows) and rows.numel():
+        for extreme in map(int, rows.aminmax()):
+            if not 0 <= extreme < n_rows:
+                or_padding = "" if padding is None else f", or {padding} for padding"
+                raise ValueError(f"{name} must be in [0, {n_rows}){or_padding}, got {extreme}")
+    return rows
+
+
 def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor, "batch pos"]:
     """Where there are tokens, not padding; checked as `mask_padding` says."""
     is_token = tokens >= 0
@@ -85,4 +113,5 @@ def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor,
 
 
 def _can_be_checked(tokens: Tensor) -> bool:
-    return tokens.device.type == "cpu" and not is_in_transform()
+    is_traced = torch.compiler.is_compiling() or is_in_transform()
+    return tokens.device.type == "cpu" and not is_traced

@@ -19,6 +19,7 @@ from mechanisms.dropout import dropout
 from mechanisms.hooking import remove_hook_points
 from mechanisms.initialization import lecun_normal, normal, zeros
 from mechanisms.models.lstm import LstmLayer, LstmLayerHooks
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_dropout, check_sizes
 
 _N_MATCHES = 2
@@ -164,6 +165,9 @@ class DecaProp(HookedRootModule):
         Args:
             passage: ids in [0, d_input), or padding.
             question: the same.
+
+        Raises:
+            ValueError: as for `rows_of_table`.
         """
         self.set_positions(passage.shape[1], question.shape[1])
         mask_p, mask_q = passage != self.config.padding, question != self.config.padding
@@ -197,7 +201,7 @@ class DecaProp(HookedRootModule):
         frequency: Float[Tensor, "batch pos"],
     ) -> Float[Tensor, "batch pos d_embed_and_2"]:
         """The embeddings of a text, with whether the other one has the token, and its frequency."""
-        x = self.W_E[tokens.masked_fill(~mask, 0)]
+        x = self.W_E[rows_of_table(tokens, len(self.W_E), padding=self.config.padding)]
         matches = torch.stack([in_other > 0, frequency], -1).to(x)
         return torch.cat([x, matches], -1).masked_fill(~mask[..., None], 0.0)
 

@@ -19,6 +19,7 @@ from mechanisms.dropout import dropout
 from mechanisms.hooking import hook_tree, remove_hook_points
 from mechanisms.initialization import lecun_normal, zeros
 from mechanisms.protocols import AttentionProtocol
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_sizes
 
 Projection = Literal["two_layers", "linear"]
@@ -208,10 +209,14 @@ class DecomposableAttention(HookedRootModule):
     def forward(
         self, a: Int[Tensor, "batch a_pos"], b: Int[Tensor, "batch b_pos"]
     ) -> Float[Tensor, "batch 1 d_output"]:
-        """The logits of each pair; a and b hold ids in [0, d_input), or padding."""
+        """The logits of each pair; a and b hold ids in [0, d_input), or padding.
+
+        Raises:
+            ValueError: as for `rows_of_table`.
+        """
         mask_a, mask_b = a != self.config.padding, b != self.config.padding
-        x_a = self.hook_embed_a(self._embed(a, mask_a))
-        x_b = self.hook_embed_b(self._embed(b, mask_b))
+        x_a = self.hook_embed_a(self._embed(a))
+        x_b = self.hook_embed_b(self._embed(b))
         aligned_a, aligned_b = self._align(x_a, x_b, mask_a, mask_b)
         aligned_a, aligned_b = self.hook_aligned_a(aligned_a), self.hook_aligned_b(aligned_b)
         compared_a = self.hook_compared_a(self.compare(torch.cat([x_a, aligned_a], -1)))
@@ -264,11 +269,9 @@ class DecomposableAttention(HookedRootModule):
         pattern = quasi_pattern(affinity, dissimilarity, valid, composition, self)[:, 0]
         return pattern, pattern.mT
 
-    def _embed(
-        self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        # Padding need not be an id of the table; its embedding is never attended to.
-        return self.W_E[tokens.masked_fill(~mask, 0)]
+    def _embed(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        # The embedding of padding is never attended to.
+        return self.W_E[rows_of_table(tokens, len(self.W_E), padding=self.config.padding)]
 
 
 def _he_normal(d_in: int, d_out: int, generator: torch.Generator | None) -> nn.Parameter:

@@ -24,6 +24,7 @@ from mechanisms.models.decoder_block import DecoderBlock
 from mechanisms.models.initial_weights import redraw_as_scan, redraw_as_tensor2tensor
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 EncoderDecoderInitialization = Literal["lecun_normal", "xavier_uniform", "mittal_2021"]
@@ -274,7 +275,8 @@ class EncoderDecoder(SteppedModel):
                 for `n_layers`.
 
         Raises:
-            ValueError: as for `set_steps`, or there are not as many learned step signals.
+            ValueError: as for `set_steps` and `rows_of_table`, or there are not as many learned
+                step signals.
         """
         return self.forward_with_cost(source, target_in, n_steps=n_steps)[0]
 
@@ -424,8 +426,8 @@ class EncoderDecoder(SteppedModel):
     def _embed(
         self, table: Float[Tensor, "id d_model"], tokens: Int[Tensor, "batch pos"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        # Padding need not be an id of the table; its embedding is never attended to.
-        x = table[tokens.masked_fill(~self._is_token(tokens), 0)]
+        # The embedding of padding is never attended to.
+        x = table[rows_of_table(tokens, len(table), padding=self.config.padding)]
         x = x * self.config.d_model**0.5 if self.config.one_embedding else x
         if not self.config.positions_each_step:
             x = x + sinusoidal_embedding(*x.shape[1:]).to(x)

@@ -20,6 +20,7 @@ from mechanisms.initialization import lecun_normal, redraw_uniformly, zeros
 from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 PatchPositions = Literal["learned", "sinusoidal", "fast_sinusoidal"]
@@ -258,7 +259,7 @@ class PatchTransformer(SteppedModel):
 
         Raises:
             ValueError: the image has the wrong shape, the condition is missing or not expected, or
-                as for `set_steps`.
+                as for `set_steps`, or for tasks as for `rows_of_table`.
         """
         config = self.config
         n_steps = self._prepare_steps(n_steps)
@@ -302,7 +303,7 @@ class PatchTransformer(SteppedModel):
             positions = waves(*patches.shape[1:]).to(patches)
         if isinstance(self.config.d_output, tuple):
             assert condition is not None
-            cls = self.cls[condition][:, None]
+            cls = self.cls[rows_of_table(condition, len(self.cls), name="tasks")][:, None]
         else:
             cls = repeat(self.cls, "d -> batch 1 d", batch=len(image))
         tokens = [patches + positions, cls]

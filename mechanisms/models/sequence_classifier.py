@@ -20,6 +20,7 @@ from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.models.initial_weights import redraw_as_tensor2tensor
 from mechanisms.models.transformer import LAYER_NORM_EPSILON, Block, run_blocks
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 SequencePositions = Literal["sinusoidal", "none"]
@@ -161,7 +162,8 @@ class SequenceClassifier(SteppedModel):
             n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
-            ValueError: there are more or fewer sequences, or as for `set_steps`.
+            ValueError: there are more or fewer sequences, or as for `set_steps` and
+                `rows_of_table`.
         """
         config = self.config
         n_steps = self._prepare_steps(n_steps)
@@ -181,9 +183,8 @@ class SequenceClassifier(SteppedModel):
     def _embed(
         self, tokens: Int[Tensor, "batch pos"], sequence: int
     ) -> Float[Tensor, "batch pos d_model"]:
-        # Padding need not be an id of the table.
-        ids = tokens.masked_fill(tokens == self.config.padding, 0)
-        x = self.W_E[ids] * self.config.d_model**0.5
+        rows = rows_of_table(tokens, len(self.W_E), padding=self.config.padding)
+        x = self.W_E[rows] * self.config.d_model**0.5
         if self.config.positions == "sinusoidal":
             x = x + sinusoidal_embedding(*x.shape[1:]).to(x)
         return x if self.W_sequence is None else x + self.W_sequence[sequence]

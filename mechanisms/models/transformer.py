@@ -24,6 +24,7 @@ from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.residual import ResidualBlock
 from mechanisms.models.initial_weights import redraw_as_fairseq
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
+from mechanisms.sequences import rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
@@ -290,7 +291,7 @@ class Embed(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """The embedding of every token."""
         if self.b_E is None:
-            return self.W_E[inputs]
+            return self.W_E[rows_of_table(inputs, len(self.W_E))]
         return linear(inputs, self.W_E.T, self.b_E)
 
 
@@ -359,12 +360,12 @@ class Transformer(SteppedModel):
         """The logits at the last `n_readout` positions.
 
         Args:
-            inputs: vectors or token ids, depending on the config.
+            inputs: vectors or token ids in [0, d_input), depending on the config.
             mask: True for tokens, False for padding, which is never attended to.
             n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
-            ValueError: as for `set_steps`.
+            ValueError: as for `set_steps`, or for ids as for `rows_of_table`.
         """
         n_steps = self._prepare_steps(n_steps)
         config, x = self.config, self.embed(inputs)

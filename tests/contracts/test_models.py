@@ -1,6 +1,7 @@
 """What holds for every model that `mechanisms` exports."""
 
 import pytest
+import torch
 
 import mechanisms
 from tests.contracts.models import MODELS, build
@@ -22,3 +23,17 @@ def test_every_model_keeps_the_rules_of_a_mechanism(name):
         build=lambda generator: build(config, generator),
         optional=WITHOUT_EFFECT.get(name, ()),
     )
+
+
+@pytest.mark.parametrize("wrong", [-2, 60])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, inputs) in MODELS.items() if not inputs[0].is_floating_point()]
+)
+def test_ids_that_no_token_has_are_refused(name, wrong):
+    config, inputs = MODELS[name]
+    model = build(config)
+    for i, tokens in enumerate(inputs):
+        changed = tokens.clone()
+        changed[0, 0] = wrong
+        with pytest.raises(ValueError, match="ids"), torch.no_grad():
+            model(*inputs[:i], changed, *inputs[i + 1 :])

@@ -266,3 +266,10 @@ def test_invalid_inputs_are_refused():
         build(CONFIGS["tasks"])(image)
     with pytest.raises(ValueError, match=r"condition must be None .* got \[2, 5\]"):
         build(SMALL)(image, torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("task", [-1, 3])
+def test_a_task_that_there_is_not_is_refused(task):
+    model = build(CONFIGS["tasks"])
+    with pytest.raises(ValueError, match=rf"tasks must be in \[0, 3\), got {task}"):
+        model(inputs_for(model.config)[0], torch.tensor([0, 1, 2, 1, task]))
