@@ -91,6 +91,10 @@ class Arithmetic(NestedTask):
         constant = {"depth": Variable(), "edge_used": Variable()}
         return constant | ExpressionModel(_NOTATION, operate, N_DIGITS).variables()
 
+    @property
+    def _operation(self) -> str:
+        return r"\([0-9][+*][0-9]\)"
+
     def _make(self, split: str) -> ExampleSet:
         return self._generate(split)
 

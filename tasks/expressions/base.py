@@ -5,6 +5,7 @@ Improves Systematic Generalization", has three tasks. Each example is an express
 tokens; the answer is its value. Deeper expressions are held out.
 """
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, final
@@ -126,7 +127,8 @@ class ExpressionTask(FiniteTask, CausalTask):
             texts: at least one; each is one well-formed expression of the task.
 
         Raises:
-            ValueError: there is no text, or one has an unknown token or is too long.
+            ValueError: there is no text, or one has an unknown token, is too long or not
+                well-formed.
 
         Example:
             `Arithmetic(ArithmeticConfig()).examples_of(["(3+(4*5))"])`
@@ -142,10 +144,25 @@ class ExpressionTask(FiniteTask, CausalTask):
         width = self._most_tokens or longest
         if longest > width:
             raise ValueError(f"texts must have at most {width} tokens, got {longest}")
+        for text in texts:
+            if not self._is_well_formed(text):
+                raise ValueError(f"texts must be well-formed expressions, got {text!r}")
         tokens = np.full((len(words), width), -1, np.int8)
         for row, text in zip(tokens, words, strict=True):
             row[: len(text)] = [self.vocabulary.index(word) for word in text]
         return self._describe(tokens).take(torch.arange(len(words)), "cpu")
+
+    def _is_well_formed(self, text: str) -> bool:
+        """Whether a literal is left where operations on literals are replaced by a literal."""
+        before = None
+        while text != before:
+            before, text = text, re.sub(self._operation, self.answers[0], text)
+        return text in self.answers
+
+    @property
+    @abstractmethod
+    def _operation(self) -> str:
+        """The regular expression of an operation on literals, as text."""
 
     @abstractmethod
     def _describe(self, tokens: Int[np.ndarray, "n pos"]) -> ExampleSet:

@@ -140,6 +140,11 @@ class ListOps(NestedTask):
         model = ExpressionModel(_NOTATION, operate, N_DIGITS)
         return {"nesting_depth": Variable(), **model.variables(), **model.pruned()}
 
+    @property
+    def _operation(self) -> str:
+        fewest, most = _NOTATION.n_arguments
+        return rf"\[({'|'.join(LISTOPS_OPERATORS)})( [0-9]){{{fewest},{most}}} \]"
+
     def _make(self, split: str) -> ExampleSet:
         if self._cache is None:
             return self._generate(split)

@@ -175,6 +175,12 @@ class TableLookup(ExpressionTask):
         constant = {"depth": Variable(), "edge_used": Variable()}
         return constant | ExpressionModel(notation, self._operate, n_symbols).variables()
 
+    @property
+    def _operation(self) -> str:
+        symbol, table = "[01]+", "[a-z]"
+        is_forward = self.config.direction == "forward"
+        return f"{symbol} {table}" if is_forward else f"{table} {symbol}"
+
     def _operate(
         self,
         symbol: Int[np.ndarray, " operation"],

@@ -75,6 +75,32 @@ def test_texts_that_are_no_expressions_get_a_clear_error():
     with pytest.raises(ValueError, match="texts must have at most 49 tokens, got 53"):
         arithmetic.examples_of(["(1+" * 13 + "1" + ")" * 13])
 
+    with pytest.raises(ValueError, match=r"texts must be well-formed expressions, got '\(3\+'"):
+        arithmetic.examples_of(["(3+4)", "(3+"])
+
+
+@pytest.mark.parametrize(
+    ("number", "texts"),
+    [
+        (0, ["a", "101 a 001", "101 001", "a 101", "a b"]),
+        (1, ["", "()", "(3)", "34", "+", "3+4", "(3+", "(3+4))", "((3+4)", "(3+4*5)", "(3+4)5"]),
+        (2, ["]", "1 2 ]", "1 2", "[SM 1 2", "[SM ]", "[SM 1 ]", "[MAX 1 2 3 4 5 6 ]"]),
+        (2, ["[SM [MIN 1 2 ] ]", "[SM 1 2 ] ]", "[SM 1 2 ] 3"]),
+    ],
+)
+def test_ill_formed_expressions_are_refused(number, texts):
+    for text in texts:
+        with pytest.raises(ValueError, match="texts must be well-formed expressions") as caught:
+            TASKS[number].examples_of([TASKS[number].answers[0], text])
+        assert repr(text) in str(caught.value)
+
+
+def test_table_lookup_is_written_in_its_direction():
+    backward = TableLookup(TableLookupConfig(direction="backward", n_compositions=300, **FEW))
+    assert backward.examples_of(["b a 101"]).latents["depth"].tolist() == [2]
+    with pytest.raises(ValueError, match="well-formed expressions, got '101 a b'"):
+        backward.examples_of(["101 a b"])
+
 
 # Graphs
 
