@@ -18,6 +18,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import mechanisms
+from mechanisms.attention.base import Attention
 from mechanisms.hooking import observed
 from mechanisms.serialization import load, save
 
@@ -239,17 +240,20 @@ def _masks(module: nn.Module, inputs: Tensors) -> Iterator[str]:
     mask[0] = False
     noise = _noise(x_key, torch.Generator().manual_seed(0))
     other_key = torch.where(mask[:, 0, 0, :, None], x_key, x_key + noise)
+    # Where all queries count, what is masked changes as a query, too, and others are compared.
+    needs_all = isinstance(module, Attention) and module.config.needs_all_queries
+    pairs = ((x_query, x_key), (other_key if needs_all else x_query, other_key))
     points = _points(module)
     for mode in ("unobserved", "observed"):
         patterns: dict[str, Tensor] = {}
         with _listening(points if mode == "observed" else {}, patterns.__setitem__):
-            output, changed = (
-                _call(module, (x_query, key), mask=mask) for key in (x_key, other_key)
-            )
+            output, changed = (_call(module, pair, mask=mask) for pair in pairs)
             gradients = _gradients_of(module, (x_query, x_key), mask=mask)
         if any(_undefined(part).any() for part in output):
             yield f"{mode}, the output is NaN or inf where a query may attend to nothing"
         else:
+            if needs_all:
+                output, changed = ([part[:, 1:] for part in parts] for parts in (output, changed))
             yield from _differs(
                 f"{mode}, the output after a change of masked keys", changed, output
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
@@ -95,9 +95,11 @@ class CodaAttention(Attention[CodaAttentionConfig]):
     - z = M v, and out = sum over heads of z W_O + b_O.
 
     Centring by `matrix` averages over all queries. This is refused (ValueError) with a mask that
-    differs between queries, such as a causal one, where the mean would leak masked tokens, and with
-    fewer queries than keys (a decoder's, or only those that are read out), where it would depend on
-    which queries are passed. Padding counts neither as key nor as query.
+    differs between queries, such as a causal one, where the mean would leak masked tokens; with
+    other numbers of queries than of keys (a decoder's, or only those that are read out), where it
+    would depend on which queries are passed; and with any mask where `x_query` is not the same
+    tensor as `x_key`, since a mask of keys does not say which queries are padding. In
+    self-attention, padding counts neither as key nor as query.
 
     With `rotary`, q and k are rotated for E only. Rotating both preserves their product but not
     their L1 distance: N of rotated vectors would depend on the absolute positions of a pair, not
@@ -159,7 +161,7 @@ class CodaAttention(Attention[CodaAttentionConfig]):
     ) -> Tensor:
         config = self.config
         n_query, n_key = x_query.shape[1], x_key.shape[1]
-        valid = self._valid_pairs(mask, same_length=n_query == n_key)
+        valid = self._valid_pairs(x_query, x_key, mask)
         query_weights, query_biases = [self.W_Q], [self.b_Q]
         key_weights, key_biases = [self.W_K, self.W_V], [self.b_K, self.b_V]
         if not config.shared:
@@ -229,18 +231,27 @@ class CodaAttention(Attention[CodaAttentionConfig]):
         return join_heads(z, self.W_O, self.b_O)
 
     def _valid_pairs(
-        self, mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None, *, same_length: bool
+        self,
+        x_query: Float[Tensor, "batch query_pos d_model"],
+        x_key: Float[Tensor, "batch key_pos d_model"],
+        mask: Bool[Tensor, "#batch #head #query_pos key_pos"] | None,
     ) -> Bool[Tensor, "#batch #head #query_pos key_pos"] | None:
         """The pairs over which E and N are centred; None for all."""
         if not self.config.composition.centres_matrix:
             return mask
-        if not same_length:
+        n_query, n_key = x_query.shape[1], x_key.shape[1]
+        if n_query != n_key:
             raise ValueError(
-                "centring must not be 'matrix' with fewer queries than keys, got 'matrix': the "
-                "mean over pairs would depend on which queries are passed; use 'row'"
+                f"centring must not be 'matrix' with {n_query} queries and {n_key} keys, got "
+                "'matrix': the mean over pairs would depend on which queries are passed; use 'row'"
             )
         if mask is None:
             return None
+        if x_query is not x_key:
+            raise ValueError(
+                "centring must not be 'matrix' with a mask where x_query is not x_key, got "
+                "'matrix': the mask does not say which queries are padding; use 'row'"
+            )
         if mask.shape[2] > 1 and not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
             raise ValueError(
                 "centring must not be 'matrix' with a mask that differs between queries (a causal "

@@ -279,9 +279,23 @@ def test_centring_by_matrix_is_refused_if_it_would_leak():
         attention = build(composition={name: "matrix"})
         with pytest.raises(ValueError, match=r"'matrix' with a mask that differs between queries"):
             attention(x, x, mask=MASKS["causal"][None, None])
-        with pytest.raises(ValueError, match=r"'matrix' with fewer queries than keys"):
-            attention(x[:, -2:], x)
+        for n_queries, n_keys in ((2, 4), (4, 2)):
+            with pytest.raises(
+                ValueError, match=rf"'matrix' with {n_queries} queries and {n_keys} k"
+            ):
+                attention(x[:, -n_queries:], x[:, -n_keys:])
         assert attention(x, x, mask=MASKS["padding"][None, None]).isfinite().all()
+
+
+def test_centring_by_matrix_between_two_sequences_is_refused_with_a_mask():
+    """The mask of the keys says nothing about which queries are padding."""
+    attention, a, b = build(composition={"gate_centring": "matrix"}), tokens(), tokens(seed=3)
+    with pytest.raises(ValueError, match=r"'matrix' with a mask where x_query is not x_key"):
+        attention(a, b, mask=MASKS["padding"][None, None])
+    kept = {}
+    attention.hook_dissimilarity.add_hook(lambda value, hook: kept.update(value=value))
+    assert attention(a, b).isfinite().all()
+    torch.testing.assert_close(kept["value"].mean((2, 3)), torch.zeros(2, 3).double())
 
 
 def test_rotary_queries_are_the_last_of_the_keys_positions():
