@@ -135,13 +135,22 @@ class FactQuestions(StreamTask[tuple[Tensor, Tensor]]):
         return self._sides["ood" if split == "ood" else "train"]
 
     def chance(self, split: str) -> float:
-        """Return the exact match of the object of a fact that is drawn at random.
+        """Return the exact match of the object of a fact that is drawn at random, expected.
+
+        With n paragraphs of m facts it is above 1 / (n m): with probability 1/2 the answer is a
+        subject, and then each further fact of other paragraphs than its own has it as object with
+        probability 1 / (2 (n - 1)); but, of two needed facts, the first one never has it.
 
         Raises:
             ValueError: `split` is unknown.
         """
         require_choice("split", split, self.SPLITS)
-        return 1 / (self.config.n_paragraphs * self.config.n_facts)
+        n_others, n_facts = self.config.n_paragraphs - 1, self.config.n_facts
+        two_facts = 1.0 if split == "ood" else self.config.two_facts
+        # The first of two facts is in the answer's own paragraph in one of n - 1 cases.
+        n_further = n_others * n_facts - 1 - two_facts * (1 - 1 / n_others)
+        n_right = 1 + n_further / (4 * n_others)
+        return n_right / (self.config.n_paragraphs * n_facts)
 
     def score(
         self, logits: Float[Tensor, "batch 2 pos"], batch: Batch[Any]

@@ -121,7 +121,10 @@ class FactQuestionsSetup(ReaderSetup):
     task_type: ClassVar = tasks.FactQuestions
 
     def references(self, split: str) -> References:
-        """The exact match of a fact that is drawn at random, for all questions and either kind."""
+        """The exact match of a fact that is drawn at random, over all questions of the split.
+
+        That of either kind of questions is the same to about 0.01.
+        """
         groups = (engine.ALL, "one fact", "two facts")
         return {"chance": {"exact_match": dict.fromkeys(groups, self.sampler().chance(split))}}
 

@@ -165,8 +165,25 @@ def test_support_does_not_depend_on_its_place():
     batch = task_of().batch("id", 0, 4000)
     first = (batch.latents["support"] == 1).int().argmax(1) / batch.inputs[0].bool().sum(1)
     assert np.allclose(np.histogram(first, 4, (0, 1))[0] / 4000, 0.25, atol=0.04)
-    # One fact in eight is right; objects that are named alike are rare.
-    assert abs(task_of().chance("id") - 0.125) < 1e-12
+
+
+@pytest.mark.parametrize("split", ["id", "ood"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"n_paragraphs": 3, "two_facts": 0.2}, {"n_paragraphs": 6, "n_facts": 4, "two_facts": 1}],
+)
+def test_chance_is_the_share_of_facts_with_the_object_that_is_asked_for(split, changes):
+    task = task_of(**changes)
+    batch = task.batch(split, 0, 4000)
+    shares = []
+    for i in range(4000):
+        passage, question = task.words(batch, i)
+        name = solve(passage, question)[2]
+        facts = chain.from_iterable(read_facts(passage))
+        shares.append(np.mean([[passage[j] for j in fact[2]] == name for fact in facts]))
+    error = np.std(shares) / 4000**0.5
+    assert error < 0.003
+    assert abs(task.chance(split) - np.mean(shares)) < 3 * error
 
 
 def test_scores_are_those_of_the_words():

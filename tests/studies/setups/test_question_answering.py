@@ -137,7 +137,9 @@ def test_training_targets_are_both_ends_of_the_span():
         for i in range(5)
     )
     torch.testing.assert_close(SETUP.loss(model, batch, 0), expected / 10)
-    assert SETUP.references("ood")["chance"]["exact_match"]["two facts"] == 1 / 8
+    chance = SETUP.references("ood")["chance"]["exact_match"]["two facts"]
+    # Of eight facts one is right, and further ones have the same object.
+    assert chance == pytest.approx((1 + 13 / 36) / 8)
 
 
 def test_stored_questions_are_scored_as_texts_and_have_no_planted_facts(tmp_path):
