@@ -117,6 +117,8 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
             f"path must be a file that mechanisms.save wrote, got {path} with header {metadata}"
         )
     model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
+    # What is not in the file has the precision of the weights.
+    model.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
     # Assigned, not copied: a copy would convert them to the dtype of the new model's weights.
     model.load_state_dict(weights, assign=True)
     for name, eps in json.loads(metadata.get("eps", "{}")).items():

@@ -5,6 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from mechanisms import Transformer, load, save
+from tests.contracts.models import MODELS
+from tests.contracts.models import build as build_model
 from tests.mechanisms.models.test_transformer import CONFIGS, build, inputs_for
 from tests.mechanisms.ndr_golden import VARIANTS, router
 
@@ -29,6 +31,20 @@ def test_a_saved_router_is_loaded_with_its_config_and_outputs(variant, tmp_path)
     assert loaded.config == model.config
     tokens = torch.tensor([[1, 2, 3], [5, 0, -1]])
     assert torch.equal(loaded(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_keeps_its_precision(name, dtype, tmp_path):
+    config, inputs = MODELS[name]
+    model = build_model(config).to(dtype).eval()
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors")
+    kept, expected = ({n: b.dtype for n, b in m.named_buffers()} for m in (loaded, model))
+    assert kept == expected
+    inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+    if name != "RelationClassifier" or dtype != torch.bfloat16:
+        assert torch.equal(loaded(*inputs), model(*inputs))
 
 
 def test_a_failed_save_leaves_the_earlier_file(tmp_path, monkeypatch):
