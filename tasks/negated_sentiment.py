@@ -24,6 +24,8 @@ from tasks.common import (
 )
 from tasks.stream_task import StreamTask
 
+_MOST_DRAWS = 10**4
+
 
 @dataclass(frozen=True, kw_only=True)
 class NegatedSentimentConfig:
@@ -31,13 +33,13 @@ class NegatedSentimentConfig:
 
     Attributes:
         n_polar: number of words with a polarity, an even number of 4 to 1000: half are positive.
-        n_values: number of absolute values, 1 to 100.
+        n_values: number of absolute values, 1 to 100, and at most n_polar / 2: each has a word.
         n_negators: number of words that negate, 1 to 100.
         n_fillers: number of words without polarity, 1 to 1000.
         clauses: least and largest number of clauses of a sentence, 1 to 20.
         words: least and largest number of words of a clause, negator and mark apart, 1 to 20.
         share_negated: probability of a negator in a clause, above 0 to 1.
-        share_polar: probability that a word has a polarity, above 0 to 1.
+        share_polar: probability that a word has a polarity, 0.01 to 1.
         margin: least absolute value of the sum, 1 to n_values.
         held_out: share of the polar words that are negated in `ood` only, rounded down to an even
             number: half of them are positive; neither side may be empty.
@@ -70,15 +72,15 @@ class NegatedSentimentConfig:
         require_int("n_polar", self.n_polar, 4, 1000)
         if self.n_polar % 2:
             raise ValueError(f"n_polar must be even, got {self.n_polar!r}")
-        require_int("n_values", self.n_values, 1, 100)
+        require_int("n_values", self.n_values, 1, min(100, self.n_polar // 2))
         require_int("n_negators", self.n_negators, 1, 100)
         require_int("n_fillers", self.n_fillers, 1, 1000)
         require_range("clauses", self.clauses, 1, 20)
         require_range("words", self.words, 1, 20)
-        for name in ("share_negated", "share_polar"):
-            require_number(name, share := getattr(self, name), 0, 1)
-            if not share:
-                raise ValueError(f"{name} must be above 0, got {share!r}")
+        require_number("share_negated", self.share_negated, 0, 1)
+        if not self.share_negated:
+            raise ValueError(f"share_negated must be above 0, got {self.share_negated!r}")
+        require_number("share_polar", self.share_polar, 0.01, 1)
         require_int("margin", self.margin, 1, self.n_values)
         require_number("held_out", self.held_out, 0, 1)
         require_held_out("held_out", self.held_out, self.n_held_out, self.n_polar, "polar words")
@@ -166,11 +168,17 @@ class NegatedSentiment(LabelledAnswers, StreamTask[Tensor]):
 
     def _draw(self, split: str, size: int, generator: np.random.Generator) -> Batch[Tensor]:
         layout = self._draw_rows(split, size, generator)
-        while len(rows := np.flatnonzero(np.abs(layout.total) < self.config.margin)):
+        for _ in range(_MOST_DRAWS):
+            rows = np.flatnonzero(np.abs(layout.total) < self.config.margin)
+            if not len(rows):
+                return self._joined(layout)
             # Whole sentences are redrawn, which keeps both signs equally likely.
             for kept, new in zip(layout, self._draw_rows(split, len(rows), generator), strict=True):
                 kept[rows] = new
-        return self._joined(layout)
+        raise ValueError(
+            f"margin must be smaller: with these settings sentences of the split {split!r} reach "
+            f"it rarely or never, got {self.config.margin}"
+        )
 
     def _draw_rows(self, split: str, size: int, generator: np.random.Generator) -> _Layout:
         """Words by clause and slot, 0 in slots that are not used; the slot before which a negator

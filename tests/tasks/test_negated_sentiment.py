@@ -131,11 +131,14 @@ def test_score_and_groups():
     ("changes", "message"),
     [
         ({"n_polar": 5}, "n_polar must be even, got 5"),
-        ({"n_values": 0}, "n_values must be an integer from 1 to 100, got 0"),
+        ({"n_values": 0}, "n_values must be an integer from 1 to 12, got 0"),
+        ({"n_polar": 4, "margin": 3}, "n_values must be an integer from 1 to 2, got 3"),
+        ({"n_polar": 400, "n_values": 101}, "n_values must be an integer from 1 to 100, got 101"),
         ({"clauses": (3, 2)}, "clauses must be a pair"),
         ({"words": (0, 2)}, "words must be a pair"),
         ({"share_negated": 0}, "share_negated must be above 0, got 0"),
-        ({"share_polar": 1.5}, "share_polar must be a number from 0 to 1, got 1.5"),
+        ({"share_polar": 1.5}, "share_polar must be a number from 0.01 to 1, got 1.5"),
+        ({"share_polar": 1e-12}, "share_polar must be a number from 0.01 to 1, got 1e-12"),
         ({"margin": 4}, "margin must be an integer from 1 to 3, got 4"),
         ({"held_out": 0.05}, "held_out must leave items on both sides"),
     ],
@@ -143,3 +146,13 @@ def test_score_and_groups():
 def test_a_bad_config_says_what_is_allowed(changes, message):
     with pytest.raises(ValueError, match=message):
         task_of(**changes)
+
+
+def test_sentences_that_cannot_have_the_margin_are_refused():
+    """Each is one word; those that are negated in `ood` only may all have the value 1."""
+    changes = {"n_polar": 4, "n_values": 2, "margin": 2, "clauses": (1, 1), "words": (1, 1)}
+    tasks = [task_of(**changes, seed=seed) for seed in range(10)]
+    values = [set(abs(task.values[task.held_out])) for task in tasks]
+    assert tasks[values.index({2})].batch("ood", 0, 5).latents["total"].abs().eq(2).all()
+    with pytest.raises(ValueError, match=r"margin must be smaller.* split 'ood'.*, got 2"):
+        tasks[values.index({1})].batch("ood", 0, 5)
