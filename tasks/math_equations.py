@@ -130,11 +130,16 @@ class MathEquationsConfig:
         return self.n_operators**self.length - self.n_held_out
 
     def size(self, split: str) -> int:
-        """Return the number of points of a split."""
-        n = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}[split]
+        """Return the number of points of a split.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        sizes = {"train": self.n_points, "id": self.n_id, "ood": self.n_ood}
+        require_choice("split", split, tuple(sizes))
         if split == "ood" and not self.n_held_out:
             return 0
-        return self.n_operators ** (self.length - 1) * n // self.length
+        return self.n_operators ** (self.length - 1) * sizes[split] // self.length
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.common import (
     Key,
+    require_choice,
     require_held_out,
     require_int,
     require_number,
@@ -163,7 +164,12 @@ class NegatedSentiment(LabelledAnswers, StreamTask[Tensor]):
         return np.sort(np.concatenate([first + chosen, first + half + chosen]))
 
     def chance(self, split: str) -> float:
-        """Return the accuracy of guessing."""
+        """Return the accuracy of guessing.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
         return 0.5
 
     def _draw(self, split: str, size: int, generator: np.random.Generator) -> Batch[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tasks.batch import Batch
+from tasks.common import require_choice
 from tasks.planted_texts import AFFIRMS, MISSES, PlantedTexts, PlantedTextsConfig
 
 
@@ -48,7 +49,12 @@ class PlantedEntailment(PlantedTexts):
         return ("entailment", "contradiction", "neutral")
 
     def chance(self, split: str) -> float:
-        """Return the accuracy of guessing."""
+        """Return the accuracy of guessing.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
         return 1 / len(self.classes)
 
     def _draw(

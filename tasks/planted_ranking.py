@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tasks.batch import Batch
-from tasks.common import require_int
+from tasks.common import require_choice, require_int
 from tasks.planted_texts import AFFIRMS, DENIES, MISSES, PlantedTexts, PlantedTextsConfig
 
 
@@ -73,7 +73,12 @@ class PlantedRanking(PlantedTexts):
         return ("wrong", "right")
 
     def chance(self, split: str) -> float:
-        """Return the accuracy of calling every answer wrong."""
+        """Return the accuracy of calling every answer wrong.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
         return 1 - 1 / self.config.n_answers
 
     def _draw(

@@ -114,7 +114,11 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
 
     @abstractmethod
     def chance(self, split: str) -> float:
-        """Return the accuracy of the best answer without the texts."""
+        """Return the accuracy of the best answer without the texts.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
 
     @property
     def vocabulary_size(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tasks.answers import score_sequence
 from tasks.batch import Batch
-from tasks.common import Key, require_held_out, require_int, require_number
+from tasks.common import Key, require_choice, require_held_out, require_int, require_number
 from tasks.stream_task import StreamTask
 
 _NOUNS = (
@@ -143,7 +143,12 @@ class Translation(StreamTask[tuple[Tensor, Tensor]]):
         self._known, self._held_out = self._split_pairs()
 
     def pairs(self, split: str) -> Int[np.ndarray, "pair 2"]:
-        """The pairs of verb and object of a split."""
+        """The pairs of verb and object of a split.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
         return self._held_out if split == "ood" else self._known
 
     @cached_property

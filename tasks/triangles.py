@@ -17,7 +17,7 @@ from torch import Tensor
 from tasks.answers import is_correct
 from tasks.batch import Batch
 from tasks.causal import Allowed, CausalTask, Variable, integers, numbers
-from tasks.common import Key, require_int, require_shape
+from tasks.common import Key, require_choice, require_int, require_shape
 from tasks.finite import ExampleSet, balanced_order, small
 from tasks.finite_task import FiniteTask
 
@@ -65,8 +65,14 @@ class TrianglesConfig:
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     def size(self, split: str) -> int:
-        """Return the number of images of a split."""
-        return {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}[split]
+        """Return the number of images of a split.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        sizes = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
+        require_choice("split", split, tuple(sizes))
+        return sizes[split]
 
 
 class Triangles(FiniteTask, CausalTask):

@@ -20,7 +20,7 @@ from tasks.algolisp.interpreter import PRIMITIVES, Tree, run_program, write_prog
 from tasks.algolisp.problems import AlgoLispProblem
 from tasks.answers import score_sequence
 from tasks.batch import Batch
-from tasks.common import Key, require_held_out, require_int, require_number
+from tasks.common import Key, require_choice, require_held_out, require_int, require_number
 from tasks.stream_task import StreamTask
 
 _MARKS = ("<pad>", "<bos>", "<eos>")
@@ -177,7 +177,12 @@ class AlgoLisp(StreamTask[tuple[Tensor, Tensor]]):
         self._known, self._held_out = self._split_pairs()
 
     def pairs(self, split: str) -> Int[np.ndarray, "pair 2"]:
-        """The pairs of selection and transformation of a split."""
+        """The pairs of selection and transformation of a split.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, self.SPLITS)
         return self._held_out if split == "ood" else self._known
 
     @cached_property

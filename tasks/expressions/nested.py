@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from jaxtyping import Int
 
-from tasks.common import Key, require_int, require_number, require_range
+from tasks.common import Key, require_choice, require_int, require_number, require_range
 from tasks.expressions.base import ExpressionTask
 from tasks.expressions.trees import N_DIGITS, Notation, collect, grow, held_out
 from tasks.finite import ExampleSet, allot, balanced_order
@@ -66,7 +66,12 @@ class NestedConfig:
         return self.NOTATION
 
     def counts(self, split: str) -> dict[int, int]:
-        """Return the number of expressions of each depth of a split, as equal as possible."""
+        """Return the number of expressions of each depth of a split, as equal as possible.
+
+        Raises:
+            ValueError: `split` is unknown.
+        """
+        require_choice("split", split, ExpressionTask.SPLITS)
         total, first, last = {
             "train": (self.n_train, self.TRAIN_FROM, self.train_depth),
             "id": (self.n_id, self.ID_FROM, self.train_depth),

@@ -104,7 +104,11 @@ class TableLookupConfig:
 
         The numbers are as equal as the numbers of distinct sequences allow. `id` has at most a
         tenth of the sequences of a depth; the others are available for `train`.
+
+        Raises:
+            ValueError: `split` is unknown.
         """
+        require_choice("split", split, ExpressionTask.SPLITS)
         depths = self._depths(split)
         n_sequences = [self.n_sequences(depth) for depth in depths]
         if split in ("valid", "ood"):

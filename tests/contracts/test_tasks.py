@@ -1,5 +1,6 @@
 """Contracts of every task that `tasks` exports."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -54,6 +55,16 @@ def test_every_task_keeps_the_rules_of_a_task(example, tmp_path, server, monkeyp
     task = example(tmp_path)
     has_files = any(tmp_path.iterdir())
     tasks.check(task, build=None if has_files else partial(example, tmp_path))
+
+
+@pytest.mark.parametrize("example", TASKS)
+def test_whatever_is_asked_of_an_unknown_split_is_an_error(example, tmp_path):
+    task = example(tmp_path)
+    for asked in (task, getattr(task, "config", None)):
+        for name, method in inspect.getmembers(asked, inspect.ismethod):
+            if not name.startswith("_") and [*inspect.signature(method).parameters] == ["split"]:
+                with pytest.raises(ValueError, match=r"split must be one of .*, got 'tests'"):
+                    method("tests")
 
 
 def variables_of(batch):
