@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Generic, cast
 
 import torch
@@ -53,10 +54,11 @@ class Batch(Generic[Inputs]):
         Raises:
             TypeError: for a single index, since a batch keeps its first dimension.
         """
-        if isinstance(examples, int):
+        if isinstance(examples, Integral) or (isinstance(examples, Tensor) and not examples.ndim):
+            number = int(examples)
             raise TypeError(
-                f"examples must be a slice, a tensor of indices or a mask, got {examples}: "
-                f"write batch[{examples} : {examples + 1}] for a batch of that example"
+                f"examples must be a slice, a tensor of indices or a mask, got {number}: "
+                f"write batch[{number} : {number + 1}] for a batch of that example"
             )
         if isinstance(self.inputs, tuple):
             inputs = tuple(part[examples] for part in self.inputs)
@@ -74,11 +76,21 @@ class Batch(Generic[Inputs]):
 
         Raises:
             IndexError: an index is out of range.
+            TypeError: for a mask, or a single index.
         """
-        return self[torch.as_tensor(examples, dtype=torch.long, device=self.targets.device)]
+        indices = torch.as_tensor(examples, device=self.targets.device)
+        if indices.dtype == torch.bool:
+            raise TypeError("examples must be indices, got a mask: write batch[mask]")
+        return self[indices.long()]
 
     def parts(self, size: int) -> "Iterator[Batch[Inputs]]":
-        """Yield batches of `size` consecutive examples; the last one may be smaller."""
+        """Yield batches of `size` consecutive examples; the last one may be smaller.
+
+        Raises:
+            ValueError: `size` is less than 1.
+        """
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
         for start in range(0, len(self), size):
             yield self[start : start + size]
 

@@ -1,5 +1,6 @@
 """Batches: indexing, concatenation and representation."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,21 @@ def test_a_batch_is_shown_by_its_shapes():
     assert "inputs [0, 3] int64 and [0, 3] int64" in shown
 
 
-def test_a_single_number_is_no_batch():
+@pytest.mark.parametrize("number", [1, np.int64(1), torch.tensor(1)])
+def test_a_single_number_is_no_batch(number):
     with pytest.raises(TypeError, match=r"got 1: write batch\[1 : 2\] for a batch"):
-        batch_of(3)[1]
+        batch_of(3)[number]
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([False, True]), [False, True]])
+def test_a_mask_is_not_taken_for_indices(mask):
+    with pytest.raises(TypeError, match=r"indices, got a mask: write batch\[mask\]"):
+        batch_of(2).take(mask)
+    assert batch_of(2)[torch.as_tensor(mask)].targets.tolist() == [[1]]
+    assert len(batch_of(2).take([])) == 0
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_parts_have_at_least_one_example(size):
+    with pytest.raises(ValueError, match=f"size must be at least 1, got {size}"):
+        list(batch_of(3).parts(size))
