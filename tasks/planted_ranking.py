@@ -47,6 +47,9 @@ class PlantedRanking(PlantedTexts):
     have another concept in its place. So the right answer is the one with the largest
     sum over i, j of sign_ij.
 
+    The last question of a batch whose size is no multiple of n_answers has fewer answers: it is too
+    easy to rank, and to be left out of a ranking.
+
     Splits: `train` and `id` ask for the same sets of concepts, `ood` for those held out.
 
     A batch has inputs, a tuple of question [batch, pos_a] and answer [batch, pos_b], int64 word ids
