@@ -171,8 +171,8 @@ def _distance_gradients(
     gradient = gradient.flatten(0, 1)
     x_rows, y_rows = (tensor.flatten(0, 1).mT.contiguous() for tensor in (x, y))
     grad_x, grad_y = torch.empty_like(x_rows), torch.zeros_like(y_rows)
-    rows = max(1, _pairs_per_chunk(x) // n_key)
-    heads = max(1, rows // n_query)
+    rows = max(1, _pairs_per_chunk(x) // max(1, n_key))
+    heads = max(1, rows // max(1, n_query))
     signs = torch.empty_like(gradient[:heads, :rows])
     for first_head in range(0, len(gradient), heads):
         head = slice(first_head, first_head + heads)
@@ -299,8 +299,8 @@ def _pairs_per_chunk(tensor: Tensor) -> int:
 
 def _chunks(pairs: Float[Tensor, "batch head query_pos key_pos"]) -> Iterator[Chunk]:
     """Chunks of examples and heads that cover `pairs`."""
-    batch, n_heads = pairs.shape[:2]
-    matrices = max(1, _pairs_per_chunk(pairs) // pairs[0, 0].numel())
+    batch, n_heads, n_query, n_key = pairs.shape
+    matrices = max(1, _pairs_per_chunk(pairs) // max(1, n_query * n_key))
     examples, heads = max(1, matrices // n_heads), min(matrices, n_heads)
     for example in range(0, batch, examples):
         for head in range(0, n_heads, heads):

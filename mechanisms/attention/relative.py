@@ -145,7 +145,7 @@ class RelativeAttention(Attention[RelativeAttentionConfig]):
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
         """The positional part of the scores: relative, or gated between relative and absolute."""
         n_query = q.shape[1]
-        table = interleaved_sinusoids(1 - n_key, n_key, x_query.shape[-1]).to(q)
+        table = interleaved_sinusoids(min(1 - n_key, 0), n_key, x_query.shape[-1]).to(q)
         key = self._dropped_keys(torch.einsum("rd,hde->her", table, self.W_pos))
         by_distance = self._dropped_queries(q, self.pos_bias) @ key
         relative = distance_to_position(by_distance, n_key)
@@ -183,7 +183,7 @@ def distance_to_position(
     last key positions. Each row starts one distance earlier than the row above it, so the flattened
     rows form a matrix whose rows are one entry shorter.
     """
-    if n_key == 1:
+    if n_key <= 1:
         return by_distance
     n_query, n_distances = by_distance.shape[-2:]
     flat = by_distance.flatten(-2)[..., n_query - 1 : -1]

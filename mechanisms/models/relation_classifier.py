@@ -144,7 +144,8 @@ class ContextNormalization(nn.Module):
         """The normalised encodings of the images of one context."""
         # The variance and its epsilon may be too small for float16.
         variance, mean = torch.var_mean(widened(z), 1, keepdim=True)
-        return (z - mean) * (variance + VARIANCE_EPSILON).rsqrt() * self.gain + self.shift
+        normalized = (z - mean) * (variance + VARIANCE_EPSILON).rsqrt()
+        return (normalized * self.gain + self.shift).to(self.gain)
 
 
 class RelationClassifier(HookedRootModule):
@@ -223,7 +224,8 @@ class RelationClassifier(HookedRootModule):
         """The logits of each sequence of images.
 
         Raises:
-            ValueError: the images have the wrong size, or their number is not that of the windows.
+            ValueError: the images have the wrong size, or their number is less than 2 or not that
+                of the windows.
         """
         size, windows = self.config.image_size, self.config.windows
         batch, n_images = images.shape[:2]
@@ -235,8 +237,11 @@ class RelationClassifier(HookedRootModule):
             raise ValueError(
                 f"number of images must be {sum(windows)} with windows = {windows}, got {n_images}"
             )
+        if n_images < 2:
+            # A single image has no variance.
+            raise ValueError(f"number of images must be at least 2, got {n_images}")
         z = encode_distinct(self.encoder, rearrange(images, "batch image ... -> (batch image) ..."))
-        z = self.hook_encoded(rearrange(z, "(batch image) d -> batch image d", batch=batch))
+        z = self.hook_encoded(z.unflatten(0, (batch, n_images)))
         parts = z.split(n_images if windows is None else list(windows), dim=1)
         x = self.hook_normalized(torch.cat([self.normalization(part) for part in parts], 1))
         positions = interleaved_sinusoids(0, n_images, self.config.d_model).to(x)

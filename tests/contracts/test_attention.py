@@ -93,3 +93,14 @@ def test_a_model_with_it_is_saved_and_loaded(config, tmp_path):
     loaded = mechanisms.load(tmp_path / "model.safetensors")
     assert loaded.config == model.config
     assert torch.equal(loaded(x), model(x))
+
+
+@every_attention
+@pytest.mark.parametrize("shape", [(0, N_POS, WIDTH), (2, 0, WIDTH)])
+def test_empty_batches_and_sequences_have_empty_outputs(config, shape):
+    module, x = module_of(config), torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    out = module(x, x)
+    assert out.shape == shape
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape

@@ -37,3 +37,10 @@ def test_ids_that_no_token_has_are_refused(name, wrong):
         changed[0, 0] = wrong
         with pytest.raises(ValueError, match="ids"), torch.no_grad():
             model(*inputs[:i], changed, *inputs[i + 1 :])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_empty_batch_has_empty_logits(name):
+    config, inputs = MODELS[name]
+    model = build(config).eval()
+    assert model(*(x[:0] for x in inputs)).shape == (0, *model(*inputs).shape[1:])

@@ -223,3 +223,5 @@ def test_invalid_images_are_refused():
         ValueError, match=r"number of images must be 5 with windows = \(2, 3\), got 4"
     ):
         build(CONFIGS["windows"])(IMAGES[:, :4])
+    with pytest.raises(ValueError, match="number of images must be at least 2, got 1"):
+        build(CONFIGS["plain"])(IMAGES[:, :1])
