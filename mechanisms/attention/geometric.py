@@ -144,7 +144,8 @@ def geometric_weights(
     """Geometric attention weights: p[i, j] times prod (1 - p[i, k]) over keys k nearer than j.
 
     p = sigmoid(logits). Queries are at the last `query_pos` of the key positions. A logit of -inf
-    removes its key.
+    removes its key. A query's own position counts as the farthest key, not as the nearest;
+    geometric attention always removes it.
 
     With the keys sorted by distance the product is a cumulative product of sigmoid(-logit). No
     factor is a difference of similar numbers, so the relative error stays within `key_pos`
@@ -152,11 +153,19 @@ def geometric_weights(
     times the sum of w over the key itself and all keys behind it, so nothing is divided by a
     product that may be 0.
 
+    Raises:
+        ValueError: there are more queries than keys.
+
     Example:
         >>> weights = geometric_weights(torch.tensor([[1.0, 1.0, 1.0, -torch.inf]]))
         >>> bool(weights[0, 0] < weights[0, 1] < weights[0, 2])  # the nearest key comes first
         True
     """
+    n_query, n_key = logits.shape[-2:]
+    if n_query > n_key:
+        raise ValueError(
+            f"number of queries must be at most the number of keys = {n_key}, got {n_query}"
+        )
     return with_own_gradient(_definition, _forward, _gradient, logits)
 
 

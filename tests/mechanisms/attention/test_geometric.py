@@ -92,6 +92,19 @@ def test_queries_at_the_last_positions_are_the_last_rows():
         assert torch.allclose(last, full[:, -n_query:], rtol=1e-12, atol=1e-15)
 
 
+def test_more_queries_than_keys_are_refused():
+    with pytest.raises(ValueError, match="at most the number of keys = 3, got 4"):
+        geometric_weights(torch.zeros(4, 3))
+
+
+def test_a_finite_logit_of_the_own_position_is_that_of_the_farthest_key():
+    logits = random_logits(2, 5, 5)
+    full = geometric_weights(logits.masked_fill(torch.eye(5, dtype=torch.bool), 1.0))
+    others = geometric_weights(logits)
+    own = torch.sigmoid(torch.tensor(1.0).double()) * (1 - logits.sigmoid()).prod(-1)
+    torch.testing.assert_close(full, others + torch.diag_embed(own))
+
+
 @pytest.mark.parametrize("logits", ["moderate", "large", "zero"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parity_of_the_activation(logits, dtype):
