@@ -91,7 +91,11 @@ class ExpressionTask(FiniteTask, CausalTask):
     @final
     @property
     def chance(self) -> float:
-        """Accuracy of guessing: 1 over the number of answers."""
+        """Accuracy of a uniform guess: 1 over the number of answers.
+
+        Always giving the most frequent answer may be better: in arithmetic "0" is right in about a
+        quarter of the examples, see `Arithmetic`.
+        """
         return 1 / len(self.answers)
 
     @final

@@ -200,3 +200,11 @@ def test_a_batch_has_the_tokens_named_by_the_vocabulary(task):
     ids = [task.vocabulary.index(token) for token in task.text(batch, 0)]
     padding = [-1] * (49 - len(ids))
     assert torch.equal(batch.inputs, torch.tensor([ids + padding]))
+
+
+@pytest.mark.parametrize("split", ["id", "valid", "ood"])
+def test_zero_is_the_most_frequent_answer(task, split):
+    shares = full_batch(task, split).targets[:, 0].bincount(minlength=10) / task.size(split)
+    assert shares.argmax() == 0
+    assert 0.2 < shares[0] < 0.33
+    assert shares[1:].max() < 0.15
