@@ -361,14 +361,18 @@ class Transformer(SteppedModel):
 
         Args:
             inputs: vectors or token ids in [0, d_input), depending on the config.
-            mask: True for tokens, False for padding, which is never attended to.
+            mask: True for tokens, False for padding, which is never attended to, and whose ids may
+                be any.
             n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
             ValueError: as for `set_steps`, or for ids as for `rows_of_table`.
         """
         n_steps = self._prepare_steps(n_steps)
-        config, x = self.config, self.embed(inputs)
+        config = self.config
+        if mask is not None and config.inputs == "tokens":
+            inputs = torch.where(mask, inputs, inputs.clamp(0, config.d_input - 1))
+        x = self.embed(inputs)
         n_positions = x.shape[1]
         if config.scaled:
             x = x * config.d_model**0.5

@@ -265,6 +265,15 @@ def test_causal_outputs_do_not_depend_on_the_future():
     assert not torch.allclose(model(inputs)[:, 4:], model(changed)[:, 4:])
 
 
+def test_ids_of_padding_may_be_any():
+    config = replace(SMALL, inputs="tokens", d_output=5)
+    model = Transformer(config, generator=torch.Generator().manual_seed(0)).eval()
+    ids, mask = torch.tensor([[1, 4, 0, 2]]), torch.tensor([[True, True, True, False]])
+    outputs = [model(ids.masked_fill(~mask, pad), mask=mask)[:, :3] for pad in (0, -1, 5)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(outputs[2], outputs[0])
+
+
 def test_padding_is_not_attended_to():
     model = build(SMALL)
     inputs = inputs_for(SMALL)
