@@ -113,7 +113,7 @@ def align(
         TypeError: a model cannot be hooked.
         ValueError: a model is compiled; there is no site, split or rank; a rank is larger than a
             vector; shapes do not match.
-        RuntimeError: a hook does not fire.
+        RuntimeError: a hook does not fire at its step, or fires again without one, in some batch.
 
     Example:
         >>> found = align(
@@ -133,7 +133,7 @@ def align(
     for each in models.values():
         check_model(each)
         for name, vector in sites.items():
-            check_vector(each, name, vector, fit.base)
+            check_vector(each, name, vector, fit.base, batch_size)
     hits: dict[str, list[dict[str, np.ndarray]]] = {split: [] for split in test}
     losses, bases = [], []
     for name, vector in progress([*sites.items()], "align"):

@@ -28,7 +28,7 @@ from probes.capturing.inputs import (
 )
 from probes.checking import checked, described
 from probes.interventions.answers import check_outcomes, hits_of
-from probes.interventions.sites import NO_SITE, At, Firing, Hooks, firings, resolve_sites
+from probes.interventions.sites import NO_SITE, Firing, Hooks, most_firings, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -113,7 +113,8 @@ def erase(
         TypeError: the model cannot be hooked, or labels or answers are not integers.
         ValueError: the model is compiled; there is no site or outcome; a site is named "none";
             there are fewer than two labels; shapes or numbers of examples do not match.
-        RuntimeError: a hook did not fire, or fired less often than is asked for.
+        RuntimeError: a hook did not fire, or fired less often than is asked for, or than in other
+            batches; `inputs` need steps that `fit_inputs` do not.
 
     Example:
         >>> used = erase(model, fit.inputs, fit.latents["rule"][:, 0], test.inputs,
@@ -124,8 +125,13 @@ def erase(
     check_model(model)
     n_fit, n = count_examples("fit_inputs", fit_inputs), count_examples("inputs", inputs)
     _check_arguments(labels, n_fit, n, outcomes, samples, draws)
-    sites = resolve_sites(model, hooks, fit_inputs)
-    sites = _in_order(model, take_rows(fit_inputs, slice(1)), sites)
+    sites = _in_order(model, fit_inputs, hooks, batch_size)
+    for site, places in _in_order(model, inputs, hooks, batch_size).items():
+        if missing := [place for place in places if place not in sites[site]]:
+            raise RuntimeError(
+                f"fit_inputs must reach the firings at {site!r} of inputs, {len(places)}, got "
+                f"{len(sites[site])}, without number {missing[0][1]} of {missing[0][0]!r}"
+            )
     code = _Code(model, entries, samples, batch_size)
     conditions = [("erased", 0), *product(CONTROLS, range(draws))]
     jobs = [(site, *condition) for site in sites for condition in conditions]
@@ -324,19 +330,21 @@ class _Code:
 
 
 def _in_order(
-    model: HookedModel, inputs: Inputs, sites: Mapping[str, Sequence[At]]
+    model: HookedModel, inputs: Inputs, hooks: Hooks, batch_size: int
 ) -> dict[str, list[Firing]]:
     """The firings of each site's hooks in the order of the forward pass.
 
     Raises:
+        KeyError: an unknown hook.
         RuntimeError: a hook does not fire, or fires less often than is asked for.
         ValueError: a place names a source.
     """
     ordered: dict[str, list[Firing]] = {}
-    for site, places in sites.items():
+    for site, places in resolve_sites(model, hooks, inputs, batch_size).items():
         if any(at.source is not None or at.source_step is not None for at in places):
             raise ValueError(f"hooks[{site!r}] must name no source, there is none to erase from")
-        fired = firings(model, inputs, [*dict.fromkeys(at.hook for at in places)])
+        names = [*dict.fromkeys(at.hook for at in places)]
+        fired = most_firings(model, inputs, names, batch_size)
         ordered[site] = [
             (name, step)
             for name, step in fired

@@ -105,7 +105,7 @@ def interchange(
     if (answer is None) != (outcomes is None) or (outcomes is None and not metrics):
         raise ValueError("answer and outcomes must be passed together, or metrics, got neither")
     _check_arguments(examples, source_inputs, scopes, outcomes, batch_size)
-    sites = resolve_sites(model, hooks, base_inputs)
+    sites = resolve_sites(model, hooks, base_inputs, batch_size)
     keys = [(scope, site) for scope in scopes for site in (NO_SITE, *sites)]
     answers: dict[tuple[str, str], list[Tensor]] = {key: [] for key in keys}
     numbers: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in keys}

@@ -140,7 +140,7 @@ def interchange_codes(
     _check_positions(query, keys)
     if len(query) != (examples := count_examples("base_inputs", base_inputs)):
         raise ValueError(f"query must have {examples} entries, one per example, got {len(query)}")
-    layers = hooks_that_fire(model, base_inputs, hook)
+    layers = hooks_that_fire(model, base_inputs, hook, batch_size)
     numbers = layer_numbers(hook, layers)
     sites = {f"layer {number}": [name] for number, name in zip(numbers, layers, strict=True)}
     code = torch.zeros(examples, 1, n_pos, n_pos, dtype=torch.bool)

@@ -15,7 +15,7 @@ from probes.capturing.hooking import (
     resolve_hooks,
     run_with_matches,
 )
-from probes.capturing.inputs import Inputs, call, take_rows
+from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
 
 NO_SITE = "none"
 """The run without intervention."""
@@ -68,13 +68,16 @@ Hooks = Mapping[str, str | At | Sequence[str | At]]
 """Hooks by site name; those of a site are changed together."""
 
 
-def resolve_sites(model: HookedModel, hooks: Hooks, inputs: Inputs) -> dict[str, list[At]]:
+def resolve_sites(
+    model: HookedModel, hooks: Hooks, inputs: Inputs, batch_size: int
+) -> dict[str, list[At]]:
     """The hooks of each site, from names or globs.
 
     Args:
         model: the model.
         hooks: see `Hooks`.
-        inputs: inputs of the model, on which one pass shows which hooks fire.
+        inputs: inputs of the model, which show which hooks fire.
+        batch_size: examples per forward pass.
 
     Raises:
         KeyError: an unknown hook.
@@ -93,18 +96,18 @@ def resolve_sites(model: HookedModel, hooks: Hooks, inputs: Inputs) -> dict[str,
             raise ValueError(f"hooks[{site!r}] must name at least one hook, got {given!r}")
         for place in places:
             if place.source is not None:
-                hooks_that_fire(model, inputs, place.source)
+                hooks_that_fire(model, inputs, place.source, batch_size)
         sites[site] = [
             *dict.fromkeys(
                 replace(place, hook=name)
                 for place in places
-                for name in hooks_that_fire(model, inputs, place.hook)
+                for name in hooks_that_fire(model, inputs, place.hook, batch_size)
             )
         ]
     return sites
 
 
-def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[str]:
+def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str, batch_size: int) -> list[str]:
     """The hooks that a name or glob matches, without those of steps that a model does not take.
 
     A model that was once called with more steps has the hooks of these steps, too; one that was not
@@ -115,9 +118,21 @@ def hooks_that_fire(model: HookedModel, inputs: Inputs, pattern: str) -> list[st
     """
     if pattern in model.hook_dict:
         return [pattern]
-    fired = {name for name, _ in firings(model, take_rows(inputs, slice(1)), [pattern])}
+    fired = {name for name, _ in most_firings(model, inputs, [pattern], batch_size)}
     matched = resolve_hooks(model, pattern)
     return [name for name in matched if name in fired] or matched
+
+
+def most_firings(
+    model: HookedModel, inputs: Inputs, patterns: Sequence[str], batch_size: int
+) -> list[Firing]:
+    """The firings of the batch that has the most, in a model that loops as its inputs need.
+
+    Raises:
+        KeyError: an unknown hook.
+    """
+    batches = slices(count_examples("inputs", inputs), batch_size)
+    return max((firings(model, take_rows(inputs, rows), patterns) for rows in batches), key=len)
 
 
 def firings(model: HookedModel, inputs: Inputs, patterns: Sequence[str]) -> list[Firing]:

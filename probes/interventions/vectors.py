@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import Inputs, call, take_rows
 from probes.interventions.erasure import Entries
-from probes.interventions.sites import firings
+from probes.interventions.sites import most_firings
 from probes.interventions.swaps import Swaps
 
 
@@ -113,6 +113,11 @@ class VectorModel:
         def on_activation(activation: Tensor, hook: Any) -> Tensor | None:
             nonlocal firing
             firing += 1
+            if firing and self.vector.step is None:
+                raise RuntimeError(
+                    f"hook {self.vector.hook!r} must fire once in each batch, or the vector must "
+                    "have a step, it fired again"
+                )
             if firing != (self.vector.step or 0):
                 return None
             part = self._part(activation)
@@ -130,6 +135,11 @@ class VectorModel:
 
         with self.model.hooks(fwd_hooks=[(self.vector.hook, on_activation)]):
             yield self
+        if firing < (self.vector.step or 0):
+            raise RuntimeError(
+                f"hook {self.vector.hook!r} must fire at step {self.vector.step} in each batch, "
+                f"got a batch with {firing + 1} firings"
+            )
 
     def _part(self, activation: Tensor) -> Tensor:
         if self._positions is None:
@@ -141,7 +151,9 @@ class VectorModel:
         return torch.arange(len(activation), device=activation.device)
 
 
-def check_vector(model: HookedModel, name: str, vector: Vector, inputs: Inputs) -> None:
+def check_vector(
+    model: HookedModel, name: str, vector: Vector, inputs: Inputs, batch_size: int
+) -> None:
     """Check that a vector's hook fires at its step.
 
     Raises:
@@ -149,7 +161,7 @@ def check_vector(model: HookedModel, name: str, vector: Vector, inputs: Inputs) 
         RuntimeError: the hook does not fire, or not so often.
         ValueError: the hook is a glob of several, or fires several times and there is no step.
     """
-    fired = len(firings(model, take_rows(inputs, slice(1)), [vector.hook]))
+    fired = len(most_firings(model, inputs, [vector.hook], batch_size))
     if vector.hook not in model.hook_dict:
         raise ValueError(f"sites[{name!r}] must be one hook, got the glob {vector.hook!r}")
     if vector.step is None and fired > 1:

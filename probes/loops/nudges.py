@@ -15,7 +15,7 @@ from transformer_lens.utilities.statistics import derive_generator
 from probes.capturing.hooking import HookedModel, check_model, evaluating
 from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
 from probes.checking import checked
-from probes.interventions.sites import Firing, firings
+from probes.interventions.sites import Firing, most_firings
 from probes.progress import progress
 from probes.statistics.intervals import Interval, bootstrap_ratio, interval_variables
 
@@ -66,6 +66,7 @@ def nudge_states(
         KeyError: an unknown hook; the message lists the nearest names.
         TypeError: the model cannot be hooked.
         ValueError: there are fewer than two steps or examples, or a number is out of range.
+        RuntimeError: a batch, or a nudge, takes fewer steps than other batches.
 
     Example:
         >>> nudge_states(model, batch.inputs, hook="blocks.*.hook_resid_post")["growth"]
@@ -80,7 +81,7 @@ def nudge_states(
     lengths, nudged = [], []
     for one in models.values():
         check_model(one)
-        places = firings(one, take_rows(inputs, slice(1)), [hook])
+        places = most_firings(one, inputs, [hook], batch_size)
         nudged = list(range(len(places) - 1) if steps is None else steps)
         if len(places) < 2 or not set(nudged) <= set(range(len(places))):
             raise ValueError(
@@ -178,4 +179,9 @@ def _run(
         return activation
 
     call(model, inputs, {name: partial(edit, name=name) for name, _ in places})
+    if len(places) > len(found):
+        raise RuntimeError(
+            f"hooks must fire {len(places)} times in each batch, as they do in the longest, got "
+            f"{len(found)} firings of {', '.join(dict.fromkeys(name for name, _ in found))}"
+        )
     return [found[place] for place in places]

@@ -104,16 +104,18 @@ def force_pairing(
     check_model(model)
     patterns = [hook] if isinstance(hook, str) else hook
     examples = count_examples("inputs", inputs)
-    names = list(
-        dict.fromkeys(
-            name for pattern in patterns for name in hooks_that_fire(model, inputs, pattern)
-        )
-    )
-    if not names or batch_size < 1 or resamples < 1:
+    if not patterns or batch_size < 1 or resamples < 1:
         raise ValueError(
             "hook must name at least one hook, batch_size and resamples must be at least 1, got "
             f"{hook!r}, {batch_size} and {resamples}"
         )
+    names = list(
+        dict.fromkeys(
+            name
+            for pattern in patterns
+            for name in hooks_that_fire(model, inputs, pattern, batch_size)
+        )
+    )
     searches, targets = _counterparts(truth, assignment, examples)
     familiar_scores = (
         None if activation is None else _familiar_scores(truth, assignment, activation)

@@ -171,7 +171,7 @@ def test_hooks_that_a_pass_creates_are_there_in_the_first_call(hook):
     assert first.identical(second)
     assert first["state"].values[0].tolist() == (3 if hook == "blocks.2" else [1, 2, 3])
     fresh = probes.hooked(Steps(), n_steps=3)
-    assert hooks_that_fire(fresh, inputs, hook) == hooks_that_fire(model, inputs, hook)
+    assert hooks_that_fire(fresh, inputs, hook, 2) == hooks_that_fire(model, inputs, hook, 2)
     fresh = probes.hooked(Steps(), n_steps=3)
     assert firings(fresh, inputs, [hook]) == firings(model, inputs, [hook])
     with pytest.raises(KeyError, match=r"nearest: blocks\.2"):

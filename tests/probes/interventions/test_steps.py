@@ -7,7 +7,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 import probes
-from probes import At, erase, interchange
+from probes import At, erase, interchange, nudge_states
 
 N_STEPS = 4
 
@@ -149,3 +149,62 @@ def test_a_label_is_erased_at_one_step_or_at_all():
             Reader(used=1), fit, label, test, hooks={"late": At("hook_state", source_step=1)},
             answer=lambda output: output, outcomes={"right": truth},
         )  # fmt: skip
+
+
+class AsLongAsNeeded(HookedRootModule):
+    """Takes the steps that its batch needs, and answers with the state of the last one.
+
+    The first entry of codes [example, 5] is the number of steps that the example needs. Hooks: one
+    that all steps share, and one for each step.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hook_state, self.steps = HookPoint(), nn.ModuleList(HookPoint() for _ in range(3))
+        self.setup()
+
+    def forward(self, codes):
+        for step in range(int(codes[:, 0].max())):
+            state = self.steps[step](self.hook_state(codes))
+        return state[:, 1:].argmax(-1)
+
+
+def needing(steps, codes):
+    return torch.cat([steps[:, None], codes], dim=1)
+
+
+@pytest.mark.parametrize("hook", ["hook_state", "steps.*"])
+def test_steps_that_the_first_example_does_not_need_are_changed(hook):
+    (fit, label), (test, truth) = data(0), data(1)
+    needed = torch.full((200,), 3.0).index_fill(0, torch.tensor([0]), 1)
+    fit, test = needing(needed, fit), needing(needed, test)
+    settings = {
+        "hooks": {"all": hook}, "answer": lambda output: output, "outcomes": {"right": truth}
+    }  # fmt: skip
+    entries = {"entries": (slice(None), slice(1, None)), "draws": 1}
+    result = erase(AsLongAsNeeded(), fit, label, test, **settings, **entries)
+    assert result["rate"].sel(condition="erased", outcome="right") < 0.5
+    every = torch.ones(200, 1, dtype=torch.bool)
+    patched = interchange(AsLongAsNeeded(), fit, test, where=every, **settings)
+    assert patched["rate"].sel(site="all", outcome="right") > 0.95
+    assert nudge_states(AsLongAsNeeded(), fit, hook=hook).sizes["step"] == 3
+
+
+@pytest.mark.parametrize("hook", ["hook_state", "steps.*"])
+def test_batches_with_other_numbers_of_steps_are_refused(hook):
+    (fit, label), (test, truth) = data(0), data(1)
+    two, three = torch.full((200,), 2.0), torch.full((200,), 3.0)
+    settings = {
+        "hooks": {"all": hook}, "answer": lambda output: output, "outcomes": {"right": truth},
+        "entries": (slice(None), slice(1, None)), "draws": 1, "batch_size": 100,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"fit_inputs must reach the firings .* of inputs"):
+        erase(AsLongAsNeeded(), needing(two, fit), label, needing(three, test), **settings)
+    mixed = needing(torch.cat([two[:100], three[:100]]), fit)
+    with pytest.raises(RuntimeError, match=r"must reach step 2 in all batches|silent"):
+        erase(AsLongAsNeeded(), mixed, label, needing(two, test), **settings)
+    with pytest.raises(RuntimeError, match=r"must fire 3 times in each batch, .* 2|silent"):
+        nudge_states(AsLongAsNeeded(), mixed, hook=hook, batch_size=100)
+    # A step that all have may be asked for.
+    settings["hooks"] = {"first": At("hook_state", 0)}
+    erase(AsLongAsNeeded(), mixed, label, needing(three, test), **settings)
