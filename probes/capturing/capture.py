@@ -54,8 +54,9 @@ def capture(
             `example`, `{name}_1`, `{name}_2`, ...
         to: a path that ends in `.zarr`: each batch is written to disk when it is done, so memory
             does not grow, and an interrupted capture continues when it is called again with the
-            same model, quantities and batches, in which weights, arguments, code and inputs are
-            compared; or in `.nc`: a netCDF file, written at the end. None: in memory.
+            same model, quantities and batches, in which weights, public attributes of plain values,
+            arguments, code and inputs are compared; or in `.nc`: a netCDF file, written at the end.
+            None: in memory.
 
     Returns:
         One variable per quantity, [example, dims...] or [example, layer, dims...] for a glob

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from itertools import chain
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,18 @@ from torch import Tensor, nn
 from probes.capturing.hooking import modules_of
 from probes.checking import shape_of
 
+_LIBRARIES = ("builtins", "typing", "torch", "transformer_lens", "transformers", "probes")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_of(name: str, value: Any) -> str:
     """A digest of all that a value holds, the same in each process.
 
-    Of models these are weights and buffers, the settings of layers, the config, and the arguments
-    of `hooked`; of functions the code, defaults, and what it takes from around it.
+    Of models these are weights and buffers, the settings of layers, the config, the arguments of
+    `hooked`, the code of the methods of your own classes, and of other public attributes the plain
+    values (numbers, strings, dtypes, functions, and lists and mappings of them), but neither
+    tensors that are no buffers nor other objects. Of functions these are the code, defaults, and
+    what they take from around them; of those of models the plain values of it.
 
     Args:
         name: what the value is, for errors.
@@ -96,21 +102,89 @@ def _reduced(value: Any) -> Iterable[Any]:
 
 def _of_model(model: nn.Module) -> Iterator[Any]:
     # Imported here because `--help` of studies should not wait for it.
+    from transformer_lens import HookedRootModule
     from transformer_lens.hook_points import HookPoint
 
     from probes.capturing.any_module import bound_arguments
 
+    # Hooks, the training flag, and what else has no effect on what is computed.
+    bookkeeping = vars(HookedRootModule()).keys() | vars(HookPoint()).keys()
+    seen = set[Any]()
     for module in modules_of(model):
         weights = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
         yield from ((_name(type(module)), name, weight) for name, weight in weights)
-        # Of hook points there are more after a pass with more steps.
-        is_layer = not isinstance(module, HookPoint | nn.ModuleList | nn.ModuleDict)
-        if is_layer and not [*module.children()]:
-            yield _name(type(module)), module.extra_repr()
+        # Of hook points, and of what holds them, there are more after a pass with more steps.
+        if not isinstance(module, HookPoint) and type(module).forward is not nn.Module.forward:
+            for one in type(module).__mro__:
+                if one not in seen and not _is_of_library(one):
+                    seen.add(one)
+                    yield _methods(one, seen)
+            # Private attributes are often counters and flags of calls.
+            attributes = {
+                name: value
+                for name, value in vars(module).items()
+                if name not in bookkeeping and not name.startswith("_")
+            }
+            settings = "" if [*module.children()] else module.extra_repr()
+            yield _name(type(module)), settings, _plain(attributes, seen)
         if is_dataclass(config := vars(module).get("config")):
             yield config
         if arguments := bound_arguments(module):
             yield arguments
+
+
+def _methods(module_class: type, seen: set[Any]) -> Any:
+    """The code of a class's methods, and its attributes."""
+    members = {
+        name: getattr(member, "fget", None) or getattr(member, "__func__", member)
+        for name, member in vars(module_class).items()
+    }
+    return _plain(
+        {
+            name: member
+            for name, member in members.items()
+            if isinstance(member, FunctionType) or not name.startswith("__")
+        },
+        seen,
+    )
+
+
+def _plain(value: Any, seen: set[Any]) -> Any:
+    """Of a value the plain ones and the code of functions, each once; None for other objects."""
+    match value:
+        case bool() | int() | float() | complex() | str() | bytes() | torch.dtype():
+            return value
+        case list() | tuple():
+            return [_plain(one, seen) for one in value]
+        case Mapping():
+            # Without other objects: some are kept while a model is called.
+            pairs = ((_plain(key, seen), _plain(one, seen)) for key, one in value.items())
+            return [pair for pair in pairs if pair[1] is not None]
+        case partial():
+            return _plain((value.func, value.args, value.keywords), seen)
+        case MethodType():
+            return _plain(value.__func__, seen)
+        case BuiltinFunctionType():
+            return _name(value)
+        case FunctionType():
+            function = inspect.unwrap(value)
+            if (
+                not isinstance(function, FunctionType)
+                or function in seen
+                or _is_of_library(function)
+            ):
+                return _name(function)
+            seen.add(function)
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+            defaults = function.__defaults__, function.__kwdefaults__
+            around = _plain((*defaults, cells, dict(_globals(function))), seen)
+            return _name(function), function.__code__, around
+    return None
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether a class or function is of the libraries, whose code is not compared."""
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:

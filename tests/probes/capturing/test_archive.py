@@ -14,8 +14,10 @@ import torch
 import xarray as xr
 import zarr
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 
 from probes import Quantity, capture, hooked, masked_mean
+from probes.capturing.digests import digest_of
 from probes.capturing.quantity import Labels
 
 QUANTITIES = {
@@ -231,39 +233,106 @@ def test_a_reduction_that_cannot_be_told_from_another_is_refused(toy_model, make
 class Repeated(nn.Module):
     """A linear map, as often as it is told to."""
 
+    factor = 1.0
+
     def __init__(self, activation):
         super().__init__()
         self.core, self.activation = nn.Linear(3, 3), activation
+        self.power, self.settings, self.seen = 1, {"shift": (0.0, 1)}, {}
+        self.after, self.steps = nn.ModuleList([Shifted()]), nn.ModuleList()
         self.register_buffer("scale", torch.ones(3), persistent=False)
         nn.init.constant_(self.core.weight, 0.1)
         nn.init.zeros_(self.core.bias)
 
     def forward(self, x, n_steps=1, mask=None):
         for _ in range(n_steps):
-            x = self.activation(self.core(x)) * self.scale
+            x = self.after[0](self.activation(self.core(x)) * self.scale * self.factor)
+        x = x**self.power + self.settings["shift"][0]
+        self.seen[len(x)] = x
         return x if mask is None else x * mask
+
+
+class Shifted(nn.Module):
+    """Adds a number; below are hook points only."""
+
+    def __init__(self, shift=0):
+        super().__init__()
+        self.shift, self.hook = shift, HookPoint()
+
+    def forward(self, x):
+        return self.hook(x + self.shift)
+
+
+class StepHooks(nn.Module):
+    """The hook points of a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.hook = step, HookPoint()
+
+
+class Doubled(Repeated):
+    """Other code, the same weights."""
+
+    def forward(self, x, n_steps=1, mask=None):
+        return 2 * super().forward(x, n_steps, mask)
+
+
+class DoubledFactor(Repeated):
+    factor = 2.0
 
 
 def test_another_model_or_other_arguments_are_refused(tmp_path):
     batches = [SimpleNamespace(inputs=torch.ones(2, 3), latents={})]
     kept = {"y": Quantity(None, ("example", "d"))}
 
-    def captured(change=lambda model: None, activation=None, **arguments):
-        model = Repeated(activation or nn.Tanh())
+    def captured(change=lambda model: None, activation=None, model_class=Repeated, **arguments):
+        model = model_class(activation or torch.tanh)
         with torch.no_grad():
             change(model)
         return capture(hooked(model, **arguments), batches, kept, to=tmp_path / "x.zarr")
 
     xr.testing.assert_equal(captured(), captured())
+    captured(lambda model: model.train().core.register_forward_hook(lambda *_: None))
     for arguments in (
         {"change": lambda model: model.core.weight[1, 1].add_(1e-3)},
         {"change": lambda model: model.scale[1].add_(1e-3)},
-        {"activation": nn.ReLU()},
+        {"activation": nn.Tanh()},
+        {"activation": torch.relu},
+        {"activation": lambda x: x},
+        {"model_class": Doubled},
+        {"model_class": DoubledFactor},
+        {"model_class": type("Repeated", (Repeated,), {"factor": 3.0})},
+        {"change": lambda model: setattr(model, "power", 2)},
+        {"change": lambda model: setattr(model, "settings", {"shift": (1.0, 1)})},
+        {"change": lambda model: setattr(model.after[0], "shift", 1)},
+        {"change": lambda model: setattr(model, "dtype", torch.float64)},
         {"n_steps": 2},
         {"mask": torch.ones(3)},
     ):
         with pytest.raises(ValueError, match="must be a new path or hold the same capture"):
             captured(**arguments)
+
+
+def constant(x):
+    return x * PAST_END
+
+
+def test_what_the_code_of_a_model_takes_from_its_module_is_compared(monkeypatch):
+    digest = digest_of("a model", Repeated(constant))
+    assert digest == digest_of("a model", Repeated(constant))
+    monkeypatch.setitem(constant.__globals__, "PAST_END", 1)
+    assert digest != digest_of("a model", Repeated(constant))
+
+
+def test_a_model_that_was_called_is_the_same():
+    model = Repeated(torch.tanh)
+    digest = digest_of("a model", model)
+    hooked(model)(torch.ones(2, 3))
+    assert model.seen
+    # As models do that make the hooks of further steps.
+    model.steps.append(StepHooks(0))
+    assert digest == digest_of("a model", model)
 
 
 def test_other_inputs_with_the_same_latents_are_refused(toy_model, make_batches, tmp_path):
