@@ -37,9 +37,9 @@ def paired_test(
     if len(x) < 2:
         return np.nan
     if not equal:
-        return _t_test(x - margin, "two-sided")
-    inside = max(_t_test(x + margin, "greater"), _t_test(x - margin, "less"))
-    outside = min(_t_test(x - margin, "greater"), _t_test(x + margin, "less"))
+        return _t_test(x, margin, "two-sided")
+    inside = max(_t_test(x, -margin, "greater"), _t_test(x, margin, "less"))
+    outside = min(_t_test(x, margin, "greater"), _t_test(x, -margin, "less"))
     return min(inside, outside)
 
 
@@ -79,6 +79,8 @@ def pairs_needed(
     if len(x) < 2:
         return np.nan
     distance = abs((abs(x.mean()) if equal else x.mean()) - margin)
+    if distance <= _rounding(x, margin):
+        return np.inf
     n = np.arange(len(x) + 1, most + 1)
     enough = distance > stats.t.isf(level / 2, n - 1) * x.std(ddof=1) / np.sqrt(n)
     return float(n[enough.argmax()]) if enough.any() else np.inf
@@ -118,11 +120,18 @@ def _check_differences(differences: Any, margin: float, *, equal: bool) -> np.nd
     return x
 
 
-def _t_test(x: np.ndarray, alternative: Any) -> float:
+def _rounding(x: np.ndarray, margin: float) -> float:
+    """The largest distance of differences, or of one from the margin, that may be rounding."""
+    return 1e-12 * max(np.abs(x).max(), abs(margin))
+
+
+def _t_test(x: np.ndarray, margin: float, alternative: Any) -> float:
     from scipy import stats
 
+    distances, rounding = x - margin, _rounding(x, margin)
     # Identical differences have no spread: t is infinite, or undefined at 0.
-    if np.ptp(x) <= 1e-12 * np.abs(x).max():
-        holds = {"two-sided": x[0] != 0, "greater": x[0] > 0, "less": x[0] < 0}[alternative]
-        return 0.0 if holds else 1.0
-    return float(stats.ttest_1samp(x, 0, alternative=alternative).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+    if np.ptp(x) <= rounding:
+        distance = -distances[0] if alternative == "less" else distances[0]
+        distance = abs(distance) if alternative == "two-sided" else distance
+        return 0.0 if distance > rounding else 1.0
+    return float(stats.ttest_1samp(distances, 0, alternative=alternative).pvalue)  # pyright: ignore[reportAttributeAccessIssue]

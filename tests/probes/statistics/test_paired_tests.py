@@ -44,6 +44,17 @@ def test_identical_differences_have_p_0_or_1():
     assert np.isnan(paired_test(np.array([0.3])))
 
 
+@pytest.mark.parametrize("x", [[0.3 - 0.2] * 3, [0.9 - 0.8, 1 - 0.9, 1 - 0.9, 0.9 - 0.8]])
+def test_rounding_is_no_distance_from_the_margin(x):
+    assert paired_test(np.array(x), 0.1) == 1
+    assert paired_test(-np.array(x), 0.1, equal=True) == 1
+    assert paired_test(1e-9 * np.array(x), 1e-10) == 1
+    assert pairs_needed(np.array(x), 0.1) == np.inf
+    # A distance that is small, but no rounding, counts.
+    assert paired_test(np.array(x), 0.1 + 1e-9) == 0
+    assert pairs_needed(np.array(x), 0.1 + 1e-9) == len(x) + 1
+
+
 @pytest.mark.parametrize(("margin", "equal"), [(0.0, False), (0.4, False), (0.4, True)])
 def test_pairs_needed_is_the_smallest_number_that_decides(margin, equal):
     x = np.array([0.1, 0.3, -0.1, 0.05])
