@@ -26,6 +26,9 @@ def ordered_activation(scores: xr.Dataset) -> xr.DataArray:
     Example:
         >>> ordered_activation(scores).sel(layer="pooled")
     """
+    # Assignments are positions of modules, not their labels.
+    positions = "module", np.arange(scores.sizes["module"]), scores["module"].attrs
+    scores = scores.assign_coords(module=positions)
     is_assigned = scores["assignment"] == scores["module"]
     last = scores.sizes["operation"] + 1 - scores["utilisation"]
     rank = is_assigned.argmax("operation").where(is_assigned.any("operation"), last)

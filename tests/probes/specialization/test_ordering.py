@@ -31,6 +31,13 @@ def test_a_specialized_network_shows_a_diagonal_whatever_its_modules_numbers():
     assert both["activation"].sel(operation="add").isel(network=0, layer=0).argmax("module") == 1
 
 
+@pytest.mark.parametrize("labels", [[1, 2, 3, 4, 5, 6], [5, 4, 3, 2, 1, 0], list("abcdef")])
+def test_labels_of_modules_do_not_matter(labels):
+    scores = scored([1, 2, 0])
+    ordered = ordered_activation(scores.assign_coords(module=labels))
+    assert ordered.equals(ordered_activation(scores))
+
+
 def test_modules_without_an_operation_come_last_the_busiest_first():
     shares = [[0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]]
     scores = xr.Dataset(
