@@ -65,7 +65,17 @@ class PathModel(Protocol):
 def squared_error(
     answers: Float[Tensor, "example path state"], targets: Float[Tensor, "example state"]
 ) -> Float[Tensor, "example path"]:
-    """Compute the squared error, summed over the state."""
+    """Compute the squared error, summed over the state.
+
+    Raises:
+        ValueError: targets do not have the shape of the answers.
+    """
+    expected = (len(answers), answers.shape[-1])
+    if targets.shape != expected:
+        raise ValueError(
+            f"targets must have the shape {expected} of the answers, [example, state], for the "
+            f"squared error, got {tuple(targets.shape)}"
+        )
     return (answers - targets[:, None]).square().sum(-1)
 
 

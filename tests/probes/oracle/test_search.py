@@ -232,3 +232,24 @@ def test_invalid_input_is_refused():
     model.advance = lambda inputs, layer, partial: partial
     with pytest.raises(ValueError, match=r"model\.advance must return .* in layer 0"):
         search()
+
+
+@pytest.mark.parametrize("shape", [(EXAMPLES,), (EXAMPLES, 1), (EXAMPLES, 3), (EXAMPLES, 1, 2)])
+@pytest.mark.parametrize("method", ["exact", "beam", "best_first"])
+def test_targets_of_another_shape_than_the_answers_are_refused(shape, method):
+    model, inputs, _, routed = random_problem(2, 3)
+    expected = (
+        rf"targets must have the shape \({EXAMPLES}, 2\) of the answers, .* got \({EXAMPLES},"
+    )
+    with pytest.raises(ValueError, match=expected):
+        search_paths(model, inputs, torch.zeros(shape).double(), routed=routed, method=method)
+
+
+def test_targets_without_a_state_are_refused():
+    """They would be compared with the answers of each other's examples."""
+    targets = torch.zeros(EXAMPLES)
+    with pytest.raises(ValueError, match=rf"shape \({EXAMPLES}, 1\) of the answers"):
+        search_paths(
+            Operations(OPERATIONS), torch.ones(EXAMPLES, 2), targets,
+            routed=torch.zeros(EXAMPLES, 2, dtype=torch.long), method="exact",
+        )  # fmt: skip

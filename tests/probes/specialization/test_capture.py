@@ -16,20 +16,24 @@ from tests.probes.oracle.path_models import OPERATIONS, Operations
 NAMES = ["add", "multiply", "sine", "higher"]
 
 
-class Routed(HookedRootModule, Operations):
+class Numbers(Operations):
+    """Inputs also name operations, after the numbers."""
+
+    def begin(self, inputs):
+        return super().begin(inputs[:, :2])
+
+
+class Routed(HookedRootModule, Numbers):
     """The true operations as modules; `sent` maps those that inputs name to modules."""
 
     def __init__(self, sent=(0, 1, 2, 3)):
         HookedRootModule.__init__(self)
-        Operations.__init__(self, OPERATIONS)
+        Numbers.__init__(self, OPERATIONS)
         self.sent = torch.tensor(sent)
         self.layers = nn.ModuleList([nn.Module() for _ in range(2)])
         for layer in self.layers:
             layer.hook_module_choice = HookPoint()
         self.setup()
-
-    def begin(self, inputs):
-        return Operations.begin(self, inputs[:, :2])
 
     def forward(self, inputs):
         for layer, operation in zip(self.layers, inputs[:, 2:].long().unbind(1), strict=True):
@@ -113,7 +117,7 @@ def test_unknown_hooks_and_latents_are_refused():
 def untrained():
     generator = torch.Generator().manual_seed(5)
     draws = torch.randn(4, 3, generator=generator).tolist()
-    return Operations([lambda r, x, a=a, b=b, c=c: a * r + b * x + c for a, b, c in draws])
+    return Numbers([lambda r, x, a=a, b=b, c=c: a * r + b * x + c for a, b, c in draws])
 
 
 def on_paths(model, groups, **more):
