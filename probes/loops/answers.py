@@ -47,7 +47,9 @@ def score_steps(
         - `settles_at` [example]: the first step from which the observed answer stays.
 
     Raises:
-        ValueError: dims do not fit, there are no steps, or an example has no answer at first.
+        TypeError: answers or targets are not integers.
+        ValueError: dims or labels of examples do not fit, there are no steps, or an example has no
+            answer at first.
 
     Example:
         >>> def read(state): return head(state).argmax(-1)
@@ -60,6 +62,8 @@ def score_steps(
         raise ValueError(
             f"targets must have the dim example of size {len(filled)}, got {dict(targets.sizes)}"
         )
+    check_integers("targets", targets)
+    check_labels("targets", targets, "answers", answers)
     generator = np.random.default_rng(seed)
     sources = {"observed": filled, "shuffled": generator.permuted(filled, axis=0)}
     if untrained is not None:
@@ -69,6 +73,7 @@ def score_steps(
                 f"untrained must have the shape of answers, {filled.shape}, got "
                 f"{sources['untrained'].shape}"
             )
+        check_labels("untrained", untrained, "answers", answers)
     truth = targets.to_numpy()
     scores = [_scores(values, truth) for values in sources.values()]
     coords = {
@@ -100,8 +105,10 @@ def read_answers(name: str, answers: xr.DataArray) -> Int[np.ndarray, "example s
     """The answers, with the last one repeated after the last step of an example.
 
     Raises:
+        TypeError: answers are not integers.
         ValueError: dims do not fit, there are no steps, or an example has no answer at first.
     """
+    check_integers(name, answers)
     if set(answers.dims) != {"example", "step"} or not all(answers.shape):
         raise ValueError(
             f"{name} must have the dims example and step, not empty, got {dict(answers.sizes)}"
@@ -111,6 +118,19 @@ def read_answers(name: str, answers: xr.DataArray) -> Int[np.ndarray, "example s
         raise ValueError(f"{name} must begin with an answer in each example, got {NO_ANSWER}")
     step = np.where(values == NO_ANSWER, 0, np.arange(values.shape[1]))
     return np.take_along_axis(values, np.maximum.accumulate(step, axis=1), axis=1)
+
+
+def check_integers(name: str, values: xr.DataArray) -> None:
+    """Raise a TypeError unless values are integers or booleans; NaN would equal no answer."""
+    if values.dtype.kind not in "iub":
+        raise TypeError(f"{name} must hold integers, got {values.dtype}")
+
+
+def check_labels(name: str, array: xr.DataArray, of: str, expected: xr.DataArray) -> None:
+    """Raise a ValueError if both arrays have labels of their examples, and these differ."""
+    both = "example" in array.coords and "example" in expected.coords
+    if both and not np.array_equal(array["example"].to_numpy(), expected["example"].to_numpy()):
+        raise ValueError(f"{name} must have the coordinate 'example' of {of}, got another")
 
 
 def settling_steps(answers: Int[np.ndarray, "example step"]) -> Int[np.ndarray, " example"]:

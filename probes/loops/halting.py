@@ -5,7 +5,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from probes.checking import checked
-from probes.loops.answers import read_answers, settling_steps
+from probes.loops.answers import check_labels, read_answers, settling_steps
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 
@@ -44,7 +44,8 @@ def score_halting(
         - `mean_steps` [rule, needed], `examples` [needed].
 
     Raises:
-        ValueError: dims do not fit, or values are not finite.
+        TypeError: answers are not integers.
+        ValueError: dims or labels of examples do not fit, or values are not finite.
 
     Example:
         >>> score_halting(data["n_updates"], data["depth"], answers=data["answer"])["correlation"]
@@ -57,11 +58,13 @@ def score_halting(
             )
         if not np.isfinite(values.to_numpy()).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")
+        check_labels(name, values, "steps", steps)
     rules = {"halting": steps.to_numpy().astype(float)}
     if answers is not None:
         settled = settling_steps(read_answers("answers", answers))
         if len(settled) != len(needed):
             raise ValueError(f"answers must have {len(needed)} examples, got {len(settled)}")
+        check_labels("answers", answers, "steps", steps)
         rules["answer stays"] = settled.astype(float)
     truth = needed.to_numpy().astype(float)
     order = np.random.default_rng(seed).permutation(len(truth))

@@ -60,3 +60,28 @@ def test_a_model_that_counts_up_to_its_answer_beats_its_controls():
 def test_invalid_input_is_refused(answers, targets, message):
     with pytest.raises(ValueError, match=message):
         score_steps(answers, targets)
+
+
+def test_labels_of_examples_must_be_those_of_the_answers():
+    labelled = ANSWERS.assign_coords(example=[3, 1, 0, 2])
+    same = TARGETS.assign_coords(example=[3, 1, 0, 2])
+    assert score_steps(labelled, same).equals(score_steps(ANSWERS, TARGETS))
+    assert score_steps(labelled, TARGETS).equals(score_steps(ANSWERS, TARGETS))
+    for targets, untrained, name in (
+        (TARGETS.assign_coords(example=range(4)), None, "targets"),
+        (same, ANSWERS.assign_coords(example=range(4)), "untrained"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must have the coordinate 'example' of answ"):
+            score_steps(labelled, targets, untrained=untrained)
+
+
+@pytest.mark.parametrize(
+    ("answers", "targets", "name"),
+    [
+        (ANSWERS.where(ANSWERS >= 0), TARGETS, "answers"),
+        (ANSWERS, TARGETS.astype(float), "targets"),
+    ],
+)
+def test_answers_that_are_no_integers_are_refused(answers, targets, name):
+    with pytest.raises(TypeError, match=f"{name} must hold integers, got float64"):
+        score_steps(answers, targets)

@@ -60,3 +60,15 @@ def test_invalid_input_is_refused():
     table = xr.DataArray(answers[:5], dims=("example", "step"))
     with pytest.raises(ValueError, match="answers must have 400 examples, got 5"):
         score_halting(example(depth), example(depth), answers=table)
+
+
+def test_labels_of_examples_must_be_those_of_the_steps():
+    depth, answers, _ = planted()
+    table = xr.DataArray(answers, dims=("example", "step"))
+    labelled = example(depth).assign_coords(example=np.arange(N))
+    again = score_halting(labelled, labelled, answers=table.assign_coords(example=np.arange(N)))
+    assert again.equals(score_halting(example(depth), example(depth), answers=table))
+    with pytest.raises(ValueError, match="needed must have the coordinate 'example' of steps"):
+        score_halting(labelled, labelled[::-1])
+    with pytest.raises(ValueError, match="answers must have the coordinate 'example' of steps"):
+        score_halting(labelled, labelled, answers=table.assign_coords(example=np.arange(N)[::-1]))
