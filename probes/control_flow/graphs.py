@@ -221,6 +221,18 @@ def ordered(name: str, array: xr.DataArray, dims: Sequence[str]) -> np.ndarray:
     return array.transpose(*dims).to_numpy()
 
 
+def ordered_updates(update: xr.DataArray) -> Bool[np.ndarray, "example step pos"]:
+    """Return which columns update, in this order of dims.
+
+    Raises:
+        TypeError: the array is not boolean.
+        ValueError: the array has other dims.
+    """
+    if update.dtype != bool:
+        raise TypeError(f"update must hold bool, such as gates >= 0.2, got {update.dtype}")
+    return ordered("update", update, ("example", "step", "pos"))
+
+
 def without_padding(
     name: str,
     weights: Float[np.ndarray, "example step head query_pos key_pos"],

@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 
 from probes.checking import checked
-from probes.control_flow.graphs import ordered, without_padding
+from probes.control_flow.graphs import ordered, ordered_updates, without_padding
 from probes.control_flow.metrics import last_updates
 from probes.statistics.intervals import Interval, bootstrap, bootstrap_ratio, interval_variables
 
@@ -73,6 +73,7 @@ def score_reads(
 
     Raises:
         KeyError: `truth` lacks a variable.
+        TypeError: `update` is not boolean.
         ValueError: dims or sizes do not match, attention between valid columns is not finite, or
             `sharp` is not between 0 and 1.
 
@@ -87,7 +88,7 @@ def score_reads(
     if not 0 < sharp <= 1:
         raise ValueError(f"sharp must be between 0 and 1, got {sharp}")
     weights = ordered("attention", attention, _PATTERN)
-    updates = ordered("update", update, ("example", "step", "pos"))
+    updates = ordered_updates(update)
     valid, level = (ordered(name, truth[name], ("example", "pos")) for name in ("valid", "level"))
     n, width = valid.shape
     if weights.shape[:1] + weights.shape[3:] != (n, width, width):

@@ -7,7 +7,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from probes.checking import checked
-from probes.control_flow.graphs import ordered
+from probes.control_flow.graphs import ordered, ordered_updates
 from probes.control_flow.metrics import last_updates
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
@@ -46,6 +46,7 @@ def score_timing(
           `length`, with the percentile bootstrap 95% interval over examples.
 
     Raises:
+        TypeError: `update` is not boolean.
         ValueError: dims or sizes do not match.
 
     Example:
@@ -53,7 +54,7 @@ def score_timing(
 
     Source: Csordás et al. 2021, section 4: on ListOps parallel branches are computed together.
     """
-    updates = ordered("update", update, ("example", "step", "pos"))
+    updates = ordered_updates(update)
     level, span = (ordered(name, truth[name], ("example", "pos")) for name in ("level", "span"))
     if level.shape != (len(updates), updates.shape[2]):
         raise ValueError(f"update must have the sizes {level.shape} of truth, got {updates.shape}")

@@ -185,6 +185,10 @@ def test_wrong_input_is_named(truth):
         score_reads(attention[:5], update, truth)
     with pytest.raises(ValueError, match="update must have the sizes"):
         score_reads(attention, update[:, :2], truth)
+    with pytest.raises(
+        TypeError, match=r"update must hold bool, such as gates >= 0.2, got float64"
+    ):
+        score_reads(attention, update.astype(float), truth)
     with pytest.raises(ValueError, match=r"sharp must be between 0 and 1, got 1\.5"):
         score_reads(attention, update, truth, sharp=1.5)
     with pytest.raises(KeyError, match="truth must hold depth"):

@@ -84,3 +84,7 @@ def test_operations_that_never_update_and_sizes_that_do_not_match(truth):
         assert step.notnull().sum() == (n == 5)
     with pytest.raises(ValueError, match="update must have the sizes"):
         score_timing(never[:5], truth)
+    with pytest.raises(
+        TypeError, match=r"update must hold bool, such as gates >= 0.2, got float64"
+    ):
+        score_timing(never.astype(float), truth)
