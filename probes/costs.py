@@ -79,8 +79,9 @@ def _without_fused_kernels() -> Iterator[None]:
 def count_blocks(model: nn.Module) -> int:
     """Count the blocks, layers or steps of a model by the numbers in its module names.
 
-    These are `blocks.{i}`, `layers.{i}` and `steps.{i}`; weights shared over depth count at each
-    step. 0 if no name has such a number.
+    These are `blocks.{i}`, `layers.{i}` and `steps.{i}`, in the model or in a part of it, such as
+    `encoder.layers.{i}`; of several the most, without those within another one. Weights shared over
+    depth count at each step. 0 if no name has such a number, as in `Sequential`.
 
     Example:
         >>> config = mechanisms.NeuralDataRouterConfig.named(
@@ -89,8 +90,9 @@ def count_blocks(model: nn.Module) -> int:
         >>> count_blocks(mechanisms.NeuralDataRouter(config))
         6
     """
-    names = "\n".join(name for name, _ in model.named_modules())
-    numbers = re.findall(r"^(?:blocks|layers|steps)\.(\d+)\.", names, re.MULTILINE)
+    names = "\n".join(name for name, _ in model.named_modules(remove_duplicate=False))
+    pattern = r"^(?:[^\d\W]\w*\.)*?(?:blocks|layers|steps)\.(\d+)(?:\.|$)"
+    numbers = re.findall(pattern, names, re.MULTILINE)
     return max((int(number) + 1 for number in numbers), default=0)
 
 

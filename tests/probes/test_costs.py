@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mechanisms import AttentionConfig, CompositionalAttentionConfig, Lstm, LstmConfig
-from probes import count_blocks, count_operations, count_parameters, measure_costs
+from probes import count_blocks, count_operations, count_parameters, hooked, measure_costs
 
 
 class Itself(torch.nn.Module):
@@ -139,6 +139,21 @@ def test_blocks_are_those_that_names_number():
     model = torch.nn.ModuleDict({"blocks": blocks, "core": torch.nn.Linear(3, 3)})
     assert count_blocks(model) == 4
     assert count_blocks(torch.nn.Sequential(*blocks)) == 0
+
+
+def test_blocks_of_any_kind_are_counted_wherever_they_are():
+    layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(3, 3)] * 3)})
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 8)
+    encoder = torch.nn.ModuleDict(
+        {"encoder": torch.nn.TransformerEncoder(layer, 5, enable_nested_tensor=False)}
+    )
+    assert count_blocks(layers) == 3
+    assert count_blocks(encoder) == 5
+    assert count_blocks(torch.nn.ModuleDict({"wrapped": encoder})) == 5
+    assert count_blocks(torch.nn.DataParallel(hooked(layers, n=1))) == 3
+    # The steps of a layer are no layers.
+    within = torch.nn.ModuleList([torch.nn.ModuleDict({"steps": torch.nn.ModuleList([layer] * 9)})])
+    assert count_blocks(torch.nn.ModuleDict({"layers": within})) == 1
 
 
 def test_costs_are_all_of_these():
