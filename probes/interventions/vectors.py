@@ -122,7 +122,9 @@ class VectorModel:
                 return None
             part = self._part(activation)
             vector = part[self.vector.entries]
-            changed = function(vector.reshape(len(vector), -1), hook)
+            # Subspaces of half precision are computed in single precision.
+            wide = vector.to(torch.promote_types(vector.dtype, torch.float32))
+            changed = function(wide.reshape(len(vector), -1), hook)
             if changed is None:
                 return None
             part = part.clone()

@@ -292,3 +292,25 @@ def test_the_number_of_firings_is_that_of_each_batch():
         Swaps(other.base, other.source[0][:10], {"a": other.own}, other.own)
     with pytest.raises(ValueError, match="source_pos must come with base_pos"):
         Swaps(other.base, other.source, {"a": other.own}, other.own, source_pos=other.own[:, 0])
+
+
+class InHalfPrecision(HookedRootModule):
+    """Answers (a + b) modulo 4 from a state of both in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.hook_state = HookPoint()
+        self.setup()
+
+    def forward(self, inputs, pos):
+        one_hot = torch.nn.functional.one_hot(inputs, N).flatten(1).bfloat16()
+        a, b = self.hook_state(one_hot).unflatten(1, (2, N)).unbind(1)
+        turned = torch.stack([b.roll(step, 1) for step in range(N)], dim=1)
+        return torch.einsum("na,nac->nc", a, turned)
+
+
+def test_subspaces_of_half_precision_are_found():
+    accuracy = run(InHalfPrecision(), sites={"s": Vector("hook_state")})["accuracy"]
+    accuracy = accuracy.sel(pairs="changed").squeeze()
+    assert (accuracy.sel(control="learned") > 0.95).all()
+    assert (accuracy.sel(control=["none", "random"]) < 0.6).all()
