@@ -58,13 +58,16 @@ def nudge_states(
           at it. `control`: "trained" and, if passed, "untrained". `direction`: "random", or towards
           the state of an "other example", the one before it, at this step.
         - `rate` [control, direction, nudged]: mean over examples of the logarithm of the growth per
-          step, up to the last one: negative where changes vanish.
+          step, up to the last one: negative where changes become smaller. Without the examples
+          whose change is zero at the last step, which have none; NaN if that is so in all.
+        - `vanished` [control, direction, nudged]: the share of examples in which it is zero.
 
         Examples are left out where there is no change: their state is zero, or equal to the other.
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
-        TypeError: the model cannot be hooked.
+        TypeError: the model cannot be hooked, or its states are not float32 or float64: in half
+            precision, rounding is as large as a nudge.
         ValueError: there are fewer than two steps or examples, or a number is out of range.
         RuntimeError: a batch, or a nudge, takes fewer steps than other batches.
 
@@ -103,11 +106,15 @@ def nudge_states(
         long_name="relative change of the state, over that of the nudge",
     )
     per_step = np.maximum(n_steps - 1 - np.array(nudged), 1)
-    logarithms = np.log(np.maximum(parts[..., -1], np.finfo(float).tiny)) / per_step
-    at_last = counted[..., -1]
-    rate = bootstrap_ratio(np.where(at_last, logarithms, 0), at_last.astype(float), resamples=0)
+    last, at_last = parts[..., -1], counted[..., -1]
+    logarithms = np.log(np.where(last > 0, last, 1)) / per_step
+    rate = bootstrap_ratio(logarithms, (last > 0).astype(float), resamples=0)
     about = {"long_name": "logarithm of the growth per step, mean over examples"}
     variables["rate"] = (dims[:-1], rate.estimate, about)
+    vanished = at_last & (last == 0)
+    share = bootstrap_ratio(vanished.astype(float), at_last.astype(float), resamples=0)
+    about = {"long_name": "share of examples whose change is zero at the last step"}
+    variables["vanished"] = (dims[:-1], share.estimate, about)
     coords = {
         "control": list(models),
         "direction": list(DIRECTIONS),
@@ -140,6 +147,12 @@ def _changes(
         # The example before the first one is the last one.
         before = take_rows(inputs, torch.arange(rows.start - 1, rows.stop - 1))
         others = _run(model, before, places)
+        for (name, _), state in zip(places, states, strict=True):
+            if state.dtype not in (torch.float32, torch.float64):
+                raise TypeError(
+                    f"states at {name!r} must be float32 or float64, in which a nudge is more than "
+                    f"rounding, got {state.dtype}: pass model.float()"
+                )
         changes = []
         for direction, step in product(DIRECTIONS, nudged):
             state = states[step]

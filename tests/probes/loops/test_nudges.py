@@ -83,6 +83,37 @@ def test_examples_that_no_nudge_changes_are_left_out():
     assert nothing[["growth", "growth_low", "rate"]].isnull().all().to_array().all()
 
 
+class Rectified(Linear):
+    """Examples whose start is negative lose their state, and all changes of it."""
+
+    def forward(self, start):
+        state = start.abs()
+        for point in self.steps:
+            state = point(self.factor * torch.where(start[:, :1, :1] < 0, 1.0, state))
+        return state
+
+
+def test_changes_that_vanish_have_no_rate_and_are_counted():
+    found = nudge_states(Rectified(0.5), START, hook="steps.0")
+    share = (START[:, 0, 0] < 0).double().mean().item()
+    assert 0.2 < share < 0.8
+    np.testing.assert_allclose(found["vanished"].sel(direction="random"), share)
+    # Shares of the state's length are the same, as the states shrink alike.
+    np.testing.assert_allclose(found["rate"], 0, atol=1e-3)
+    none = nudge_states(Linear(0.5), START, hook="steps.0")
+    assert (none["vanished"] == 0).all()
+    every = nudge_states(Rectified(0.5), -START.abs(), hook="steps.0")
+    assert (every["vanished"].sel(direction="random") == 1).all()
+    assert every["rate"].isnull().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_states_in_which_a_nudge_is_lost_are_refused(dtype):
+    with pytest.raises(TypeError, match=f"states at 'steps.0' must be float32 or .* got {dtype}"):
+        nudge_states(Linear(0.5), START.to(dtype), hook="steps.0")
+    assert nudge_states(Linear(0.5), START.double(), hook="steps.0")["growth"].notnull().any()
+
+
 def test_invalid_input_is_refused():
     with pytest.raises(ValueError, match=r"steps must be in 0..4, .* got \[7\]"):
         nudge_states(Linear(1.0), START, hook="steps.0", steps=[7])
