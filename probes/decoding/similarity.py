@@ -41,7 +41,8 @@ def compare_means(
 
     Returns:
         `similarity, similarity_low, similarity_high` [control, centring, *cells, first, second], in
-        -1..1, with percentile bootstrap 95% intervals over examples; NaN where a mean is 0.
+        -1..1, with percentile bootstrap 95% intervals over examples; NaN where a mean is 0 but for
+        rounding.
         `control`: "observed", or "shuffled", with labels permuted among samples, where all labels
         have the same code up to noise. `centring`: "none", or "mean", without the mean of all
         samples. Each cell dim has the additional coordinate "all"; `first` and `second` are labels.
@@ -63,7 +64,7 @@ def compare_means(
             features = table.features(cell).numpy()
             for centring, centre in enumerate((0.0, features.mean(0))):
                 interval = _similarities(
-                    table, features - centre, labels, len(names), resamples, seed
+                    table, features, centre, labels, len(names), resamples, seed
                 )
                 values[(slice(None), control, centring, *index)] = np.stack(interval)
     dims = ("control", "centring", *coordinates, "first", "second")
@@ -85,21 +86,26 @@ def compare_means(
 def _similarities(
     table: Table,
     features: Float[np.ndarray, "sample feature"],
+    centre: Float[np.ndarray, " feature"] | float,
     labels: np.ndarray,
     n_labels: int,
     resamples: int,
     seed: int,
 ) -> Interval:
-    """Compute the cosine similarities [label, label] of the means of features."""
+    """Compute the cosine similarities [label, label] of the means of features, less the centre."""
     # Directions of means are those of sums, which are linear in the weights of examples.
     sums = np.zeros((table.n_examples, n_labels, features.shape[1]))
-    np.add.at(sums, (table.example, labels), features)
+    np.add.at(sums, (table.example, labels), features - centre)
     flat = sums.reshape(table.n_examples, -1)
+    # What may be rounding, of the features as they are.
+    rounding = np.zeros((table.n_examples, n_labels))
+    size = 100 * np.finfo(features.dtype).eps * np.linalg.norm(features, axis=1)
+    np.add.at(rounding, (table.example, labels), size)
 
     def statistic(weights: Weights) -> Float[np.ndarray, "draw first second"]:
         totals = (weights @ flat).reshape(len(weights), n_labels, -1)
         lengths = np.linalg.norm(totals, axis=-1, keepdims=True)
-        units = totals / np.where(lengths > 0, lengths, np.nan)
+        units = totals / np.where(lengths > (weights @ rounding)[..., None], lengths, np.nan)
         return units @ units.swapaxes(1, 2)
 
     return bootstrap(statistic, (table.n_examples,), resamples=resamples, seed=seed)

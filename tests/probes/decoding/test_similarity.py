@@ -69,6 +69,20 @@ def test_intervals_hold_the_similarity_of_more_examples():
     assert found["similarity_high"] - found["similarity_low"] < 0.2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_means_that_are_zero_but_for_rounding_have_no_similarity(dtype):
+    label = np.arange(60) % 3
+    constant = np.full((60, 7), 0.1, dtype)
+    opposed = np.where(np.arange(60)[:, None] < 30, 0.3, -0.3) * np.ones((60, 7), dtype)
+    for code, centring in ((constant, "mean"), (opposed, "none"), (opposed, "mean")):
+        data = xr.Dataset({"code": (("example", "d"), code), "rule": ("example", label)})
+        found = compare_means(data, cells=(), resamples=10)["similarity"]
+        assert found.sel(centring=centring, control="observed").isnull().all()
+    data["code"] = ("example", "d"), constant + np.eye(3, 7, dtype=dtype)[label] / 1000
+    found = compare_means(data, cells=(), resamples=10)["similarity"].sel(control="observed")
+    assert found.notnull().all()
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(KeyError, match="must hold 'kind'"):
         compare_means(planted(examples=5), label="kind")
