@@ -45,7 +45,7 @@ def score_pointing(
         `chance` []: 1 / n_candidates.
 
     Raises:
-        ValueError: there are no targets, or dims or sizes do not fit.
+        ValueError: there are no targets or candidates, or dims or sizes do not fit.
 
     Example:
         >>> targets = {"corresponding": truth, "same position": position}
@@ -62,10 +62,15 @@ def score_pointing(
             )
     if missing := [dim for dim in samples if dim not in strongest.dims]:
         raise ValueError(f"samples must be dims of strongest, {strongest.dims}, got {missing}")
+    if n_candidates < 1:
+        raise ValueError(f"n_candidates must be at least 1, got {n_candidates}")
     example, *others = samples
     order = np.random.default_rng(seed).permutation(strongest.sizes[example])
     table = xr.Dataset({str(number): target for number, target in enumerate(targets.values())})
-    table["counted"] = _differ(list(table.data_vars.values()))
+    dims = [dim for dim in strongest.dims if dim not in samples]
+    one_of_each = strongest.isel(dict.fromkeys(dims, 0), drop=True)
+    # A target may be the same in all examples.
+    table["counted"] = _differ(list(table.data_vars.values())).broadcast_like(one_of_each)
     parts = []
     for shuffled in (False, True):
         shown = table.isel({example: order}) if shuffled else table
@@ -76,7 +81,6 @@ def score_pointing(
         ]
         counted = shown["counted"].broadcast_like(strongest)
         parts.append([(hit.sum(others), counted.sum(others)) for hit in hits])
-    dims = [dim for dim in strongest.dims if dim not in samples]
 
     def stack(which: int) -> np.ndarray:
         arrays = [[pair[which].transpose(example, *dims) for pair in row] for row in parts]

@@ -63,8 +63,24 @@ def test_samples_without_different_targets_have_no_share():
     assert found["share"].isnull().all()
 
 
+def test_a_target_may_be_the_same_in_all_examples():
+    strongest, targets = planted(50)
+    wide = targets["position"]
+    for alone in ({"position": wide[0]}, {"position": xr.DataArray(2)}):
+        found, expected = (
+            score_pointing(strongest, each, n_candidates=N, samples=("example", "query"))
+            for each in (alone, {"position": alone["position"].broadcast_like(wide)})
+        )
+        xr.testing.assert_identical(found, expected)
+        assert found.attrs["samples"] == 50 * 4
+        both = {"truth": targets["truth"]} | alone
+        score_pointing(strongest, both, n_candidates=N, samples=("example", "query"))
+
+
 def test_wrong_arguments_are_refused():
     strongest, targets = planted(5)
+    with pytest.raises(ValueError, match="n_candidates must be at least 1, got 0"):
+        score_pointing(strongest, targets, n_candidates=0)
     with pytest.raises(ValueError, match="targets must name at least one"):
         score_pointing(strongest, {}, n_candidates=N)
     with pytest.raises(ValueError, match=r"dims of targets\['truth'\] must be some of"):
