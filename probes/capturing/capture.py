@@ -15,7 +15,7 @@ from torch import Tensor
 from probes.capturing.archive import Archive
 from probes.capturing.digests import digest_of
 from probes.capturing.hooking import HookedModel, check_model
-from probes.capturing.passes import Batch, Firings, Passes, read_latents
+from probes.capturing.passes import Batch, Firings, Passes, with_latents
 from probes.capturing.quantity import Labels, Quantity, fill_of
 from probes.checking import checked
 from probes.progress import progress
@@ -69,8 +69,8 @@ def capture(
         TypeError: the model cannot be hooked, a batch has no inputs or latents, or, for `.zarr`, a
             `reduce` or an input cannot be told from another one.
         ValueError: the model is compiled, there is no batch, a name is both a quantity and a
-            latent, `dims` do not fit a tensor, numbers of examples differ, or `to` has another
-            ending or holds something else.
+            latent, `dims` do not fit a tensor, numbers of examples or names of latents differ, or
+            `to` has another ending or holds something else.
         RuntimeError: a hook did not fire exactly once in a forward pass, or a batch takes another
             number of steps than the first.
 
@@ -91,9 +91,9 @@ def capture(
             return _to_archive(path, passes, labels, shown)
         kept = {name: _Rows(name, quantity) for name, quantity in quantities.items()}
         latents: list[dict[str, np.ndarray]] = []
-        for batch in shown:
-            latents.append(read_latents(batch))
-            for name, firings in passes.run(batch, latents[-1]).items():
+        for batch, of_batch in with_latents(shown):
+            latents.append(of_batch)
+            for name, firings in passes.run(batch, of_batch).items():
                 kept[name].append(firings)
     if not latents:
         raise ValueError("batches must hold at least one batch, got none")
@@ -117,8 +117,8 @@ def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Ba
     # A batch is written while the next one is computed.
     with ThreadPoolExecutor(max_workers=1) as writer:
         written: Future[None] | None = None
-        for number, batch in enumerate(batches):
-            latents, n_batches = read_latents(batch), number + 1
+        for number, (batch, latents) in enumerate(with_latents(batches)):
+            n_batches = number + 1
             digest = digest_of("batches", batch if takes_batch else batch.inputs)
             if number < n_before:
                 archive.check(number, latents, digest)

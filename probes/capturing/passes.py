@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -70,6 +70,24 @@ def read_latents(batch: Batch) -> dict[str, np.ndarray]:
         str(name): np.array(latent.detach().cpu().numpy() if isinstance(latent, Tensor) else latent)
         for name, latent in latents.items()
     }
+
+
+def with_latents(batches: Iterable[Batch]) -> Iterator[tuple[Batch, dict[str, np.ndarray]]]:
+    """Each batch with its latents, as `read_latents` reads them.
+
+    Raises:
+        ValueError: a batch has other latents than the first.
+    """
+    names: set[str] | None = None
+    for batch in batches:
+        latents = read_latents(batch)
+        names = {*latents} if names is None else names
+        if differing := sorted(names ^ {*latents}):
+            raise ValueError(
+                f"batches must have the latents of the first, {sorted(names)}, got one with "
+                f"{sorted(latents)}, which differs in {differing}"
+            )
+        yield batch, latents
 
 
 class _Enough(Exception):

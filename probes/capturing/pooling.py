@@ -76,6 +76,10 @@ def span_mean(span: Where) -> Reduce:
         ends = torch.as_tensor(_read(batch, span), device=activation.device)
         if ends.shape != (len(activation), 2):
             raise ValueError(f"span must have shape {len(activation), 2}, got {tuple(ends.shape)}")
+        if ends.min() < 0 or ends.max() > activation.shape[1]:
+            raise ValueError(
+                f"span must be in 0..{activation.shape[1]}, got {ends.min()}..{ends.max()}"
+            )
         position = torch.arange(activation.shape[1], device=activation.device)
         inside = (position >= ends[:, :1]) & (position < ends[:, 1:])
         return _mean(activation, _checked_mask(inside, activation))

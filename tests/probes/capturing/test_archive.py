@@ -146,6 +146,16 @@ def test_latents_may_be_arrays_and_strings(toy_model, make_batches, tmp_path, to
         np.testing.assert_array_equal(data["value"], [0.5, np.nan] * 2)
 
 
+@pytest.mark.parametrize("to", [None, "x.zarr", "x.nc"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_latents_that_some_batches_lack_are_named(toy_model, make_batches, tmp_path, to, order):
+    batches = make_batches(2)
+    del batches[1].latents["rule"]
+    path = None if to is None else tmp_path / to
+    with pytest.raises(ValueError, match=r"batches must have the latents of the first, .*'rule'"):
+        capture(toy_model(), batches[::order], QUANTITIES, to=path)
+
+
 @pytest.mark.parametrize("batch", [(torch.zeros(2, 4, 8), 1), {"inputs": 0}, torch.zeros(2, 4, 8)])
 def test_batches_without_latents_are_refused(toy_model, batch):
     with pytest.raises(TypeError, match=r"batches must have inputs and latents .* got ") as caught:

@@ -43,6 +43,8 @@ def test_a_span_may_be_a_latent_or_a_function_of_the_batch():
         (masked_mean("m"), {"m": MASK[:, :3]}, ValueError, r"shape .* \(3, 5\), got \(3, 3\)"),
         (last_token("m"), {"m": 0 * MASK}, ValueError, "a position that counts in each example"),
         (span_mean("m"), {"m": MASK}, ValueError, r"span must have shape \(3, 2\), got \(3, 5\)"),
+        (span_mean("m"), {"m": [[0, 1], [2, 6], [0, 5]]}, ValueError, r"in 0..5, got 0..6"),
+        (span_mean("m"), {"m": [[0, 1], [-1, 2], [0, 5]]}, ValueError, r"in 0..5, got -1..5"),
     ],
 )
 def test_what_does_not_fit_is_refused(reduce, inputs, error, message):
