@@ -112,7 +112,8 @@ def erase(
         KeyError: an unknown hook; the message lists the nearest names.
         TypeError: the model cannot be hooked, or labels or answers are not integers.
         ValueError: the model is compiled; there is no site or outcome; a site is named "none";
-            there are fewer than two labels; shapes or numbers of examples do not match.
+            there are fewer than two labels; shapes or numbers of examples do not match; a number
+            is below 1; activations are not finite.
         RuntimeError: a hook did not fire, or fired less often than is asked for, or than in other
             batches; `inputs` need steps that `fit_inputs` do not.
 
@@ -124,7 +125,8 @@ def erase(
     """
     check_model(model)
     n_fit, n = count_examples("fit_inputs", fit_inputs), count_examples("inputs", inputs)
-    _check_arguments(labels, n_fit, n, outcomes, samples, draws)
+    numbers = {"samples": samples, "draws": draws, "batch_size": batch_size}
+    _check_arguments(labels, n_fit, n, outcomes, numbers)
     sites = _in_order(model, fit_inputs, hooks, batch_size)
     for site, places in _in_order(model, inputs, hooks, batch_size).items():
         if missing := [place for place in places if place not in sites[site]]:
@@ -292,6 +294,10 @@ class _Code:
         read = torch.cat(collected) if collected else torch.empty(0)
         if len(read) != n:
             raise RuntimeError(f"hook {place[0]!r} must reach step {place[1]} in all batches")
+        if wrong := int((~read.isfinite()).sum()):
+            raise ValueError(
+                f"activations at {place[0]!r} must be finite, got {wrong} NaN or infinite values"
+            )
         return read
 
     def answers(
@@ -395,7 +401,11 @@ def _scores(
 
 
 def _check_arguments(
-    labels: Tensor, n_fit: int, n: int, outcomes: Mapping[str, Tensor], samples: int, draws: int
+    labels: Tensor,
+    n_fit: int,
+    n: int,
+    outcomes: Mapping[str, Tensor],
+    numbers: Mapping[str, int],
 ) -> None:
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"labels must be integers or booleans, got {labels.dtype}")
@@ -405,7 +415,7 @@ def _check_arguments(
         )
     if len(labels.unique()) < 2:
         raise ValueError(f"labels must have at least two values, got {labels.unique().tolist()}")
-    for name, number in (("samples", samples), ("draws", draws)):
+    for name, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     check_outcomes(outcomes, n)

@@ -161,6 +161,7 @@ def test_invalid_input_is_refused():
         ({"n_edges": 93}, r"n_edges must be in 1\.\.92, half of the 184 edges, got 93"),
         ({"clean": clean[:, :3], "corrupted": corrupted[:, :3]}, "the 4 positions .*, got 3"),
         ({"clean": clean[:2]}, "same shape"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"metric": lambda logits, rows: logits}, r"metric must return a tensor \[3 examples"),
     ):
         arguments = {"attribution": found, "clean": clean, "corrupted": corrupted}
