@@ -41,9 +41,10 @@ def capture(
     So the time is that of the forward passes, and memory grows only with what is kept. A forward
     pass ends at the last hook that is asked for, except where this might hide that a hook fires
     again: in the first batch, in the first of other shapes or settings, and always in models that
-    read numbers from their tensors, as loops until convergence do. Activations that a module has as
-    [example x pos, ...], such as a router of experts, become [example, pos, ...] if the inputs have
-    as many positions.
+    read numbers from their tensors, as loops until convergence do (but by `tolist()` or `numpy()`
+    this is not seen, and a hook that fires again in a later batch is missed). Activations that a
+    module has as [example x pos, ...], such as a router of experts, become [example, pos, ...] if
+    the inputs have as many positions.
 
     Args:
         model: an eager HookedRootModule or TransformerBridge.

@@ -94,13 +94,14 @@ class _Enough(Exception):
     """All that is asked for has been seen: the rest of the forward pass is not needed."""
 
 
-_NONZERO = torch.ops.aten.nonzero.default
+_READING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_INDEX = torch.ops.aten.index.Tensor
 
 
 class _Reads(TorchDispatchMode):
-    """Notes whether a pass reads numbers from its tensors: its course may depend on them.
+    """Notes whether a pass reads numbers, or shapes, from the values of its tensors.
 
-    It does not see `tolist()` and `numpy()`.
+    The course of the pass may depend on them. It does not see `tolist()` and `numpy()`.
     """
 
     supports_higher_order_operators = True
@@ -112,8 +113,11 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), settings: Any = None
     ) -> Any:
-        tags = getattr(function, "tags", ())
-        self.any |= torch.Tag.data_dependent_output in tags or function is _NONZERO
+        # The shape depends on masks among the indices, not on the values of other indices.
+        masked = function is not _INDEX or any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
+        )
+        self.any |= masked and any(tag in getattr(function, "tags", ()) for tag in _READING)
         return function(*arguments, **(settings or {}))
 
 

@@ -228,6 +228,37 @@ def test_a_further_firing_in_another_batch_is_seen(order):
         capture(probes.hooked(Doubling()), batches[::order], once)
 
 
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda x: int(x[0, 0]),
+        lambda x: len(x[x >= 0]),
+        lambda x: len(x[(x >= 0).squeeze(1)]),
+        lambda x: len(x.masked_select(x >= 0)),
+        lambda x: len(x.where(x >= 0, -1).unique()) - 1,
+        lambda x: len(x.repeat_interleave((x[:, 0] >= 0).long(), 0)),
+    ],
+)
+def test_a_further_firing_that_depends_on_values_is_seen(count):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = nn.Identity()
+
+        def forward(self, x):
+            for _ in range(count(x)):
+                x = self.state(x)
+            return x
+
+    once = {"state": Quantity("state.hook_out", ("example", "d"))}
+    batches = [
+        SimpleNamespace(inputs=torch.tensor([[1.0], [-1], [-1]]), latents={}),
+        SimpleNamespace(inputs=torch.tensor([[2.0], [1], [-1]]), latents={}),
+    ]
+    with pytest.raises(RuntimeError, match="fired again"):
+        capture(probes.hooked(Counted()), batches, once)
+
+
 def test_arguments_can_be_bound():
     model = probes.hooked(Looped(), n_steps=4)
     states = SimpleNamespace(inputs=torch.zeros(2, 1, 1), latents={})
