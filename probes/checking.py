@@ -1,9 +1,11 @@
 """Arguments of probes are checked against their annotations, so that errors name the argument."""
 
 import inspect
+import random
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce, wraps
 from operator import or_
 from types import UnionType
@@ -33,7 +35,8 @@ _REMEDY = "; probes.hooked(model) gives any PyTorch model hooks"
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
     """Check the types of a function's arguments on each call.
 
-    Of a container one value is checked, so that the cost does not depend on its size.
+    Of a container one value is checked, the same on each call, so that the cost does not depend on
+    its size.
 
     Raises:
         TypeError: an argument is not of the annotated type; the message names it.
@@ -56,15 +59,35 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{function.__name__}: {error}") from None
-        for name, value in given.items():
-            if not is_bearable(value, hints()[name], conf=_CONF):
-                wanted, got = _named(hints()[name]), described(value)
-                if "HookedModel" in wanted and isinstance(value, nn.Module):
-                    got += _REMEDY
-                raise TypeError(f"{name} of {function.__name__} must be {wanted}, got {got}")
+        with _same_draws():
+            names = (
+                name
+                for name, value in given.items()
+                if not is_bearable(value, hints()[name], conf=_CONF)
+            )
+            wrong = next(names, None)
+        if wrong is not None:
+            wanted, got = _named(hints()[wrong]), described(given[wrong])
+            if "HookedModel" in wanted and isinstance(given[wrong], nn.Module):
+                got += _REMEDY
+            raise TypeError(f"{wrong} of {function.__name__} must be {wanted}, got {got}")
         return function(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """Have `random` draw the same numbers each time, and restore its state.
+
+    By these beartype chooses the value of a container that it checks.
+    """
+    state = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _checkable(hint: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -53,6 +54,23 @@ DATA = xr.Dataset()
 )
 def test_what_is_allowed_passes(arguments):
     assert example(DATA, **arguments) == arguments.get("n", 1)
+
+
+def test_checks_leave_the_random_state_alone_and_end_alike():
+    random.seed(3)
+    expected = random.getstate()
+    example(DATA, cells=["layer"] * 5)
+    for position in range(5):
+        cells: list[Any] = ["layer"] * 5
+        cells[position] = 1
+        outcomes = set()
+        for _ in range(20):
+            try:
+                outcomes.add(example(DATA, cells=cells))
+            except TypeError as error:
+                outcomes.add(str(error))
+            assert random.getstate() == expected
+        assert len(outcomes) == 1
 
 
 @pytest.mark.parametrize(
