@@ -44,25 +44,31 @@ def match(trained: engine.Trained) -> xr.Dataset:
 
 
 def less_softmax(result: xr.DataTree) -> probes.Interval:
-    """Test loss per token minus that of softmax attention with the same positions and seed, [cell].
+    """Test loss per token minus that of softmax attention with the same settings and seed, [cell].
 
     Paired over windows; NaN without such a model.
     """
-    windows = result["windows"].to_dataset()
-    loss, tokens = windows["window_loss"].to_numpy(), windows["window_tokens"].to_numpy()[0]
-    cells = {
-        # Without the axis all have the same.
-        (condition.values.get("positions"), *pair, condition.values["model"]): cell
-        for condition in conditions_of(result)
-        for pair, cell in zip(
-            pairs_of(result, condition.cells), condition.cells.tolist(), strict=True
-        )
-    }
+    windows, conditions = result["windows"].to_dataset(), conditions_of(result)
+    loss, tokens = (windows[name].to_numpy() for name in ("window_loss", "window_tokens"))
     values = np.full((3, len(loss)), np.nan)
-    for key, cell in cells.items():
-        softmax = cells.get((*key[:-1], "softmax"), cell)
-        if cell != softmax:
-            values[:, cell] = probes.bootstrap_ratio(loss[cell] - loss[softmax], tokens)
+    for condition in conditions:
+        if condition.values["model"] == "softmax":
+            continue
+        shared = {name: value for name, value in condition.values.items() if value is not None}
+        softmax = [one for one in conditions if one.matches(shared | {"model": "softmax"})]
+        theirs = {
+            pair: cell
+            for one in softmax[:1]
+            for pair, cell in zip(pairs_of(result, one.cells), one.cells, strict=True)
+        }
+        pairs = pairs_of(result, condition.cells)
+        for pair, cell in zip(pairs, condition.cells, strict=True):
+            if pair in theirs:
+                # The shorter windows are, the more there are of them.
+                known = np.isfinite(tokens[cell])
+                difference = loss[cell] - loss[theirs[pair]]
+                ratio = probes.bootstrap_ratio(difference[known], tokens[cell][known])
+                values[:, cell] = ratio
     return probes.Interval(*values)
 
 

@@ -301,6 +301,22 @@ def test_differences_are_paired_by_seed_positions_and_window(result):
     )
 
 
+def test_differences_are_of_windows_of_the_same_length(result):
+    conditions = [("softmax", "relative", 0.2, 0), ("hyla", "relative", 0.1, 0)] * 2
+    # Of windows of twice the length there are half as many.
+    loss = np.array([[3.0] * 4, [3.1] * 4, [2.0, 2.0, *[np.nan] * 2], [2.4, 2.4, *[np.nan] * 2]])
+    tree = planted(result, conditions, loss)
+    windows = tree["windows"].to_dataset()
+    windows["window_tokens"] = windows["window_tokens"].where(windows["window_loss"].notnull())
+    tree["windows"] = xr.DataTree(windows)
+    scores = tree["scores"].to_dataset().assign_coords(length=("cell", [16, 16, 32, 32]))
+    tree["scores"] = xr.DataTree(scores)
+    axes = json.loads(tree.attrs["axes"])
+    axes["coordinates"]["length"] = "task.length"
+    tree.attrs["axes"] = json.dumps(axes)
+    np.testing.assert_allclose(less_softmax(tree).estimate, [np.nan, 0.1, np.nan, 0.4])
+
+
 def test_differences_need_no_axis_of_positions(result):
     """Where a preset has one kind of positions alone."""
     conditions = [("softmax", "relative", 0.2, 0), ("hyla", "relative", 0.1, 0)]
