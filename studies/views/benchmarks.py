@@ -20,18 +20,26 @@ N_SAMPLES = 3
 
 
 def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
-    """Mean value scores by layer (rows) and group (columns), of the first cell with `n_retrievals`.
+    """Mean value scores by layer (rows) and group (columns), of a network with `n_retrievals`.
 
-    The last row shows the last token in the last layer (the class token where there is one), from
-    which the answer is read. None without such a cell.
+    The first with the chosen values of tuned settings; the colour bar names it. The last row shows
+    the last token in the last layer (the class token where there is one), from which the answer is
+    read. None without such a network.
     """
     if "value_scores" not in result.children:
         return None
     data = result["value_scores"].to_dataset()
     matching = (data["n_retrievals"] == n_retrievals) & data["tightness"].notnull()
-    if not matching.any():
+    found = [
+        (condition.label, number)
+        for condition in panels.shown_conditions(result)
+        for number in condition.cells
+        if matching[number]
+    ]
+    if not found:
         return None
-    cell = data.isel(cell=int(matching.to_numpy().argmax()))
+    label, number = found[0]
+    cell = data.isel(cell=number)
     shown = cell[["value_scores"]].isel(retrieval=slice(n_retrievals))
     shown = shown.dropna("group", how="all").dropna("search", how="all")
     shown = shown.sel(group=[name for name in shown["group"].to_numpy() if ":" not in name])
@@ -47,7 +55,7 @@ def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
         axis.set_title(groups[column] if row == 0 else "", fontsize=panels.SMALL)
         axis.set_ylabel(f"{names[row]}\nsearch", fontsize=7)
         axis.label_outer()
-    title = f"mean value score, seed {int(cell['seed'])}"
+    title = f"mean value score\n{label}, seed {int(cell['seed'])}"
     figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label=title)
     return figure
 

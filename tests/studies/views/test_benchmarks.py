@@ -9,6 +9,7 @@ import xarray as xr
 
 import tasks
 from studies.views import benchmarks
+from tests.studies.engine import synthetic
 
 
 def result_of(task):
@@ -78,3 +79,35 @@ def test_the_framed_candidate_is_the_answer(seed):
                 source = 3 if same[0][2] else 4
             assert same[right][source]
             assert title.endswith(f"answer {right - 4}")
+
+
+def test_value_scores_are_of_the_first_network_with_the_chosen_rate():
+    cells = [
+        {"model": model, "n_retrievals": n, "scorer": scorer, "learning_rate": rate, "seed": 3}
+        | {"id": 0.5, "ood": 0.5, "validation": rate}
+        for model, n, scorer in (
+            ("multi_head", None, None),
+            ("compositional", 2, "mlp"),
+            ("compositional", 4, "mlp"),
+        )
+        for rate in (0.1, 0.2)
+    ]
+    result = synthetic.result_of(cells, tuned=("learning_rate",))
+    shape = (len(cells), 1, 1, 2, 1, 4)
+    scores = np.full(shape, np.nan)
+    for cell in (2, 3):
+        scores[cell, ..., :2] = [0.1 * cell, 1 - 0.1 * cell]
+    dims = ("cell", "group", "layer", "token", "search", "retrieval")
+    labels = {"group": ["all"], "layer": ["0"], "token": ["all", "last"]}
+    of_cells = {k: v for k, v in result["scores"].coords.items() if v.dims == ("cell",)}
+    data = xr.Dataset(
+        {"value_scores": (dims, scores), "tightness": ("cell", scores[:, 0, 0, 0, 0, 0])},
+        labels | of_cells,
+    )
+    result["value_scores"] = xr.DataTree(data)
+    figure = benchmarks.value_scores(result, n_retrievals=2)
+    drawn = figure.axes[0].images[0]
+    np.testing.assert_allclose(drawn.get_array(), [[0.3, 0.7]])
+    label = drawn.colorbar.ax.get_ylabel()
+    assert label == "mean value score\ncompositional, R=2, linear scorer, seed 3"
+    assert benchmarks.value_scores(result, n_retrievals=4) is None
