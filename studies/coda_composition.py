@@ -40,6 +40,7 @@ from studies.measures.coda import ALONG_TRAINING, MEASURES
 from studies.report import browsers, plots
 from studies.report.panels import values
 from studies.setups.mlu import MluSetup
+from studies.setups.quasi_attention import ABOUT
 from studies.setups.quasi_transformer import TINY, tiny_training
 from studies.setups.signed_pairs import SignedPairsSetup
 from studies.views import coda as views
@@ -223,13 +224,9 @@ BROWSERS = {
         y="query_pos",
         x="key_pos",
         names=TOKENS,
-        title=title,
+        title=ABOUT[name],
     )
-    for name, title in (
-        ("pattern", "attention, or quasi-attention"),
-        ("affinity_matrix", "tanh(E), before the gate"),
-        ("gate_matrix", "sigmoid(N), the gate"),
-    )
+    for name in ("pattern", "affinity_matrix", "gate_matrix")
 }
 """Charts with which examples, layers and heads are stepped through."""
 TANH_SIGMOID = {"model": "coda", "affinity": "tanh", "gate": "sigmoid", "affinity_centring": "none"}
