@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 import probes
 from studies.report import drawings
-from studies.report.panels import SMALL, grid, group
+from studies.report.panels import SMALL, grid, group, shown_conditions
 
 LABELS = {"first_term": "a term", "function": "the function", "value": "the value asked for"}
 """What codes are coloured by."""
@@ -18,22 +18,23 @@ LABELS = {"first_term": "a term", "function": "the function", "value": "the valu
 def samples(result: xr.DataTree) -> Figure | None:
     """Sequences of held-out combinations with their functions: the task of figure 2A.
 
-    Points are columns, with their values in the last row; the last one is asked for.
+    Points are columns, with their values in the last row; the last one is asked for. Of networks,
+    which differ in length, too, the first with the chosen values of tuned settings.
     """
     data = group("samples")(result)
     if not data:
         return None
-    # Of the cells that differ in length, the first.
-    data = data.isel(cell=0).dropna("pos", how="all", subset=["value"])
+    first = shown_conditions(result)[0]
+    data = data.isel(cell=first.cells[0]).dropna("pos", how="all", subset=["value"])
     n = data.sizes["example"]
     figure, axes = grid(n, 1, width=6.5, height=1.9, share=False)
     for number, axis in enumerate(axes[:, 0]):
-        _draw_sequence(axis, data.isel(example=number))
+        _draw_sequence(axis, data.isel(example=number), first.label)
     return figure
 
 
-def _draw_sequence(axis: Axes, data: xr.Dataset) -> None:
-    """Draw a sequence as a matrix, with the function as the title."""
+def _draw_sequence(axis: Axes, data: xr.Dataset, model: str) -> None:
+    """Draw a sequence as a matrix, with the function as the title, and the model's answer."""
     points = data["point"].transpose("variable", "pos").to_numpy()
     values, answer = data["value"].to_numpy(), float(data["answer"])
     terms = []
@@ -47,7 +48,7 @@ def _draw_sequence(axis: Axes, data: xr.Dataset) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=SMALL)
     axis.set_xticks([])
     axis.set_title(f"f = ({') ∨ ('.join(terms)})", fontsize=9)
-    asked = f"asked for: {values[-1]:.2f}, answered: {answer:.2f}"
+    asked = f"asked for: {values[-1]:.2f}, answered by {model}: {answer:.2f}"
     axis.set_xlabel(f"{len(values) - 1} points with their values; {asked}", fontsize=SMALL)
 
 

@@ -16,7 +16,7 @@ import tasks
 from studies.engine import Reading
 from studies.engine.readings import conditions_of
 from studies.report import drawings, plots
-from studies.report.panels import SMALL, grid, group, values
+from studies.report.panels import SMALL, grid, group, shown_conditions, values
 
 SIZES = {
     "n_steps": "training steps",
@@ -205,12 +205,13 @@ def instances(result: xr.DataTree) -> Figure | None:
     """Instances of the task as the columns list them; a feature has one colour in all panels.
 
     Below each, the rule of each feature. The last panel is the right answer, with a question mark
-    where that of the first model differs.
+    where that of the first model with the chosen values of tuned settings differs.
     """
     data = group("samples")(result)
     if not data:
         return None
-    data = data.isel(cell=0).dropna("token", subset=["answer"]).dropna("feature", subset=["rule"])
+    data = data.isel(cell=shown_conditions(result)[0].cells[0])
+    data = data.dropna("token", subset=["answer"]).dropna("feature", subset=["rule"])
     n, n_features = data.sizes["example"], data.sizes["feature"]
     figure, axes = grid(1, n, width=2.6, height=2.6 + 0.25 * n_features, share=False)
     for number, axis in enumerate(axes[0]):
