@@ -71,17 +71,19 @@ def true_dataflow(result: xr.DataTree, cell: int, tokens: list[str]) -> xr.Datas
     setup = config_of(result)["setup"]
     kind = next(one for one in TASKS if one.__name__ == setup["task"]["class"])
     axes = json.loads(result.attrs["axes"])["coordinates"]
-    changes = {
-        path.removeprefix("task."): result["scores"][name].to_numpy()[cell].item()
+    own = {
+        path: result["scores"][name].to_numpy()[cell].item()
         for name, path in axes.items()
-        if path.startswith("task.")
+        if path == "readout" or path.startswith("task.")
     }
+    readout = own.pop("readout", setup.get("readout", "last"))
+    changes = {path.removeprefix("task."): value for path, value in own.items()}
     task = TASKS[kind](task_config_of(result, kind, **changes))
     words = tokens[1:-1]
     # Arithmetic, whose tokens are single characters, is written without spaces.
     separator = " " if max(map(len, words)) > 1 else ""
     batch = task.examples_of([separator.join(words)])
-    return tasks.column_dataflow(batch, readout=setup.get("readout", "last")).isel(example=0)
+    return tasks.column_dataflow(batch, readout=readout).isel(example=0)
 
 
 def control_flow(result: xr.DataTree) -> Spec | None:

@@ -50,9 +50,19 @@ def test_expressions_of_single_characters_are_read():
     assert [4, 3] in edges
 
 
-def two_cells(config):
-    result = xr.DataTree.from_dict({"scores": xr.Dataset(coords={"cell": ["a", "b"]})})
-    result.attrs = {"config": json.dumps(config), "axes": json.dumps({"coordinates": {}})}
+def test_the_truth_is_read_out_where_the_model_is():
+    config = {"setup": {"task": {"class": "ArithmeticConfig"}, "readout": "last"}}
+    result = two_cells(config, readout=["first", "last"])
+    words = ["BOS", "(", "3", "+", "4", ")", "EOS"]
+    readouts = [int(ndr_browser.true_dataflow(result, n, words)["readout"]) for n in range(2)]
+    assert readouts == [0, len(words) - 1]
+
+
+def two_cells(config, **axes):
+    coordinates = {"cell": ["a", "b"]} | {name: ("cell", values) for name, values in axes.items()}
+    result = xr.DataTree.from_dict({"scores": xr.Dataset(coords=coordinates)})
+    of_axes = {"coordinates": {name: name for name in axes}}
+    result.attrs = {"config": json.dumps(config), "axes": json.dumps(of_axes)}
     return result
 
 
