@@ -106,20 +106,13 @@ class Numbers:
         """How many there are, in words below ten."""
         return _in_words(len(self.values))
 
-    def above(self, other: Numbers | float) -> str:
-        """How many are greater than a number, or than those of the same model, in words."""
-        return _in_words(int((self.values > _values(other)).sum()))
+    def above(self, other: float) -> str:
+        """How many are greater than a number, in words."""
+        return _in_words(int((self.values > other).sum()))
 
-    def below(self, other: Numbers | float) -> str:
-        """How many are less than a number, or than those of the same model, in words."""
-        return _in_words(int((self.values < _values(other)).sum()))
-
-    def __sub__(self, other: Numbers | float) -> Numbers:
-        return replace(self, values=self.values - _values(other))
-
-
-def _values(other: Numbers | float) -> Any:
-    return other.values if isinstance(other, Numbers) else other
+    def below(self, other: float) -> str:
+        """How many are less than a number, in words."""
+        return _in_words(int((self.values < other).sum()))
 
 
 def _in_words(number: int) -> str:
