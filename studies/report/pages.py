@@ -209,26 +209,35 @@ def setting(result: xr.DataTree, path: str) -> str:
     Raises:
         ValueError: models differ in it.
     """
-    config = config_of(result)
-
-    def shared(path: str) -> Any:
-        value: Any = config["setup"]
-        for part in path.split("."):
-            value = value[int(part) if isinstance(value, list) else part]
-        return value
-
-    value = shared(path)
+    config, parts = config_of(result), path.split(".")
+    value = _part(config["setup"], parts)
+    # An axis may also be a list or an object that holds the setting.
+    holders = {".".join(parts[:end]): parts[end:] for end in range(1, len(parts) + 1)}
     for grid in config["grids"]:
-        others = list(grid.get(path, ()))
-        for axis, table in config["where"].items() if path not in grid else ():
-            keys = map(str, grid.get(axis, [shared(axis)]))
-            others += [table[key][path] for key in keys if path in table.get(key, {})]
+        own = holders.keys() & grid.keys()
+        others = [_part(other, holders[name]) for name in own for other in grid[name]]
+        for axis, table in config["where"].items() if not own else ():
+            keys = map(str, grid.get(axis, [_part(config["setup"], axis.split("."))]))
+            implied = [table.get(key, {}) for key in keys]
+            others += [
+                _part(one[name], holders[name])
+                for one in implied
+                for name in holders
+                if name in one
+            ]
         if any(other != value for other in others):
             raise ValueError(
                 f"a setting on a page must be one of all models, got {path} of "
                 f"{result.attrs['study']}: {', '.join(map(str, dict.fromkeys([value, *others])))}"
             )
     return count(value) if isinstance(value, int) else str(value)
+
+
+def _part(value: Any, path: Sequence[str]) -> Any:
+    """The part of a nested value at names, or at positions of lists."""
+    for name in path:
+        value = value[int(name) if isinstance(value, list) else name]
+    return value
 
 
 def machine_time(result: xr.DataTree) -> str:

@@ -152,6 +152,20 @@ def test_a_setting_in_which_models_differ_is_an_error(result, changes, values):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"grids": [{"depths": [[8, 10], [6, 7]]}]},
+        {"where": {"model": {"b": {"depths": [6, 7]}}}, "grids": [{"model": ["a", "b"]}]},
+    ],
+)
+def test_a_part_of_a_setting_in_which_models_differ_is_an_error(result, changes):
+    other = result.copy()
+    other.attrs["config"] = json.dumps(CONFIG | changes)
+    with pytest.raises(ValueError, match=r"of all models, got depths.1 of toy: 10, 7$"):
+        rendered(other, "{{ setting('depths.1') }}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
         {"grids": [{N_STEPS: [20000]}]},
         {"where": {"model": {"b": {N_STEPS: 1}}}},
         {"where": {"model": {"a": {"depths": [8]}}}},
