@@ -161,13 +161,7 @@ class Table:
         """The table as text."""
         # Not the stored summary: older results have that of the rows of their time.
         summary, coordinates = self.summary(result), varied(result)
-        n_seeds = int(summary["n_seeds"].max())
-        over = f"Means over {n_seeds} {pairs_name(result)}"
-        about_seeds = f"{over}; brackets: their 95% intervals (Student's t)."
-        if n_seeds in BRACKETS:
-            about_seeds = BRACKETS[n_seeds][0]
-        elif n_seeds == 0:
-            about_seeds = "Nothing was measured."
+        about_seeds = self._about_seeds(summary, pairs_name(result))
         notes = dict.fromkeys([self.caption, *self._notes(summary), about_seeds])
         caption = " ".join(filter(None, notes))
         table = RichTable(title=self.title, caption=caption, caption_justify="left", box=SIMPLE)
@@ -177,6 +171,27 @@ class Table:
         names = [condition.value_names(coordinates) for condition in conditions_of(result)]
         fill(table, summary, [separator.join(parts) for parts in names])
         return table
+
+    def _about_seeds(self, summary: xr.Dataset, pairs: str) -> str:
+        """A sentence about what is shown: the mean over how many seeds, and which brackets."""
+        n_seeds = summary["n_seeds"]
+        n_seeds = n_seeds.where(n_seeds > 0)
+        most = n_seeds.max().item()
+        if not np.isfinite(most):
+            return "Nothing was measured."
+        if most in BRACKETS:
+            return BRACKETS[int(most)][0]
+        up_to = "up to " if n_seeds.min() < most else ""
+        sentence = (
+            f"Means over {up_to}{most:.0f} {pairs}; brackets: their 95% intervals (Student's t)"
+        )
+        with_brackets = [name for name, (row, _) in self.readings().items() if row.spread]
+        shown = summary.sel(reading=with_brackets)
+        if (shown["n_seeds"] == 2).any():
+            sentence += ", of two both of them"
+        if ((shown["n_seeds"] == 1) & shown["example_low"].notnull()).any():
+            sentence += ", of a single one that over examples"
+        return f"{sentence}."
 
     def _named_rows(self) -> Iterator[tuple[str, Row | Section]]:
         """Rows and sections in order; rows with their names in the summary."""

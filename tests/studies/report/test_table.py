@@ -67,6 +67,26 @@ def test_the_content_of_brackets_depends_on_the_number_of_seeds():
     assert ["One", "seed;"] in [line[:2] for line in one]
 
 
+def test_the_caption_says_where_there_are_fewer_seeds():
+    result = two_models([0.4, 0.5, 0.6], [0.7, 0.8])
+    lines = printed(result, Row("right", OOD))
+    assert ["right", "50.0", "[25;75]", "75.0", "[70;80]"] in lines
+    text = " ".join(word for line in lines for word in line)
+    rest = "seeds; brackets: their 95% intervals (Student's t)"
+    assert f"Means over up to 3 {rest}, of two both of them." in text
+    # Nothing is said of brackets that are not shown.
+    lines = printed(result, Row("right", OOD, spread=False))
+    assert f"Means over up to 3 {rest}." in " ".join(word for line in lines for word in line)
+    result = two_models([0.4, 0.5, 0.6], [0.7])
+    scores = result["scores"].to_dataset()
+    bounds = {"accuracy_low": scores["accuracy"] - 0.1, "accuracy_high": scores["accuracy"] + 0.2}
+    result["scores"] = xr.DataTree(scores.assign(bounds))
+    lines = printed(result, Row("right", OOD))
+    assert ["right", "50.0", "[25;75]", "70.0", "[60;90]"] in lines
+    text = " ".join(word for line in lines for word in line)
+    assert f"Means over up to 3 {rest}, of a single one that over examples." in text
+
+
 def test_brackets_of_one_seed_are_intervals_over_examples():
     result = two_models([0.4], [0.7])
     scores = result["scores"].to_dataset()
