@@ -44,8 +44,9 @@ TABLE = engine.Table(
     ),
     caption="Mean squared error. Best: OOD, on the best path of each sample; task: on the best one "
     "of each held-out task, chosen on half of its samples, scored on the other half; null: with "
-    "untrained modules. Spec., coll.: specialization and collapse over all layers, ID; 1 is best "
-    "for both, but one module for each operation gives a collapse of log |S| / log M.",
+    "untrained modules. Spec.: specialization, mean over layers; coll.: collapse, all layers "
+    "together; both ID. 1 is best for both, but one module for each operation gives a collapse of "
+    "log |S| / log M.",
 )
 
 LAPTOP = EquationsSetup(
