@@ -81,7 +81,7 @@ class Checkpoints:
         if self._writes:
             metadata = {"identity": self._identity} | metadata
             path = self._folder / f"{name}.safetensors"
-            write_atomically(path, lambda to: save_file(tensors, to, metadata))
+            _write(path, tensors, metadata)
 
     def _write_log(self, log: Log) -> None:
         if self._writes:
@@ -117,7 +117,7 @@ class Trunk:
         if not path.exists():
             tensors = _prefixed_weights(model) | _prefixed_state(state)
             metadata = {"identity": self.identity, "log": json.dumps(log)}
-            write_atomically(path, lambda to: save_file(tensors, to, metadata))
+            _write(path, tensors, metadata)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step}.safetensors"
@@ -216,6 +216,19 @@ def _prefixed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors[f"model/{name}"] = tensor.clone() if pointer in seen else tensor
         seen.add(pointer)
     return tensors
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a file of tensors, atomically; see `write_atomically`."""
+
+    def write(to: Path) -> None:
+        try:
+            save_file(tensors, to, metadata)
+        except SafetensorError as error:
+            # It hides the error of the operating system, such as that of a full disk.
+            raise OSError(str(error)) from error
+
+    write_atomically(path, write)
 
 
 def _read(path: Path, device: torch.device | str | None) -> tuple[dict[str, Tensor], dict]:

@@ -1,5 +1,6 @@
-"""The mean of the weights of kept checkpoints, against a literal mean."""
+"""Checkpoint files: the mean of kept weights, against a literal mean, and a full disk."""
 
+import resource
 from dataclasses import replace
 
 import pytest
@@ -77,3 +78,19 @@ def test_a_measure_gets_the_mean_of_the_last_kept_weights(tmp_path):
         torch.testing.assert_close(tensor, (first + second) / 2)
         assert not torch.equal(tensor, first)
     assert not found["mean"].training
+
+
+def test_a_disk_that_is_full_is_an_error_and_the_old_file_stays(tmp_path):
+    files, model = Checkpoints(tmp_path, "abc", writes=True), nn.Linear(200, 200)
+    files.keep(model, 5)
+    before = (tmp_path / "step-5.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As a full disk does, it fails the writing of more bytes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(RunError, match=r"cannot write .*step-5.safetensors: .*too large"):
+            files.keep(model, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "step-5.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5.safetensors"]
