@@ -60,7 +60,7 @@ class Resources:
 
     Raises:
         ValueError: `workers`, `threads` or `together` is less than 1, `minutes` is not greater
-            than 0, or `fresh` is set and `pretrained` or `redraw`, too.
+            than 0, `fresh` is set and `pretrained` or `redraw`, too, or `anew` and `redraw` are.
     """
 
     root: Path = Path("runs")
@@ -84,6 +84,8 @@ class Resources:
         for name in ("pretrained", "redraw"):
             if self.fresh and getattr(self, name):
                 raise ValueError(f"fresh, which trains all models anew, excludes {name}")
+        if self.anew and self.redraw:
+            raise ValueError("redraw, which computes no measure, excludes a measure to recompute")
 
 
 def run(

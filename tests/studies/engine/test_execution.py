@@ -350,6 +350,14 @@ def test_a_measure_can_be_recomputed_without_training(folder):
         folder.run(anew=("size",))
 
 
+def test_measures_are_not_removed_where_none_may_be_computed(folder):
+    folder.run("seed=0")
+    before = modification_times(folder.path)
+    with pytest.raises(ValueError, match="redraw, which computes no measure, excludes"):
+        folder.run("seed=0", anew=("norm",), redraw=True)
+    assert modification_times(folder.path) == before
+
+
 def test_damaged_measures_and_results_are_made_anew(folder):
     _, path = folder.run()
     measured = next((folder.path / "runs" / "models").rglob("norm-*.nc"))
