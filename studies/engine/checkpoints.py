@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from studies.engine.folders import RunError, write_atomically
+from studies.engine.folders import LAST, RunError, write_atomically
 
 Log = list[dict[str, float]]
 """One dict per evaluation: `step`, `loss` (mean since the previous evaluation), `learning_rate`,
@@ -45,7 +45,7 @@ class Checkpoints:
         Raises:
             RunError: the checkpoint is damaged, of another config, or does not fit the model.
         """
-        path = self._folder / "last.safetensors"
+        path = self._folder / LAST
         if not path.exists():
             return [], {}
         log, state = _load_state(model, path, self._identity)
@@ -125,7 +125,7 @@ class Trunk:
 
 def read_log(folder: Path) -> Log:
     """The log in the last checkpoint of a run folder; empty without a checkpoint."""
-    path = folder / "last.safetensors"
+    path = folder / LAST
     return json.loads(_read(path, None)[1].get("log", "[]")) if path.exists() else []
 
 

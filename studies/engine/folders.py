@@ -29,6 +29,10 @@ LOCK = ".lock"
 LIBRARIES = ("modscope", "torch", "transformer-lens", "numpy", "scipy", "scikit-learn", "xarray")
 
 
+LAST = "last.safetensors"
+"""The checkpoint whose log says whether a model is trained."""
+
+
 class RunError(RuntimeError):
     """A run cannot go on: its folder is locked, not writable, or of another config or code."""
 
@@ -85,8 +89,10 @@ def set_aside(folder: Path) -> None:
     while (backup := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     backup.mkdir()
-    # The config goes last: after a kill, what stays is not taken for that of the current code.
-    for path in sorted(found, key=lambda path: path.name == "config.json"):
+    # After a kill, what stays is taken neither for measures of a model that is trained anew, nor,
+    # without its config, for that of the current code.
+    order = {".nc": 0, ".safetensors": 1, ".json": 3}
+    for path in sorted(found, key=lambda path: (order.get(path.suffix, 2), path.name != LAST)):
         path.rename(backup / path.name)
 
 

@@ -1,6 +1,7 @@
 import json
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,27 @@ def test_earlier_runs_are_kept_under_numbered_names(tmp_path):
     assert kept == [{"number": 1}, {"number": 2}]
     set_aside(tmp_path / "run")
     assert not (tmp_path / "run.old-3").exists()
+
+
+def test_a_kill_while_a_run_is_set_aside_leaves_no_measure_of_another_model(tmp_path, monkeypatch):
+    names = ("best.safetensors", "config.json", "costs-a.nc", "last.safetensors", "log.jsonl")
+    rename, left = Path.rename, []
+
+    def note_and_rename(path, to):
+        left.append({each.name for each in path.parent.iterdir()})
+        return rename(path, to)
+
+    for name in names:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("")
+    monkeypatch.setattr(Path, "rename", note_and_rename)
+    set_aside(tmp_path / "run")
+    assert left[0] == {*names}
+    for files in left:
+        # A model that is not trained is trained; one that is trained is measured.
+        assert "last.safetensors" in files or "costs-a.nc" not in files
+        assert "best.safetensors" in files or "last.safetensors" not in files
+        assert "config.json" in files
 
 
 def test_a_folder_stays_locked_while_an_earlier_run_is_set_aside(tmp_path):
