@@ -212,7 +212,10 @@ class Run:
                     f"{first.lacks()}"
                 )
             if not incomplete and not resources.redraw:
-                self.taken_from_disk = results.code_in(self.folder / "result.nc") == self.code()
+                path = self.folder / "result.nc"
+                self.taken_from_disk = (
+                    results.code_in(path) == self.code() and not self._measured_since(path)
+                )
             if not self.taken_from_disk:
                 self._make_result(incomplete)
         return self.folder
@@ -237,6 +240,12 @@ class Run:
             "reported": folders.config_hash([setup.paper() for setup in setups]),
             "from_zoo": self.from_zoo(),
         }
+
+    def _measured_since(self, path: Path) -> bool:
+        """Whether measures are newer than a result, as after a kill, or by another study."""
+        files = [cell.path_of(name) for cell in self.cells for name in self.plan.measures]
+        made = path.stat().st_mtime_ns
+        return any(file.stat().st_mtime_ns > made for file in files)
 
     def _report(self) -> tuple[Any, ...]:
         """What makes the result from measurements."""
@@ -309,9 +318,9 @@ class Run:
             exhibits = workers.call(drawings, list(study.views))
         if study.export is not None:
             study.export(result, self.folder)
-        # The result is put in place last, so that it never exists without its figures.
-        draft.replace(self.folder / "result.nc")
         self._write_report(result, [exhibit for exhibit in exhibits if exhibit is not None])
+        # The result is put in place last, so that it never exists without its figures and page.
+        draft.replace(self.folder / "result.nc")
 
     def _write_report(self, result: xr.DataTree, exhibits: Sequence[Exhibit]) -> None:
         """Write the page of the result. What keeps it from being made does not end the run."""

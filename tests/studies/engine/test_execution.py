@@ -350,6 +350,38 @@ def test_a_measure_can_be_recomputed_without_training(folder):
         folder.run(anew=("size",))
 
 
+def killed(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_measures_that_are_newer_than_a_result_are_in_the_next_one(folder, monkeypatch):
+    """As after a kill between both, and where another study has measured the same models."""
+    # What no digest of code shows, such as a file that a measure reads.
+    folder.edit(folder.study_file, "value = 2.0 *", "value = len(__import__('os').listdir('.')) *")
+    path = folder.path / "seen"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    assert folder.result("seed=0")["norm"]["norm"] == 0
+    (path / "file").write_text("")
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "assemble", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folder.run("seed=0", anew=("norm",))
+    run, _ = folder.run("seed=0")
+    assert not run.taken_from_disk
+    assert read_result(run.folder / "result.nc")["norm"]["norm"] > 0
+    assert folder.run("seed=0")[0].taken_from_disk
+
+
+def test_a_result_has_its_page_whenever_the_run_was_killed(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_write_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folder.run("seed=0")
+    _, path = folder.run("seed=0")
+    assert (path / "result.nc").exists() and (path / "report.html").exists()
+
+
 def test_measures_are_not_removed_where_none_may_be_computed(folder):
     folder.run("seed=0")
     before = modification_times(folder.path)
