@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from studies.engine.folders import RunError
+
 PACKAGES = ("mechanisms", "tasks", "probes", "studies")
 """The packages of modscope; followed even where they are installed in site-packages."""
 
@@ -49,8 +51,17 @@ def code_of(*roots: object) -> dict[str, str]:
     Args:
         roots: functions, classes, and instances; an instance counts by its class and the classes
             and functions among its values.
+
+    Raises:
+        RunError: a definition is in no file, as in a notebook.
     """
     parts = _Parts(*roots)
+    for module, name in sorted(parts.definitions):
+        if module == "__main__" and not _is_followed(module):
+            raise RunError(
+                f"{name} is defined in no file, as in a notebook, where changes of its code could "
+                "not be seen: write it to a module, and import it"
+            )
     code = dict(_code_from(frozenset(parts.definitions)))
     return code | ({VALUES: _hash("\n".join(parts.values))} if parts.values else {})
 

@@ -300,6 +300,19 @@ def test_a_mechanism_counts_only_for_models_that_use_it():
     assert "tasks/expressions/listops.py" not in paths
 
 
+def test_code_that_is_in_no_file_is_refused():
+    """As in a notebook: its changes could not be seen, and old numbers would be taken for new."""
+    script = (
+        "from studies.engine.fingerprints import code_of\n"
+        "from studies.engine import RunError\n"
+        "def measure(trained): return 1\n"
+        "try: code_of(measure)\n"
+        "except RunError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.startswith("measure is defined in no file")
+
+
 def test_digests_are_the_same_in_another_process():
     script = (
         "from studies.engine.fingerprints import code_of\n"
