@@ -2,9 +2,10 @@
 
 Starting from a function or class, the names in its source are followed, across modules, to every
 function, class and constant of modscope and of the user's own modules. What no source shows, such
-as the values that a closure or a partial function holds, counts beside it. Comments, docstrings,
-type annotations and layout do not count; libraries count only by their versions, which results
-record.
+as the values that a closure or a partial function holds, counts beside it. Comments, docstrings
+and layout do not count, nor does what type annotations refer to; libraries count only by their
+versions, which results record. What is reached by other ways than names is not followed: what a
+decorator or a base class has registered, and modules that are passed on as values.
 Definitions are followed one by one, so unrelated code in the same file does not matter: in a
 single-file study, editing a measure does not invalidate the trained models.
 """
