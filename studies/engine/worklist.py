@@ -27,12 +27,13 @@ from studies.engine.cells import Cell, train_together
 from studies.engine.checkpoints import read_log
 from studies.engine.command import console
 from studies.engine.execution import Resources, Run
+from studies.engine.folders import RunError
 from studies.engine.jobs import Group, jobs_of, kind_of
 from studies.engine.processes import check_available
 from studies.engine.settings import replaced
 from studies.engine.study import Study
 from studies.engine.trainees import run_training
-from studies.engine.training import Deadline, OutOfTime
+from studies.engine.training import Deadline, OutOfTime, TrainingError
 from studies.engine.workers import Workers
 
 MEASURED_STEPS = 20
@@ -205,7 +206,7 @@ def forecast(entries: Sequence[Entry], options: Options, deadline: Deadline) -> 
             pace = tuple(
                 seconds_per_step(job[0], options.device, deadline.clock, measured) for job in jobs
             )
-        except (RuntimeError, FileNotFoundError) as error:
+        except Exception as error:
             found.append(Forecast(expected=_first_line(error)))
             continue
         steps = list(map(steps_left, jobs))
@@ -238,7 +239,7 @@ def train_job(job: Sequence[Group], seconds: float, threads: int, deadline: Dead
             train_together(group, deadline=deadline)
     except OutOfTime:
         pass
-    except (RuntimeError, FileNotFoundError) as error:
+    except Exception as error:
         return _first_line(error)
     return None
 
@@ -299,7 +300,7 @@ def work_off(
                     write_result(run, deadline)
             except OutOfTime:
                 break
-            except (RuntimeError, FileNotFoundError) as error:
+            except Exception as error:
                 errors[name] = _first_line(error)
     return errors
 
@@ -411,4 +412,6 @@ def show(entries: Sequence[Entry], options: Options) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    # Of errors that the engine does not raise, the message alone, such as that of a key, says little.
+    return line if isinstance(error, RunError | TrainingError) else f"{type(error).__name__}: {line}"

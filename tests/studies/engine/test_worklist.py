@@ -10,7 +10,7 @@ from studies.engine.examples import Examples
 from studies.engine.results import read_result
 from studies.engine.training import Deadline
 from studies.engine.worklist import Entry, Options, forecast, run_list, run_of
-from tests.studies.engine.toy import TOY
+from tests.studies.engine.toy import TOY, ToySetup
 
 
 def entry(name, changes, together=1):
@@ -240,6 +240,22 @@ def test_an_entry_that_fails_is_noted_and_the_others_are_trained(tmp_path, monke
     assert "cannot be trained together" in call["errors"]["fails"]
     assert [each["state"] for each in call["entries"]] == ["not begun", "finished"]
     assert "fails failed: the models cannot be trained together" in capsys.readouterr().out
+
+
+class Faulty(ToySetup):
+    """A setup with a mistake."""
+
+    def scores(self, output, batch, split):
+        raise KeyError("rigth")
+
+
+def test_a_mistake_in_the_code_of_an_entry_does_not_end_the_others(tmp_path, monkeypatch):
+    setup = Faulty(**{field: getattr(TOY.setup, field) for field in vars(TOY.setup)})
+    fails = replace(entry("faulty", "model=linear seed=0"), study=replace(TOY, setup=setup))
+    clock = Clock(monkeypatch)
+    call = run_list((fails, ENTRIES[0]), options_of(tmp_path), clock.deadline(1000))
+    assert call["errors"] == {"faulty": "KeyError: 'rigth'"}
+    assert [each["state"] for each in call["entries"]] == ["not begun", "finished"]
 
 
 @pytest.mark.usefixtures("no_results")
