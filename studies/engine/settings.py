@@ -161,7 +161,9 @@ def read(changes: Sequence[str], *configs: object) -> dict[str, tuple[Any, ...]]
             raise unknown_setting(name, *configs)
         values_of[name] = values_of.get(name, ()) + parse(owner, name, text)
     for name, values in values_of.items():
-        if not values or len(set(values)) < len(values):
+        if not values:
+            raise ValueError(f"{name} must have a value, got none")
+        if len(set(values)) < len(values):
             raise ValueError(f"values of {name} must be different from one another, got {values}")
     return values_of
 

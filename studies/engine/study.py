@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xarray as xr
 
 from studies.engine import settings
@@ -161,8 +162,9 @@ class Study:
         """The plan for a preset with changed settings, such as `["seed=0,1"]`.
 
         Raises:
-            ValueError: the preset or a setting is unknown, a value is not allowed, or a preset's
-            changes put other values in place of those of its grids.
+            ValueError: the preset or a setting is unknown, a value is not allowed, a preset's changes
+            put other values in place of those of its grids, there are no cells, or an axis has the
+            name of a dim of results.
         """
         presets = {"laptop": Preset()} | dict(self.presets)
         if preset not in presets:
@@ -226,6 +228,10 @@ class Plan:
         return [name for path in paths for name, other in self.axes.items() if other == path]
 
 
+TAKEN = frozenset({"cell", "chosen", "group", "split", "train_step"})
+"""Names of coordinates that all results have, which no axis can have."""
+
+
 class _Planner:
     """Collects the settings of a preset and of the command line, and builds the plan."""
 
@@ -235,7 +241,11 @@ class _Planner:
             left_out = {*study.measures} - {*preset.measures}
             self._measures = {k: v for k, v in self._measures.items() if k not in left_out}
         grids = study.grids if preset.grids is None else preset.grids
-        self._grids = [{name: tuple(values) for name, values in grid.items()} for grid in grids]
+        # Numbers of NumPy, as in np.arange(3), become Python's.
+        self._grids = [
+            {name: tuple(map(_python_number, values)) for name, values in grid.items()}
+            for grid in grids
+        ]
         # Settings that were changed explicitly win over implied ones.
         self._explicit: set[str] = set()
         self.change(preset.changes.split(), replaces=preset.grids is None)
@@ -272,9 +282,17 @@ class _Planner:
     def plan(self, study: Study, preset: str) -> Plan:
         """The plan with all settings collected so far."""
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
+        if not cells:
+            raise ValueError(f"grids must have cells, got {self._grids}")
         for cell in cells:
             cell.check()
         axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
+        coordinates = _coordinate_names(list(axes))
+        if taken := sorted({*coordinates} & TAKEN):
+            raise ValueError(
+                f"axes must not be named {', '.join(sorted(TAKEN))}, as dims of a result are, got "
+                f"{', '.join(taken)}"
+            )
         return Plan(
             study=study,
             preset=preset,
@@ -283,7 +301,7 @@ class _Planner:
             where=self._where,
             measures=self._measures,
             cells=tuple(cells),
-            axes=_coordinate_names(list(axes)),
+            axes=coordinates,
         )
 
     def _cells(self, grid: Mapping[str, tuple[Any, ...]]) -> Iterator[Setup]:
@@ -351,6 +369,10 @@ def _coordinate_names(paths: list[str]) -> dict[str, str]:
         (name if last_parts.count(name) == 1 else path.replace(".", "_")): path
         for name, path in zip(last_parts, paths, strict=True)
     }
+
+
+def _python_number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _label(value: Any) -> str | int | float:

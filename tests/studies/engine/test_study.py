@@ -1,11 +1,12 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from studies.engine import Claim, Preset, Study, metric
 from studies.engine.execution import Resources, run
 from studies.engine.results import read_result
-from tests.studies.engine.toy import TOY, LargestConfig, Weights
+from tests.studies.engine.toy import TOY, LargestConfig, ToySetup, Weights
 
 
 def cells_of(plan):
@@ -142,7 +143,7 @@ def test_the_name_of_the_folder_depends_on_all_settings():
         ("laptop", "wieghts.n=0", "unknown setting 'wieghts.n'; nearest: weights.n"),
         ("laptop", "seed", "settings must look like key=value, got 'seed'"),
         ("laptop", "seed=0,0", "values of seed must be different"),
-        ("laptop", "seed=", "values of seed must be different"),
+        ("laptop", "seed=", "seed must have a value, got none"),
         ("laptop", "seed=3000", "seed must be a whole number from 0 to 2047, got 3000"),
         ("laptop", "weights.n=1,2", "weights.n must have a single value"),
         ("laptop", "model=tree", "model must be one of mlp, linear, got 'tree'"),
@@ -153,6 +154,38 @@ def test_the_name_of_the_folder_depends_on_all_settings():
 def test_wrong_settings_are_refused(preset, change, message):
     with pytest.raises(ValueError, match=message):
         TOY.plan(preset, [change])
+
+
+def test_grids_may_have_numbers_of_numpy():
+    study = replace(TOY, grids=({"seed": np.arange(2), "width": np.array([4, 8])},))
+    plain = replace(TOY, grids=({"seed": (0, 1), "width": (4, 8)},))
+    assert study.plan() == replace(plain.plan(), study=study)
+    assert {type(cell.seed) for cell in study.plan().cells} == {int}
+    assert {type(value) for value in study.plan().coordinates(study.plan().cells[0]).values()} == {
+        int,
+        str,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(ToySetup):
+    """A setup whose axis would have the name of a dim of results."""
+
+    cell: str = "lstm"
+
+
+@pytest.mark.parametrize(
+    ("grids", "message"),
+    [
+        ((), "grids must have cells, got"),
+        (({"seed": ()},), "grids must have cells, got"),
+        (({"cell": ("lstm", "gru")},), "axes must not be named cell, chosen, .*, got cell"),
+    ],
+)
+def test_wrong_grids_are_refused_before_training(grids, message):
+    setup = Recurrent(**vars(TOY.setup))
+    with pytest.raises(ValueError, match=message):
+        replace(TOY, setup=setup, grids=grids).plan()
 
 
 @pytest.mark.parametrize(
