@@ -24,7 +24,7 @@ from rich.table import Table
 from studies.engine import settings
 from studies.engine.execution import Resources, Run
 from studies.engine.folders import REPORT, RunError
-from studies.engine.results import read_result
+from studies.engine.results import SchemaError, read_result
 from studies.engine.study import Study
 from studies.engine.training import TrainingError
 from studies.report.verdicts import render_claims, render_fairness
@@ -75,10 +75,10 @@ def main(*studies: Study) -> None:
             if study not in by_name:
                 raise ValueError(f"--study must be one of {names}, got {study!r}")
             run = Run(by_name[study].plan(preset, changes or []), Resources(**resources))
-        if show:
-            print_plan(run)
-            return
-        with exit_on(RunError, TrainingError):
+        with exit_on(RunError, TrainingError, SchemaError):
+            if show:
+                print_plan(run)
+                return
             run.finish()
         print_result(run)
 

@@ -160,13 +160,17 @@ class Run:
         """Make, or miss, the files that models share: once, before workers start.
 
         Raises:
-            RunError: a file that a task needs is missing, or a split has no examples left to score.
+            RunError: a task refuses its settings or misses a file, or a split has no examples left
+                to score.
         """
-        kinds = {(type(setup), getattr(setup, "task", None)): setup for setup in self.plan.cells}
+        kinds = {
+            (type(setup), getattr(setup, "task", None), setup.n_validation): setup
+            for setup in self.plan.cells
+        }
         for setup in kinds.values():
             try:
                 setup.prepare()
-            except FileNotFoundError as error:
+            except (FileNotFoundError, ValueError) as error:
                 raise RunError(str(error)) from error
             split, n_validation = setup.selection.split, setup.n_validation
             if (size := setup.size(split)) is not None and size <= n_validation:
@@ -213,9 +217,9 @@ class Run:
                 )
             if not incomplete and not resources.redraw:
                 path = self.folder / "result.nc"
-                self.taken_from_disk = (
-                    results.code_in(path) == self.code() and not self._measured_since(path)
-                )
+                self.taken_from_disk = results.code_in(
+                    path
+                ) == self.code() and not self._measured_since(path)
             if not self.taken_from_disk:
                 self._make_result(incomplete)
         return self.folder
@@ -264,8 +268,8 @@ class Run:
             measured: the groups of each cell, by its name.
 
         Raises:
-            ValueError: a measure has a variable with the name of an axis.
-            SchemaError: a measure does not follow the schema.
+            SchemaError: a measure does not follow the schema, or has a variable with the name of an
+                axis.
         """
         plan, study = self.plan, self.plan.study
         groups = results.join_cells(measured)
@@ -277,7 +281,7 @@ class Run:
             coordinates[name] += ({"long_name": documentation.get(path) or path},)
         for path, data in groups.items():
             if clash := sorted(set(coordinates) & set(data.variables)):
-                raise ValueError(
+                raise results.SchemaError(
                     f"variables of {path} must not have names of axes, got {', '.join(clash)}"
                 )
             groups[path] = data.assign_coords(coordinates)

@@ -497,6 +497,22 @@ def test_the_command_line_shows_runs_and_refuses(folder, monkeypatch):
     assert max(map(len, output.splitlines())) > 80
 
 
+def test_what_a_user_can_put_right_ends_the_command_line_without_a_traceback(folder):
+    runs = ["seed=0", "--workers", "1", "--out", str(folder.path / "runs")]
+    folder.edit(folder.study_file, '{"long_name": "norm"}', "{}")
+    status, output = command_line(folder.study(), words=runs)
+    assert (status, "error: /norm: norm has no long_name" in output) == (1, True)
+    (last,) = folder.path.glob("runs/models/*/last.safetensors")
+    last.write_text("cut off")
+    status, output = command_line(folder.study(), words=[*runs, "--show"])
+    assert (status, "last.safetensors is damaged" in output) == (1, True)
+    folder.edit(
+        folder.study_file, "return Largest(", 'raise ValueError("n must be odd")\n        ('
+    )
+    status, output = command_line(folder.study(), words=runs)
+    assert (status, "error: n must be odd" in output) == (1, True)
+
+
 def train_cell(setup, folder):
     """A cell's log and curves, the argument that its measures get, and its folder."""
     arguments = []
@@ -647,6 +663,9 @@ def test_a_split_that_validation_uses_up_is_refused_before_training(tmp_path):
     message = "n_validation must be less than the 100 examples of split 'id'.* got 100"
     with pytest.raises(RunError, match=message):
         run(study, changes=["seed=0"], resources=Resources(root=tmp_path))
+    with pytest.raises(RunError, match=message):
+        # Whichever cell it is.
+        run(study, changes=["seed=0", "n_validation=100,20"], resources=Resources(root=tmp_path))
     assert not (tmp_path / "models").exists()
 
 
