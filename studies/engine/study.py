@@ -162,9 +162,9 @@ class Study:
         """The plan for a preset with changed settings, such as `["seed=0,1"]`.
 
         Raises:
-            ValueError: the preset or a setting is unknown, a value is not allowed, a preset's changes
-            put other values in place of those of its grids, there are no cells, or an axis has the
-            name of a dim of results.
+            ValueError: the preset or a setting is unknown, a value is not allowed, a preset's
+            changes put other values in place of those of its grids, there are no cells, or an axis
+            has the name of a dim of results.
         """
         presets = {"laptop": Preset()} | dict(self.presets)
         if preset not in presets:

@@ -26,6 +26,10 @@ MAX_ATTEMPTS = 4
 """How often a job whose process dies is tried."""
 
 
+EXPECTED = (OutOfTime, RunError, TrainingError, ValueError)
+"""Errors of jobs that keep their class."""
+
+
 class Workers:
     """A pool of processes that call jobs in parallel, and that persist between calls.
 
@@ -87,8 +91,11 @@ class Workers:
         if self._scheduler is None and not processes:
             results = []
             for number, job in enumerate(jobs):
-                result = job()
-                results.append([further() for further in then[number]] if then else result)
+                try:
+                    result = job()
+                    results.append([further() for further in then[number]] if then else result)
+                except EXPECTED as error:
+                    raise _named(error, names, number) from error
             return results
         queue = _Queue(jobs, then)
         with ThreadPoolExecutor(max(1, n_jobs)) as threads:
@@ -100,11 +107,17 @@ class Workers:
                 queue.work_off(lambda job: job())
         failed = queue.failed
         for number, error in sorted(failed.items()):
-            expected = (OutOfTime, RunError, TrainingError, ValueError)
-            error_class = next((cls for cls in expected if isinstance(error, cls)), RuntimeError)
-            name = names[number] if names else f"job {number}"
-            raise error_class(f"{name}: {error} ({len(failed)} of {len(jobs)} failed)") from error
+            share = f" ({len(failed)} of {len(jobs)} failed)"
+            raise _named(error, names, number, share) from error
         return [queue.result(number) for number in range(len(jobs))]
+
+
+def _named(
+    error: Exception, names: Sequence[str] | None, number: int, share: str = ""
+) -> Exception:
+    """The error of a job, with the job's name; a RuntimeError for one that is not expected."""
+    error_class = next((cls for cls in EXPECTED if isinstance(error, cls)), RuntimeError)
+    return error_class(f"{names[number] if names else f'job {number}'}: {error}{share}")
 
 
 class _Queue:

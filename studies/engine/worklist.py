@@ -413,7 +413,7 @@ def show(entries: Sequence[Entry], options: Options) -> None:
 
 def _first_line(error: Exception) -> str:
     line = (str(error) or type(error).__name__).splitlines()[0]
-    # Of errors that the engine does not raise, the message alone, such as that of a key, says little.
+    # The message of an error that the engine does not raise, such as a key, says little alone.
     return (
         line if isinstance(error, RunError | TrainingError) else f"{type(error).__name__}: {line}"
     )

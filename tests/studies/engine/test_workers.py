@@ -205,6 +205,15 @@ def test_with_one_worker_the_first_error_stops_the_jobs(tmp_path):
     assert recorded(tmp_path) == {"a": 1, "b": 1}
 
 
+def test_with_one_worker_an_error_names_its_job(tmp_path):
+    jobs = [
+        functools.partial(works, tmp_path, "good"),
+        functools.partial(raises, tmp_path, "bad", error=TrainingError("the loss is not finite")),
+    ]
+    with Workers(1) as workers, pytest.raises(TrainingError, match="mlp-seed5: the loss is not"):
+        workers.call(jobs, ["mlp-seed4", "mlp-seed5"])
+
+
 def test_an_error_in_this_process_is_raised_after_all_jobs(tmp_path):
     jobs = [functools.partial(raises, tmp_path, "b", error=RunError("broken"))]
     jobs += [functools.partial(works, tmp_path, name) for name in "cde"]
