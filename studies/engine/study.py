@@ -132,12 +132,27 @@ class Study:
             )
         if len({claim.statement for claim in self.claims}) < len(self.claims):
             raise ValueError("claims must have different statements")
+        self._check_coordinates()
         measures = {name: configured(measure) for name, measure in self.measures.items()}
         object.__setattr__(self, "measures", measures)
         if self.table is None:
             object.__setattr__(self, "table", metrics_table(self))
         for name in (*self.tuned, *self.draws):
             settings.get(self.setup, name)
+
+    def _check_coordinates(self) -> None:
+        """Check that claims name settings, since what no condition has is taken for not run."""
+        presets = (preset.setup for preset in self.presets.values())
+        setups = (self.setup, *(setup for setup in presets if setup is not None))
+        paths = {path for setup in setups for path, *_ in settings.describe(setup)}
+        known = {name for path in paths for name in (*_coordinate_names([path]), _joined(path))}
+        for claim in self.claims:
+            other = claim.other if isinstance(claim.other, Mapping) else {}
+            if unknown := sorted({*claim.of, *other} - known):
+                raise ValueError(
+                    f"coordinates of a claim must be the last parts of settings, of "
+                    f"{', '.join(sorted(known))}; got {', '.join(unknown)} in {claim.statement!r}"
+                )
 
     @property
     def all_measures(self) -> dict[str, Measure]:
@@ -366,9 +381,13 @@ def _coordinate_names(paths: list[str]) -> dict[str, str]:
     """Coordinate names for settings: the last part of the path where it is unique."""
     last_parts = [path.rpartition(".")[2] for path in paths]
     return {
-        (name if last_parts.count(name) == 1 else path.replace(".", "_")): path
+        (name if last_parts.count(name) == 1 else _joined(path)): path
         for name, path in zip(last_parts, paths, strict=True)
     }
+
+
+def _joined(path: str) -> str:
+    return path.replace(".", "_")
 
 
 def _python_number(value: Any) -> Any:

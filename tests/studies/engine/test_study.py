@@ -197,6 +197,10 @@ def test_wrong_grids_are_refused_before_training(grids, message):
         ({"presets": {"a": Preset(measures=("no",))}}, "must be of weights, hidden, got no"),
         ({"trained": replace(TOY.trained, metric="f1")}, "trained.metric must be one of accuracy"),
         ({"claims": TOY.claims * 2}, "claims must have different statements"),
+        (
+            {"claims": (replace(TOY.claims[0], of={"modle": "mlp"}),)},
+            "coordinates of a claim must be .* of .*; got modle in 'hidden units help'",
+        ),
     ],
 )
 def test_inconsistent_studies_are_refused(changes, message):
