@@ -4,7 +4,7 @@ import inspect
 import random
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, reduce, wraps
 from operator import or_
@@ -109,6 +109,15 @@ def _checkable(hint: Any) -> Any:
 def shape_of(value: object) -> str:
     """The shape of a tensor, or the type of anything else."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_labels(
+    name: str, array: xr.DataArray, of: str, expected: xr.DataArray, dim: Hashable = "example"
+) -> None:
+    """Raise a ValueError if both arrays have labels along a dim, and these differ."""
+    both = dim in array.coords and dim in expected.coords
+    if both and not np.array_equal(array[dim].to_numpy(), expected[dim].to_numpy()):
+        raise ValueError(f"{name} must have the coordinate {dim!r} of {of}, got another")
 
 
 def described(value: object) -> str:

@@ -146,6 +146,12 @@ def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:
 
 
 def slices(n_examples: int, batch_size: int) -> list[slice]:
-    """Slices of at most `batch_size` examples that cover all examples."""
+    """Slices of at most `batch_size` examples that cover all examples.
+
+    Raises:
+        ValueError: `batch_size` is less than 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     starts = range(0, n_examples, batch_size)
     return [slice(start, min(start + batch_size, n_examples)) for start in starts]

@@ -92,8 +92,6 @@ def patch_edges(
             f"n_edges must be in 1..{len(ranked) // 2}, half of the {len(ranked)} edges, "
             f"got {n_edges}"
         )
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     others = np.random.default_rng(seed).choice(len(ranked) - n_edges, n_edges, replace=False)
     edges = [ranked[i] for i in (*range(n_edges), *sorted(n_edges + others))]
     with evaluating(model), _edges_apart(model):

@@ -28,7 +28,7 @@ from probes.capturing.inputs import (
 )
 from probes.checking import checked, described
 from probes.interventions.answers import check_outcomes, hits_of
-from probes.interventions.sites import NO_SITE, Firing, Hooks, most_firings, resolve_sites
+from probes.interventions.sites import NO_SITE, Firing, Hooks, firings_of_batches, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
@@ -346,11 +346,14 @@ def _in_order(
         ValueError: a place names a source.
     """
     ordered: dict[str, list[Firing]] = {}
-    for site, places in resolve_sites(model, hooks, inputs, batch_size).items():
+    sites = resolve_sites(model, hooks, inputs, batch_size)
+    names = [*dict.fromkeys(at.hook for places in sites.values() for at in places)]
+    batches = firings_of_batches(model, inputs, names, batch_size)
+    for site, places in sites.items():
         if any(at.source is not None or at.source_step is not None for at in places):
             raise ValueError(f"hooks[{site!r}] must name no source, there is none to erase from")
-        names = [*dict.fromkeys(at.hook for at in places)]
-        fired = most_firings(model, inputs, names, batch_size)
+        of_site = {at.hook for at in places}
+        fired = max(([one for one in batch if one[0] in of_site] for batch in batches), key=len)
         ordered[site] = [
             (name, step)
             for name, step in fired

@@ -104,7 +104,7 @@ def interchange(
     metrics = metrics or {}
     if (answer is None) != (outcomes is None) or (outcomes is None and not metrics):
         raise ValueError("answer and outcomes must be passed together, or metrics, got neither")
-    _check_arguments(examples, source_inputs, scopes, outcomes, batch_size)
+    _check_arguments(examples, source_inputs, scopes, outcomes)
     sites = resolve_sites(model, hooks, base_inputs, batch_size)
     keys = [(scope, site) for scope in scopes for site in (NO_SITE, *sites)]
     answers: dict[tuple[str, str], list[Tensor]] = {key: [] for key in keys}
@@ -156,7 +156,6 @@ def _check_arguments(
     source_inputs: Inputs,
     scopes: Mapping[str, Tensor],
     outcomes: Mapping[str, Tensor] | None,
-    batch_size: int,
 ) -> None:
     sources = count_examples("source_inputs", source_inputs)
     if sources != examples:
@@ -175,8 +174,6 @@ def _check_arguments(
             )
     if outcomes is not None:
         check_outcomes(outcomes, examples)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def _collect(model: HookedModel, inputs: Inputs, names: list[str]) -> dict[str, list[Tensor]]:

@@ -131,8 +131,15 @@ def most_firings(
     Raises:
         KeyError: an unknown hook.
     """
+    return max(firings_of_batches(model, inputs, patterns, batch_size), key=len)
+
+
+def firings_of_batches(
+    model: HookedModel, inputs: Inputs, patterns: Sequence[str], batch_size: int
+) -> list[list[Firing]]:
+    """The firings of each batch; see `firings`."""
     batches = slices(count_examples("inputs", inputs), batch_size)
-    return max((firings(model, take_rows(inputs, rows), patterns) for rows in batches), key=len)
+    return [firings(model, take_rows(inputs, rows), patterns) for rows in batches]
 
 
 def firings(model: HookedModel, inputs: Inputs, patterns: Sequence[str]) -> list[Firing]:

@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from probes.checking import checked
+from probes.checking import check_labels, checked
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
 
 NO_ANSWER = -1
@@ -124,13 +124,6 @@ def check_integers(name: str, values: xr.DataArray) -> None:
     """Raise a TypeError unless values are integers or booleans; NaN would equal no answer."""
     if values.dtype.kind not in "iub":
         raise TypeError(f"{name} must hold integers, got {values.dtype}")
-
-
-def check_labels(name: str, array: xr.DataArray, of: str, expected: xr.DataArray) -> None:
-    """Raise a ValueError if both arrays have labels of their examples, and these differ."""
-    both = "example" in array.coords and "example" in expected.coords
-    if both and not np.array_equal(array["example"].to_numpy(), expected["example"].to_numpy()):
-        raise ValueError(f"{name} must have the coordinate 'example' of {of}, got another")
 
 
 def settling_steps(answers: Int[np.ndarray, "example step"]) -> Int[np.ndarray, " example"]:

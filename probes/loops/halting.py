@@ -4,8 +4,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from probes.checking import checked
-from probes.loops.answers import check_labels, read_answers, settling_steps
+from probes.checking import check_labels, checked
+from probes.loops.answers import read_answers, settling_steps
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformer_lens.utilities.statistics import derive_generator
 
-from probes.checking import checked
+from probes.checking import check_labels, checked
 from probes.decoding.fitting import one_thread
 from probes.specialization.information import SCORES, LayerTables, Routings, score_layers
 from probes.statistics.intervals import Interval, interval_variables
@@ -210,9 +210,7 @@ def _read(routing: xr.DataArray, operation: xr.DataArray, operations: int) -> li
                 f"operation must have {routing.sizes[dim]} values along {dim!r}, as routing has, "
                 f"got {operation.sizes[dim]}"
             )
-        has_labels = dim in operation.coords and dim in routing.coords
-        if has_labels and not np.array_equal(operation[dim].to_numpy(), routing[dim].to_numpy()):
-            raise ValueError(f"operation must have the coordinate {dim!r} of routing, got another")
+        check_labels("operation", operation, "routing", routing, dim)
     if operation.dtype.kind not in "iu":
         raise TypeError(f"operation must hold integers, got {operation.dtype}")
     missing = {dim: routing.sizes[dim] for dim in dims if dim not in operation.dims}

@@ -232,36 +232,6 @@ def test_invalid_input_is_refused():
         run(sites={"s": Vector("hook_state")})
     with pytest.raises(RuntimeError, match=r"sites\['s'\] must have a step below 2, the number"):
         run(sites={"s": Vector("hook_state", step=2)})
-
-
-class Repeats(HookedRootModule):
-    """Answers (a + b) modulo 4 from a state; a batch with an a of 3 takes a second step."""
-
-    def __init__(self):
-        super().__init__()
-        self.hook_state = HookPoint()
-        self.setup()
-
-    def forward(self, inputs, pos):
-        answer = torch.nn.functional.one_hot(inputs.sum(1) % N, N).float()
-        for _ in range(1 + int((inputs[:, 0] == 3).any())):
-            state = self.hook_state(answer)
-        return state
-
-
-def test_the_number_of_firings_is_that_of_each_batch():
-    pairs = pairs_of(0)
-    # The first example alone takes one step.
-    pairs.base[0][0], few = 0, {**vars(pairs), "base": (pairs.base[0].clamp(max=2), pairs.base[1])}
-    settings = {"logits": lambda output: output[:, None], "ranks": [1], "epochs": 1}
-    once, second = {"s": Vector("hook_state")}, {"s": Vector("hook_state", step=1)}
-    with pytest.raises(ValueError, match=r"must have a step, 0 to 1, since 'hook_state' fires 2"):
-        align(Repeats(), pairs, {"test": pairs}, sites=once, **settings)
-    with pytest.raises(RuntimeError, match=r"'hook_state' must fire at step 1 in each batch"):
-        align(Repeats(), pairs, {"test": Swaps(**few)}, sites=second, **settings)
-    few |= {"source": (pairs.source[0].clamp(max=2), pairs.source[1])}
-    with pytest.raises(RuntimeError, match=r"'hook_state' must fire once in each batch"):
-        align(Repeats(), Swaps(**few), {"test": pairs}, sites=once, **settings)
     with pytest.raises(ValueError, match=r"sites\['s'\] must be one hook, got the glob 'hook_\*'"):
         run(sites={"s": Vector("hook_*")})
     with pytest.raises(KeyError, match="nearest"):
@@ -292,6 +262,36 @@ def test_the_number_of_firings_is_that_of_each_batch():
         Swaps(other.base, other.source[0][:10], {"a": other.own}, other.own)
     with pytest.raises(ValueError, match="source_pos must come with base_pos"):
         Swaps(other.base, other.source, {"a": other.own}, other.own, source_pos=other.own[:, 0])
+
+
+class Repeats(HookedRootModule):
+    """Answers (a + b) modulo 4 from a state; a batch with an a of 3 takes a second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.hook_state = HookPoint()
+        self.setup()
+
+    def forward(self, inputs, pos):
+        answer = torch.nn.functional.one_hot(inputs.sum(1) % N, N).float()
+        for _ in range(1 + int((inputs[:, 0] == 3).any())):
+            state = self.hook_state(answer)
+        return state
+
+
+def test_the_number_of_firings_is_that_of_each_batch():
+    pairs = pairs_of(0)
+    # The first example alone takes one step.
+    pairs.base[0][0], few = 0, {**vars(pairs), "base": (pairs.base[0].clamp(max=2), pairs.base[1])}
+    settings = {"logits": lambda output: output[:, None], "ranks": [1], "epochs": 1}
+    once, second = {"s": Vector("hook_state")}, {"s": Vector("hook_state", step=1)}
+    with pytest.raises(ValueError, match=r"must have a step, 0 to 1, since 'hook_state' fires 2"):
+        align(Repeats(), pairs, {"test": pairs}, sites=once, **settings)
+    with pytest.raises(RuntimeError, match=r"'hook_state' must fire at step 1 in each batch"):
+        align(Repeats(), pairs, {"test": Swaps(**few)}, sites=second, **settings)
+    few |= {"source": (pairs.source[0].clamp(max=2), pairs.source[1])}
+    with pytest.raises(RuntimeError, match=r"'hook_state' must fire once in each batch"):
+        align(Repeats(), Swaps(**few), {"test": pairs}, sites=once, **settings)
 
 
 class InHalfPrecision(HookedRootModule):
