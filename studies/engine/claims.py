@@ -52,6 +52,8 @@ class Claim:
     count. This is so for metrics with a best value (`Metric.best`), where the better condition
     makes up for less than `LEAST_SHARE` of what the other lacks, or of what it has if that is less.
 
+    A metric that still improved in the last fifth of training is not said to miss a number.
+
     Args:
         statement: the claim, in our words.
         source: paper with its table, figure or section; or "ours", "ours, after a paper".
@@ -260,16 +262,18 @@ def _comparisons(
         context = _context((first, second), shared)
         pairs = _paired(result, values, first, second or float(other))  # pyright: ignore[reportArgumentType]
         differences = pairs[0] - pairs[1]
-        metric = metrics.get(claim.reading.metric or "") if second is not None else None
+        metric = metrics.get(claim.reading.metric or "")
+        of_two = metric if second is not None else None
         reason = (
             fairness.objections(first, second, of_learning=claim.of_learning)
             or _not_learned(result, claim, (first, second))
             or _no_contest(claim, differences)
-            or _at_the_best(claim, metric, pairs)
+            or _at_the_best(claim, of_two, pairs)
             or _only_bounds(result, claim, (first, second), differences)
+            or _may_come_to_it(claim, metric, first, differences, fairness)
         )
         numbers = tuple(side.number for side in (first, second) if side is not None)
-        least = _least(claim, metric, pairs)
+        least = _least(claim, of_two, pairs)
         comparisons.append(Comparison(claim, context, differences, reason, numbers, least))
     return comparisons or [Comparison(claim)]
 
@@ -327,6 +331,22 @@ def _only_bounds(
         unsafe = sides
     labels = [one.label(varied(result)) for one in unsafe if one and is_bound[one.cells].any()]
     return "; ".join(f"{label} has no more than a lower bound" for label in labels)
+
+
+def _may_come_to_it(
+    claim: Claim,
+    metric: Metric | None,
+    first: Condition,
+    differences: np.ndarray,
+    fairness: Fairness,
+) -> str:
+    """Why it cannot be said that a number is not reached: the metric still improves towards it."""
+    if metric is None or not isinstance(claim.exceeds, int | float) or len(differences) == 0:
+        return ""
+    lacks = metric.sign() * (claim.margin - differences.mean())
+    improves = fairness.data["still_improving"].isel(condition=first.number).item() == 1
+    label = fairness.data["label"].isel(condition=first.number).item()
+    return f"{label} still improves" if lacks > 0 and improves else ""
 
 
 def _is_of_more(claim: Claim) -> bool:

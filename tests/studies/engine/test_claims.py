@@ -66,6 +66,46 @@ def test_true_values_above_lower_bounds_could_not_turn_a_verdict_round(
         assert reason == f"{bounded} has no more than a lower bound"
 
 
+@pytest.mark.parametrize(
+    ("better", "below", "above"),
+    [
+        # What still improves may come to a number above it, or to one below.
+        ("higher", "not comparable", "holds"),
+        ("lower", "contradicted", "not comparable"),
+    ],
+)
+def test_what_still_improves_may_come_to_a_number(better, below, above):
+    metrics = {"accuracy": Metric("m", better=better)}
+    reached = replace(BETTER, exceeds=0.7)
+
+    def verdict(values, claim=reached, late_gain=0.05):
+        cells = [{"model": "a", "seed": s, "id": 0, "ood": v} for s, v in enumerate(values)]
+        result = result_of(cells, better=better, late_gain=late_gain)
+        return judged(result, claim, metrics=metrics)["verdict"].item()
+
+    low, high = [0.60, 0.62, 0.61], [0.80, 0.83, 0.81]
+    assert verdict(low) == below
+    assert verdict(high) == above
+    # Neither training to the end nor a thing that is no metric says so.
+    assert verdict(low, late_gain=0.0) == "contradicted"
+    assert verdict(high, late_gain=0.0) == "holds"
+    other = replace(reached, reading=replace(reached.reading, metric=None))
+    assert (verdict(low, other), verdict(high, other)) == ("contradicted", "holds")
+    # A margin moves the number.
+    assert verdict(low, replace(reached, margin=-0.2)) == above
+    # With as many steps, one condition is better than another all the same.
+    two = result_of(
+        [
+            {"model": m, "seed": s, "id": 0, "ood": v}
+            for m, values in (("a", low), ("b", high))
+            for s, v in enumerate(values)
+        ],
+        better=better,
+        late_gain=0.05,
+    )
+    assert judged(two, metrics=metrics)["verdict"].item() == "contradicted"
+
+
 def test_a_single_seed_never_decides_a_claim():
     claims = judged(two_models([0.99], [0.01]))
     assert claims["verdict"].item() == "undecided"
