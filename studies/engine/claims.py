@@ -344,9 +344,9 @@ def _may_come_to_it(
     if metric is None or not isinstance(claim.exceeds, int | float) or len(differences) == 0:
         return ""
     lacks = metric.sign() * (claim.margin - differences.mean())
-    improves = fairness.data["still_improving"].isel(condition=first.number).item() == 1
-    label = fairness.data["label"].isel(condition=first.number).item()
-    return f"{label} still improves" if lacks > 0 and improves else ""
+    state = fairness.data.isel(condition=first.number)
+    improves = state["still_improving"].item() == 1
+    return f"{state['label'].item()} still improves" if lacks > 0 and improves else ""
 
 
 def _is_of_more(claim: Claim) -> bool:

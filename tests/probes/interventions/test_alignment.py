@@ -264,13 +264,15 @@ def test_invalid_input_is_refused():
         Swaps(other.base, other.source, {"a": other.own}, other.own, source_pos=other.own[:, 0])
 
 
-class Repeats(HookedRootModule):
-    """Answers (a + b) modulo 4 from a state; a batch with an a of 3 takes a second step."""
-
+class HasState(HookedRootModule):
     def __init__(self):
         super().__init__()
         self.hook_state = HookPoint()
         self.setup()
+
+
+class Repeats(HasState):
+    """Answers (a + b) modulo 4 from a state; a batch with an a of 3 takes a second step."""
 
     def forward(self, inputs, pos):
         answer = torch.nn.functional.one_hot(inputs.sum(1) % N, N).float()
@@ -294,13 +296,8 @@ def test_the_number_of_firings_is_that_of_each_batch():
         align(Repeats(), Swaps(**few), {"test": pairs}, sites=once, **settings)
 
 
-class InHalfPrecision(HookedRootModule):
+class InHalfPrecision(HasState):
     """Answers (a + b) modulo 4 from a state of both in bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.hook_state = HookPoint()
-        self.setup()
 
     def forward(self, inputs, pos):
         one_hot = torch.nn.functional.one_hot(inputs, N).flatten(1).bfloat16()
