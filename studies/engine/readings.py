@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -216,7 +218,7 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
     columns = [_with_none(scores[name].to_numpy()) for name in names]
     chosen = np.flatnonzero(scores["chosen"])
-    fixed = _fixed(config_of(result), axes["coordinates"].values())
+    fixed = _fixed(result.attrs["config"], tuple(axes["coordinates"].values()))
     cells: dict[tuple[Any, ...], list[int]] = {}
     for cell in range(scores.sizes["cell"]):
         cells.setdefault(tuple(column[cell] for column in columns), []).append(cell)
@@ -232,13 +234,15 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     ]
 
 
-def _fixed(config: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _fixed(config_text: str, varied: tuple[str, ...]) -> Mapping[str, Any]:
     """The settings that all cells share, by the last part of their path.
 
     Args:
-        config: all settings of the study that made a result.
+        config_text: all settings of the study that made a result, as JSON.
         varied: paths that differ between cells; what follows from them differs, too.
     """
+    config = json.loads(config_text)
     follow = {
         path
         for table in config.get("where", {}).values()
@@ -249,11 +253,13 @@ def _fixed(config: Mapping[str, Any], varied: Iterable[str]) -> dict[str, Any]:
     last = {path: str(path).rpartition(".")[2] for path in flat}
     n_of_name = Counter(last.values())
     differ = follow.union(varied)
-    return {
-        name: flat[path]
-        for path, name in last.items()
-        if n_of_name[name] == 1 and path not in differ
-    }
+    return MappingProxyType(
+        {
+            name: flat[path]
+            for path, name in last.items()
+            if n_of_name[name] == 1 and path not in differ
+        }
+    )
 
 
 def varied(result: xr.DataTree) -> list[str]:

@@ -311,8 +311,10 @@ def _statistics(values: np.ndarray, bounds: Any, cells: np.ndarray) -> dict[str,
 def _cells(summary: xr.Dataset, name: str, row: Row, separator: str = " ") -> list[str]:
     """The table cells of a reading, one for each condition; "" where nothing was measured."""
     cells = []
-    records = summary.sel(reading=name)[list(STATISTICS)].to_dataframe().to_dict("records")
-    for statistics in records:
+    column = summary.get_index("reading").get_loc(name)
+    of_conditions = [summary[statistic].to_numpy()[:, column] for statistic in STATISTICS]
+    for values in zip(*of_conditions, strict=True):
+        statistics = dict(zip(STATISTICS, values, strict=True))
         _, *names = BRACKETS.get(statistics["n_seeds"], ("", "low", "high"))
         bounds = [statistics[bound] for bound in names]
         text = row.shown(statistics["mean"]) if np.isfinite(statistics["mean"]) else ""

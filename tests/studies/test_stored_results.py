@@ -2,6 +2,7 @@
 
 import functools
 import re
+from copy import copy
 from fnmatch import fnmatchcase
 from io import StringIO
 from pathlib import Path
@@ -78,10 +79,16 @@ def test_results_follow_the_schema(path):
     assert "/" not in result.attrs["command"]
 
 
+@functools.cache
+def table_of(path):
+    """The table of a stored result, rendered once for all tests."""
+    result = stored_in(path)
+    return BY_NAME[result.attrs["study"]].table.render(result)
+
+
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_no_word_of_a_caption_is_lost(path):
-    result = stored_in(path)
-    for table in (BY_NAME[result.attrs["study"]].table.render(result), render_claims(result)):
+    for table in (table_of(path), render_claims(stored_in(path))):
         if table is not None:
             stream = StringIO()
             Console(width=FILE_WIDTH, file=stream).print(table)
@@ -91,9 +98,7 @@ def test_no_word_of_a_caption_is_lost(path):
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_the_table_of_a_result_is_on_its_page(path):
-    result = stored_in(path)
-    stream = StringIO()
-    table = BY_NAME[result.attrs["study"]].table.render(result)
+    stream, table = StringIO(), copy(table_of(path))
     table.caption = None
     console = Console(width=FILE_WIDTH, file=stream)
     console.print(table)
@@ -111,21 +116,32 @@ def test_the_table_of_a_result_is_on_its_page(path):
         assert row in text
 
 
-def views_to_draw(path):
-    """All views of the largest result of each study; of others those whose pictures are stored."""
-    views = BY_NAME[stored_in(path).attrs["study"]].views
-    if path in largest_of_each_study():
-        return views
-    pictures = {picture.stem for picture in path.parent.glob("*.png")}
-    return {name: view for name, view in views.items() if pictures & {name, f"{path.stem}_{name}"}}
+@functools.cache
+def views_to_draw():
+    """The names of the views to draw of each result.
+
+    Of the largest result of a study these are all. Each other view whose picture is stored is drawn
+    of the smallest file that has it.
+    """
+    drawn = {path: list(BY_NAME[stored_in(path).attrs["study"]].views) for path in FILES}
+    seen = set()
+    for path in sorted(FILES, key=lambda path: path.stat().st_size):
+        if path in largest_of_each_study():
+            continue
+        study = stored_in(path).attrs["study"]
+        pictures = {picture.stem for picture in path.parent.glob("*.png")}
+        stored = [name for name in drawn[path] if pictures & {name, f"{path.stem}_{name}"}]
+        drawn[path] = [name for name in stored if (study, name) not in seen]
+        seen |= {(study, name) for name in stored}
+    return drawn
 
 
 @functools.cache
 def exhibits_of(path):
     """The figures of a stored result, and whether they have arrows, drawn once for all tests."""
     result, exhibits = stored_in(path), []
-    for name, view in views_to_draw(path).items():
-        figure = view(result)
+    for name in views_to_draw()[path]:
+        figure = BY_NAME[result.attrs["study"]].views[name](result)
         assert figure is None or figure.axes, name
         if figure is not None:
             # Not `findobj`, which makes every tick.
