@@ -68,11 +68,13 @@ bench: .venv/installed
 stress: .venv/installed
 	$(BIN)/python -m pytest tests/stress --override-ini python_files='stress_*.py' --override-ini addopts=--import-mode=importlib --timeout 0
 
+# Compiling every file of the packages would take longer than the rest; what is imported is compiled
+# then.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 .venv/installed-docs: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	touch $@

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from probes.plots.style import SMALL
 
@@ -91,5 +92,7 @@ def put_names(ax: Axes, side: Literal["x", "y"], names: Sequence[str]) -> None:
     size = min(SMALL, across if side == "x" and not is_turned else max(_SMALLEST, room / _LINE))
     every = max(1, math.ceil(_SMALLEST * _LINE / room)) if is_turned or side == "y" else 1
     axis = ax.xaxis if side == "x" else ax.yaxis
-    axis.set_ticks(range(0, len(names), every), names[::every], fontsize=size)
-    axis.set_tick_params(rotation=90 if is_turned else 0)
+    # Not `set_ticks`, which makes ticks at once, also where a figure then hides them.
+    axis.set_major_locator(FixedLocator(range(0, len(names), every)))
+    axis.set_major_formatter(FixedFormatter(names[::every]))
+    axis.set_tick_params(labelsize=size, rotation=90 if is_turned else 0)

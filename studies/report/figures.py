@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Annotation, Text
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from probes.plots import MARKERS
 
@@ -272,7 +272,7 @@ def _scale(axis: Axes, side: str) -> Scale:
     formatter, names = one.get_major_formatter(), {}
     locator = one.get_major_locator()
     # Names that were set are in a function, from positions.
-    if isinstance(locator, FixedLocator) and isinstance(formatter, FuncFormatter):
+    if isinstance(locator, FixedLocator) and isinstance(formatter, FixedFormatter | FuncFormatter):
         names = {
             float(at): formatter(at, number)
             for number, at in enumerate(locator.tick_values(low, high))
