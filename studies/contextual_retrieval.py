@@ -229,17 +229,19 @@ PRESETS = {
         ),
     ),
     # Twice the searches and retrievals need twice the width and the steps. A head for each pair of
-    # them would be of width 4.
+    # them would be of width 4. Three seeds at each rate, and three more at that which is best.
     "more-pairings": engine.Preset(
         changes="task.n_searches=4 task.n_retrievals=8 d_model=128 training.n_steps=12000",
-        grids=(
+        grids=tuple(
             {
-                "task.trained_on": PROTOCOLS,
-                "training.learning_rate": (0.003, 0.006, 0.012),
+                "task.trained_on": (protocol,),
+                "training.learning_rate": rates,
                 "model": ("multi_head", "compositional"),
                 "n_heads": (4, 8),
-                "seed": SEEDS,
-            },
+                "seed": seeds,
+            }
+            for protocol in PROTOCOLS
+            for rates, seeds in (((0.0015, 0.003, 0.006, 0.012), SEEDS), ((0.003,), (3, 4, 5)))
         ),
     ),
     "specialization": engine.Preset(changes="task.trained_on=all", grids=SPECIALIZATION),
