@@ -271,7 +271,7 @@ def _scale(axis: Axes, side: str) -> Scale:
     low, high = axis.get_xlim() if side == "x" else axis.get_ylim()
     formatter, names = one.get_major_formatter(), {}
     locator = one.get_major_locator()
-    # Names that were set are in a function, from positions.
+    # Names that were set are in a list, or by `set_ticks` in a function from positions.
     if isinstance(locator, FixedLocator) and isinstance(formatter, FixedFormatter | FuncFormatter):
         names = {
             float(at): formatter(at, number)
