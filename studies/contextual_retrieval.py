@@ -229,19 +229,31 @@ PRESETS = {
         ),
     ),
     # Twice the searches and retrievals need twice the width and the steps. A head for each pair of
-    # them would be of width 4. Three seeds at each rate, and three more at that which is best.
+    # them would be of width 4. Three seeds at each rate, three more at that which is best, and as
+    # many more of the mechanism alone as their spread asks for, to say how it uses its retrievals.
     "more-pairings": engine.Preset(
         changes="task.n_searches=4 task.n_retrievals=8 d_model=128 training.n_steps=12000",
-        grids=tuple(
+        grids=(
+            *(
+                {
+                    "task.trained_on": (protocol,),
+                    "training.learning_rate": rates,
+                    "model": ("multi_head", "compositional"),
+                    "n_heads": (4, 8),
+                    "seed": seeds,
+                }
+                for protocol in PROTOCOLS
+                for rates, seeds in (
+                    ((0.0015, 0.003, 0.006, 0.012), SEEDS),
+                    ((0.003,), (3, 4, 5)),
+                )
+            ),
             {
-                "task.trained_on": (protocol,),
-                "training.learning_rate": rates,
-                "model": ("multi_head", "compositional"),
-                "n_heads": (4, 8),
-                "seed": seeds,
-            }
-            for protocol in PROTOCOLS
-            for rates, seeds in (((0.0015, 0.003, 0.006, 0.012), SEEDS), ((0.003,), (3, 4, 5)))
+                "task.trained_on": ("familiar",),
+                "training.learning_rate": (0.003,),
+                "model": ("compositional",),
+                "seed": tuple(range(6, 17)),
+            },
         ),
     ),
     "specialization": engine.Preset(changes="task.trained_on=all", grids=SPECIALIZATION),
