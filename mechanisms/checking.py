@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-import mechanisms
 from mechanisms.attention.base import Attention
 from mechanisms.hooking import observed
 from mechanisms.serialization import load, save
@@ -50,7 +50,7 @@ def check(
       `mask`: keys that are masked do not count, neither for queries that may attend to nothing,
       where outputs and gradients are finite; `hook_pattern` is 0 where the mask is False.
     - Weights: with `build`, they follow from the generator alone, and `state_dict` holds all that
-      the output depends on. A model that `mechanisms` exports is the same after `save` and `load`.
+      the output depends on. A model that can be saved is the same after `save` and `load`.
 
     Numbers may differ by 1e-5 of the largest of them, or by 1e-5 if that is less than 1.
 
@@ -294,10 +294,7 @@ def _weights(
 
 
 def _files(module: nn.Module, inputs: Tensors) -> Iterator[str]:
-    """`save` and `load` know the models that `mechanisms` exports."""
-    name = type(module).__name__
-    if name not in dir(mechanisms) or getattr(mechanisms, name) is not type(module):
-        return
+    """A model that can be saved is the same when it is loaded."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         try:
@@ -305,12 +302,21 @@ def _files(module: nn.Module, inputs: Tensors) -> Iterator[str]:
         except TypeError:
             # A part of a model, which is saved with it.
             return
-        loaded = load(path, device=inputs[0].device)
+        own = (type(module), *_config_classes(module.config))
+        loaded = load(path, device=inputs[0].device, classes=own)
     if loaded.config != module.config:
         yield f"load gives another config than the one saved: {loaded.config}"
     yield from _differs(
         "the output after save and load", _call(loaded, inputs), _call(module, inputs)
     )
+
+
+def _config_classes(config: Any) -> Iterator[type]:
+    """The class of a config, and those of the configs in it."""
+    yield type(config)
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from _config_classes(value)
 
 
 def _points(module: nn.Module) -> dict[str, HookPoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,63 @@ import mechanisms
 from mechanisms import model_zoo
 
 
+def name_of_class(of: type) -> str:
+    """The name of a class in a file; that of a class of your own begins with its module."""
+    is_ours = of.__name__ in dir(mechanisms) and getattr(mechanisms, of.__name__) is of
+    return of.__name__ if is_ours else f"{of.__module__}.{of.__name__}"
+
+
+def class_named(name: str, classes: Sequence[type] = ()) -> type:
+    """The class that has a name in a file.
+
+    Args:
+        name: see `name_of_class`.
+        classes: those that `mechanisms` does not export. Their modules do not matter: that of a
+            script is another one when it is imported.
+
+    Raises:
+        ValueError: neither `mechanisms` nor `classes` has it.
+    """
+    module, _, last = name.rpartition(".")
+    own = {one.__name__: one for one in classes}
+    if module and last in own:
+        return own[last]
+    if name not in dir(mechanisms):
+        raise ValueError(
+            f"class must be exported by mechanisms or be one of classes, got {name!r} and classes="
+            f"({', '.join(own)})"
+        )
+    return getattr(mechanisms, name)
+
+
 def config_to_json(config: Any) -> dict[str, Any]:
     """A config as a JSON object; it and every nested config also hold the name of their class."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {"class": type(config).__name__} | {
+    return {"class": name_of_class(type(config))} | {
         name: config_to_json(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
     }
 
 
-def config_from_json(values: dict[str, Any]) -> Any:
-    """The inverse of `config_to_json`, for config classes that `mechanisms` exports.
+def config_from_json(values: dict[str, Any], classes: Sequence[type] = ()) -> Any:
+    """The inverse of `config_to_json`; for `classes` see `class_named`.
 
     Raises:
-        ValueError: the class is not a config that `mechanisms` exports.
+        ValueError: neither `mechanisms` nor `classes` has the class, or it is no config.
         TypeError: the class does not have one of the settings.
     """
-    name = values.get("class")
-    if name not in dir(mechanisms) or not dataclasses.is_dataclass(getattr(mechanisms, name)):
-        raise ValueError(f"class must be a config that mechanisms exports, got {name!r}")
+    name = values.get("class", "")
+    config_class = class_named(name, classes)
+    if not dataclasses.is_dataclass(config_class):
+        raise ValueError(f"class must be a config, got {name!r}")
     arguments = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            value = config_from_json(value)
+            value = config_from_json(value, classes)
         if key != "class":
             # Tuples become lists in JSON; configs have no lists.
             arguments[key] = tuple(value) if isinstance(value, list) else value
-    return getattr(mechanisms, name)(**arguments)
+    return config_class(**arguments)
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -74,7 +105,7 @@ def save(model: nn.Module, path: str | Path) -> None:
             "the model that contains it"
         )
     metadata = {
-        "class": model_class.__name__,
+        "class": name_of_class(model_class),
         "config": json.dumps(config_to_json(model.config)),
         "eps": json.dumps({name: norm.eps for name, norm in _norms(model).items()}),
     }
@@ -87,16 +118,21 @@ def save(model: nn.Module, path: str | Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
+def load(
+    path: str | Path, *, device: torch.device | str = "cpu", classes: Sequence[type] = ()
+) -> Any:
     """Load a model that `save` wrote, in evaluation mode.
 
     Args:
         path: the file, or `zoo:NAME` for a trained model that comes with the package; see `zoo`.
         device: the device of the model.
+        classes: those of models and configs of your own that the file names, such as the config of
+            an attention; a file runs no code that is not passed.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or was not written by `save`; or the zoo has no such model.
+        ValueError: the file is damaged, or was not written by `save`; it names a class that is
+            neither exported by `mechanisms` nor in `classes`; or the zoo has no such model.
 
     Example:
         >>> model = load("zoo:equations-encoder-seed0")
@@ -112,11 +148,12 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"path must be a safetensors file, got {path}: {error}") from error
-    if metadata.get("class") not in dir(mechanisms) or "config" not in metadata:
+    if not {"class", "config"} <= set(metadata):
         raise ValueError(
             f"path must be a file that mechanisms.save wrote, got {path} with header {metadata}"
         )
-    model = getattr(mechanisms, metadata["class"])(config_from_json(json.loads(metadata["config"])))
+    config = config_from_json(json.loads(metadata["config"]), classes)
+    model: Any = class_named(metadata["class"], classes)(config)
     # What is not in the file has the precision of the weights.
     model.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
     # Assigned, not copied: a copy would convert them to the dtype of the new model's weights.

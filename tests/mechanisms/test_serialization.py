@@ -1,10 +1,11 @@
 import json
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from mechanisms import Transformer, load, save
+from mechanisms import AttentionConfig, Transformer, check, load, save
 from tests.contracts.models import MODELS
 from tests.contracts.models import build as build_model
 from tests.mechanisms.models.test_transformer import CONFIGS, build, inputs_for
@@ -21,6 +22,48 @@ def test_a_saved_model_is_loaded_with_its_config_and_outputs(name, tmp_path):
     assert not loaded.training
     inputs = inputs_for(model.config)
     assert torch.allclose(loaded(inputs), model(inputs), atol=1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(AttentionConfig):
+    """A config that `mechanisms` does not export."""
+
+
+def of_own(model_class=Transformer, attention=OwnConfig):
+    config = replace(next(iter(CONFIGS.values())), attention=attention(n_heads=2, d_head=4))
+    return model_class(config, generator=torch.Generator().manual_seed(0)).eval()
+
+
+class Doubled(Transformer):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
+
+
+# A class of one's own may have the name of one of ours.
+SAME_NAME = type("Transformer", (Doubled,), {})
+
+
+@pytest.mark.parametrize(
+    ("model", "classes"),
+    [
+        (of_own(), (OwnConfig,)),
+        (of_own(Doubled, AttentionConfig), (Doubled,)),
+        (of_own(SAME_NAME, AttentionConfig), (SAME_NAME,)),
+        (of_own(SAME_NAME), (SAME_NAME, OwnConfig)),
+    ],
+    ids=["attention", "model", "same name", "both"],
+)
+def test_classes_of_ones_own_are_passed_to_load(model, classes, tmp_path):
+    save(model, tmp_path / "model.safetensors")
+    loaded = load(tmp_path / "model.safetensors", classes=classes)
+    assert type(loaded) is type(model)
+    assert loaded.config == model.config
+    inputs = inputs_for(model.config)
+    assert torch.equal(loaded(inputs), model(inputs))
+    check(model, inputs)
+    names = "|".join(one.__name__ for one in classes)
+    with pytest.raises(ValueError, match=rf"class must be exported.*\.({names})' and classes=\(\)"):
+        load(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -78,7 +121,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         load(path)
     foreign = {"class": "Transformer", "config": json.dumps({"class": "os.system"})}
     save_file({"w": torch.zeros(1)}, path, foreign)
-    with pytest.raises(ValueError, match="class must be a config that mechanisms exports"):
+    with pytest.raises(ValueError, match="class must be exported by mechanisms"):
         load(path)
 
 
