@@ -134,6 +134,37 @@ def test_a_class_of_a_script_draws_in_another_process_too(tmp_path):
     assert "Sums must keep the rules of a task, but\n- batches must be the same" in done.stderr
 
 
+IMPORTABLE = """
+import torch, tasks
+
+class Bits:
+    splits = ("a", "b")
+
+    def batch(self, split, index, size, device="cpu"):
+        generator = torch.Generator().manual_seed(2 * index + self.splits.index(split))
+        x = torch.randint(2, (size, 9), generator=generator)
+        total = x.sum(1, keepdim=True)
+        return tasks.Batch(x, total, torch.ones_like(total).bool(), {"total": total.clone()})
+
+tasks.check(Bits())
+print("checked")
+"""
+
+
+def test_a_file_that_checks_its_task_can_be_imported(tmp_path):
+    (tmp_path / "bits.py").write_text(IMPORTABLE)
+    done = subprocess.run(
+        [sys.executable, "-c", "import bits"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("checked\n", 0), done.stderr
+
+
 class CannotBePickled(Parity):
     def __init__(self):
         self.numbers = (i for i in range(3))
