@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from studies.engine import settings
 from studies.engine.papers import Reported
-from studies.engine.training import answer, cross_entropy
+from studies.engine.training import answer, check_logits, cross_entropy
 from studies.engine.training_config import TrainingConfig
 from tasks import Batch
 
@@ -246,6 +246,9 @@ class Setup(ABC):
             output: the answer of the model, see `answer`.
             batch: the examples.
             split: the split that they are from.
+
+        Raises:
+            ValueError: the output is not [batch, pos, class], with a row for each target.
         """
         task, ones = self.sampler(), torch.ones(len(batch), device=batch.mask.device)
         if isinstance(task, ScoringTask):
@@ -253,6 +256,7 @@ class Setup(ABC):
             return {
                 name: (scores[name].reshape(len(batch), -1).mean(1), ones) for name in self.metrics
             }
+        check_logits(output, batch)
         right = (output.argmax(-1) == batch.targets) | ~batch.mask
         return {"accuracy": (right.all(1).float(), ones)}
 

@@ -107,12 +107,27 @@ class Trainee:
     trunk: Trunk | None = None
 
 
+def check_logits(logits: Tensor, batch: Batch[Any]) -> None:
+    """Refuse logits that are not [*targets, class]; others would be broadcast.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    if logits.shape[:-1] != batch.targets.shape:
+        shape = ", ".join(map(str, batch.targets.shape))
+        raise ValueError(f"logits must be [{shape}, class] here, got shape {tuple(logits.shape)}")
+
+
 def cross_entropy(logits: Tensor, batch: Batch[Any], *, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy over unmasked targets, in nats; logits [batch, pos, class].
 
     With `smoothing` the target has the probability 1 - smoothing, and the other classes share the
     rest equally (tensor2tensor's label smoothing).
+
+    Raises:
+        ValueError: the logits are not one vector for each target.
     """
+    check_logits(logits, batch)
     n_classes = logits.shape[-1]
     losses = nn.functional.cross_entropy(
         logits.flatten(0, -2),

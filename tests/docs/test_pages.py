@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from studies.cli import check_object
 from studies.engine import read_result
 from tests.docs.pages import PAGES, ROOT, SITE, blocks
 
@@ -116,7 +117,7 @@ def test_the_pages_that_are_checked_exist():
 
 
 @pytest.mark.slow
-def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
+def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path, monkeypatch):
     (block,) = blocks((SITE / OWN_STUDY).read_text())
     assert len([line for line in block.splitlines() if line]) <= 50
     (tmp_path / "my_study.py").write_text(block)
@@ -131,6 +132,9 @@ def test_a_study_of_ones_own_runs_from_a_folder_of_its_own(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "accuracy, ood" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_object("my_study.py:STUDY", None)
     (path,) = tmp_path.glob("runs/counting-*/result.nc")
     result = read_result(path)
     assert result["weights"]["weight"].dims == ("cell", "token")

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import tasks
+from studies.engine import Setup
 from studies.engine.checkpoints import load_weights
 from studies.engine.folders import RunError, locked
 from studies.engine.training import Trainee, TrainingError, cross_entropy, train
@@ -73,6 +75,18 @@ def tensors_in(folder, name="last"):
 
 def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1), (3, 2, 1, 5), (6, 5)])
+def test_logits_are_one_vector_for_each_target(shape):
+    targets = torch.zeros(3, 2).long()
+    batch = tasks.Batch(targets, targets, torch.ones(3, 2).bool(), {})
+    assert cross_entropy(torch.zeros(3, 2, 5), batch) == pytest.approx(np.log(5))
+    message = rf"logits must be \[3, 2, class\] here, got shape {re.escape(str(shape))}"
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(torch.zeros(shape), batch)
+    with pytest.raises(ValueError, match=message):
+        Setup.scores(toy.TOY.setup, torch.zeros(shape), batch, "id")
 
 
 def test_training_agrees_with_a_plain_pytorch_loop(tmp_path):
