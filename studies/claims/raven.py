@@ -64,7 +64,8 @@ BY_VALUES = read("decoding", "majority_of_type", split=HELD_OUT, metric="accurac
 """The accuracy of guessing rules from the values that a code's tokens show."""
 
 RIGHT = metric("accuracy", "ood")
-RELATED = read("similarity", "related", control="observed", centring="none", **OF_ALL)
+related = partial(read, "similarity", "related", centring="none", **OF_ALL)
+RELATED = related(control="observed")
 SCHUG = "Schug et al. 2024"
 FIGURES = f"{SCHUG}, latent-code figures"
 ABLATED = f"{SCHUG}, table A1"
@@ -115,7 +116,13 @@ CLAIMS = (
         of={"model": "hyla"},
         exceeds={"model": "softmax"},
     ),
-    Claim("Sum and difference have more similar codes than other rules", FIGURES, RELATED, {}, 0.0),
+    *(
+        Claim(f"Sum and difference have more similar codes than {than}", FIGURES, reading, {}, 0.0)
+        for than, reading in (
+            ("other rules", RELATED),
+            ("other rules, beyond the untrained model's", RELATED - related(control="untrained")),
+        )
+    ),
     Claim(
         "The rule is decoded better after 20,000 steps than after 4,000, on held-out combinations",
         "ours",

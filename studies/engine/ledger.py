@@ -2,10 +2,11 @@
 
 A claim of a paper rests on claims of studies, each of which has one or several comparisons. It
 holds if all of them do, and is contradicted if one of them is; `PaperClaim.holds_if` can ask for
-most or any of them instead. Where several files have the same comparison of two conditions, those
-count in which most values of tuned settings were tried: a rate that suits one side is no fair
-comparison. Of these the one with the most draws of the data counts, then that with the most pairs,
-whatever it says: networks that share their data say nothing about other data.
+most or any of them instead, and `PaperClaim.some` for any comparison of one part. Where several
+files have the same comparison of two conditions, those count in which most values of tuned settings
+were tried: a rate that suits one side is no fair comparison. Of these the one with the most draws
+of the data counts, then that with the most pairs, whatever it says: networks that share their data
+say nothing about other data.
 
 Comparisons are decided within their file. What is left of the verdicts if p-values are corrected
 over all files of a study stands beside them.
@@ -17,6 +18,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,6 +168,10 @@ def _entry(claim: PaperClaim, rows: Any, remedies: Mapping[tuple[str, str], str]
             part: [one for one in verdicts if one != NOT_RUN] or [NOT_RUN]
             for part, verdicts in grouped
         }
+        any_of_them = replace(claim, holds_if="any")
+        for part, verdicts in found.items():
+            if claim.is_of_some(part[1]):
+                found[part] = [verdict_of(any_of_them, {part[1]: verdicts})]
         # Also those of studies without a result.
         known = {part: [NOT_RUN] for part in remedies if claim.rests_on(*part)}
         return {

@@ -4,7 +4,8 @@
 `statement`, and `decided_by`, patterns of the statements of claims of our studies, by study; or
 `lacks`, what is missing to decide it. Beside `decided_by`, `needs` is the data that a run needs and
 the package does not have. `holds_if` says how many of the comparisons must hold: `all`,
-if it is not given, `most`, or `any` of them, for what is said to be so in part.
+if it is not given, `most`, or `any` of them, for what is said to be so in part. Patterns in `some`
+are those of the parts of which a single comparison is enough, as of what is said of some methods.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class PaperClaim:
         statement: the claim, in our words.
         decided_by: by the name of a study, patterns of the statements of its claims.
         holds_if: whether `all` comparisons must hold, `most` or `any` of them.
+        some: patterns of statements of which a single comparison must hold.
         lacks: what is missing to decide it, if no study does.
         needs: the data that the studies need and the package does not have.
 
@@ -44,6 +46,7 @@ class PaperClaim:
     statement: str
     decided_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
     holds_if: HoldsIf = "all"
+    some: Sequence[str] = ()
     lacks: str = ""
     needs: str = ""
 
@@ -60,6 +63,10 @@ class PaperClaim:
     def rests_on(self, study: str, statement: str) -> bool:
         """Whether a claim of a study is one of those that decide it."""
         return any(fnmatchcase(statement, pattern) for pattern in self.decided_by.get(study, ()))
+
+    def is_of_some(self, statement: str) -> bool:
+        """Whether a single comparison of a claim of a study is enough."""
+        return any(fnmatchcase(statement, pattern) for pattern in self.some)
 
 
 @dataclass(frozen=True)

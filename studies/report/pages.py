@@ -40,7 +40,7 @@ from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.ledger import difference
 from studies.report.table import count, short
-from studies.report.verdicts import render_claims
+from studies.report.verdicts import render_claims, render_fairness
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LITERAL = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?|(?<!\w)\.\d+")
@@ -345,11 +345,12 @@ def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str
 
 
 def _claims(width: int, result: xr.DataTree) -> str:
-    """The claims of a result with their verdicts, in a block of text that is folded."""
+    """The claims of a result with their verdicts, and notes on its conditions, folded."""
     verdicts = [one for one in result["claims"]["verdict"].to_numpy() if one != NOT_RUN]
     counts = ", ".join(f"{name}: {verdicts.count(name)}" for name in VERDICTS if name in verdicts)
     summary = f"<details><summary>Verdicts on {len(verdicts)} comparisons ({counts})</summary>"
-    return f"{summary}\n\n{_block(render_claims(result), width)}\n\n</details>"
+    notes = "".join(f"- {note}\n" for note in render_fairness(result))
+    return f"{summary}\n\n{_block(render_claims(result), width)}\n\n{notes}\n</details>"
 
 
 def _block(shown: RenderableType | None, width: int) -> str:

@@ -12,8 +12,17 @@ from rich.console import Console
 
 import probes
 import tasks
-from studies.claims.ndr import CONTROLS, HABITS, KINDS, broken, flow, right_above_wrong
-from studies.engine import Resources, Trained, read_result, run
+from studies.claims.ndr import (
+    CONTROLS,
+    FAILED,
+    HABITS,
+    KINDS,
+    broken,
+    flow,
+    right_above_wrong,
+    where_failing,
+)
+from studies.engine import Reading, Resources, Trained, read_result, run
 from studies.engine.claims import judge
 from studies.engine.examples import Examples
 from studies.engine.fairness import assess
@@ -844,3 +853,14 @@ def test_operations_done_and_roles_are_drawn_from_their_measures(mapped):
         for depth in range(step.shape[-2])
     ]
     assert not views.roles(xr.DataTree())
+
+
+def test_the_cause_of_a_failure_is_asked_of_networks_that_fail():
+    right = xr.DataArray(
+        [[[0.2, FAILED, 0.8]]],
+        dims=("split", "group", "cell"),
+        coords={"split": ["ood"], "group": ["all"], "cell": range(3)},
+    )
+    tree = xr.DataTree.from_dict({"scores": xr.Dataset({"accuracy": right})})
+    reading = where_failing(Reading("x", lambda _: np.array([0.3, 0.4, 0.5])))
+    np.testing.assert_array_equal(reading.values(tree), [0.3, np.nan, np.nan])

@@ -248,6 +248,9 @@ def test_what_decides_a_claim_is_claimed_by_a_study(claim):
     for study, patterns in claim.decided_by.items():
         for pattern in patterns:
             assert any(fnmatchcase(statement, pattern) for statement in STATEMENTS[study]), pattern
+    statements = [one for study in claim.decided_by for one in STATEMENTS[study]]
+    for pattern in claim.some:
+        assert any(fnmatchcase(statement, pattern) for statement in statements), pattern
 
 
 def test_the_papers_have_89_claims():

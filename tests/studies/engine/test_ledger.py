@@ -219,6 +219,23 @@ def test_results_of_several_files_count_together():
     assert set(tree["comparisons"]["file"].to_numpy()) == {"r.nc", "s.nc"}
 
 
+@pytest.mark.parametrize(
+    ("some", "first", "second", "verdict"),
+    [
+        ((), CLEAR, CLEAR[::-1], "contradicted"),
+        (["A is*"], CLEAR, CLEAR[::-1], "holds"),
+        (["A is*"], CLEAR[::-1], CLEAR[::-1], "contradicted"),
+        (["C is*"], CLEAR, CLEAR[::-1], "contradicted"),
+    ],
+)
+def test_of_some_parts_a_single_comparison_is_enough(some, first, second, verdict):
+    claim = PaperClaim(id="c", statement="s", decided_by={"toy": ["A is*"]}, some=some)
+    results = {"r.nc": result_with(*first), "s.nc": result_with(*second)}
+    tree = ledger(results, {"someone_2020": Claimed("Someone 2020, A Paper", (claim,))}, REMEDIES)
+    assert entry_of(tree, "c")["verdict"] == verdict
+    assert entry_of(tree, "c")["n_comparisons"] == 2
+
+
 CLOSE = [0.60, 0.70, 0.62], [0.59, 0.63, 0.64]
 MORE = [0.80, 0.82, 0.81, 0.80], [0.50, 0.53, 0.51, 0.50]
 
