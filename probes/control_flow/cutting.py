@@ -24,6 +24,7 @@ from probes.checking import checked
 from probes.control_flow.cut_cells import Masks, at_columns, choose_cells
 from probes.control_flow.graphs import column_numbers
 from probes.interventions.answers import Metric, measure
+from probes.interventions.readers import check_read
 from probes.interventions.sites import Firing, firings
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, exact_rates, interval_variables
@@ -88,7 +89,8 @@ def cut(
             Of a model without gates a pair: the hooks of the column states [batch, pos, d] before
             and after a step; a closed column keeps its state.
         attention: as `gates`, the attention hooks (`blocks.*.attn.hook_pattern`), each [batch,
-            head, query_pos, key_pos]; weights are set to 0.
+            head, query_pos, key_pos]; weights are set to 0. Weights that modules of Hugging Face
+            return can be captured, not cut: nothing reads them.
         answer: maps the model's output to answers, integers [batch].
         targets: the correct answers.
         metrics: numbers by name, instead of or beside answers: functions of the model's output and
@@ -121,8 +123,9 @@ def cut(
     Raises:
         KeyError: an unknown hook.
         TypeError: the model cannot be hooked, or answers are not integers.
-        ValueError: the model is compiled, sizes do not match, read-out columns are not valid, there
-            are neither answers nor metrics, or a number is out of range.
+        ValueError: the model is compiled, nothing downstream reads the gates or the attention
+            weights (or the states after a step), sizes do not match, read-out columns are not
+            valid, there are neither answers nor metrics, or a number is out of range.
         RuntimeError: a hook did not fire, or more often than for the first example.
 
     Example:
@@ -142,6 +145,10 @@ def cut(
         for name, pattern in (hooks | {"attention": attention}).items()
     }
     _check_arguments(fired, inputs, graphs, (answer, targets), metrics, (cuts, batch_size))
+    # Of a pair, the second is changed.
+    check_read(
+        model, inputs, [{name for name, _ in fired[at]} for at in ([*hooks][-1], "attention")]
+    )
     column = column_numbers("readout", readout, graphs["valid"].to_numpy())
     masks = Masks.of(graphs, column)
     generators = {

@@ -20,6 +20,7 @@ from probes.interventions.answers import (
     measure,
     metric_variables,
 )
+from probes.interventions.readers import check_read
 from probes.interventions.sites import NO_SITE, At, Hooks, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
@@ -87,8 +88,9 @@ def interchange(
         KeyError: an unknown hook; the message lists the nearest names.
         TypeError: the model cannot be hooked, `where` is not boolean, or answers are not integers.
         ValueError: the model is compiled; there is no site, scope or outcome; a site is named
-            "none"; numbers of examples differ; `where`, an outcome or the activations of base and
-            source do not match in shape.
+            "none"; nothing downstream reads what a site shows, such as attention weights that a
+            module only returns; numbers of examples differ; `where`, an outcome or the activations
+            of base and source do not match in shape.
         RuntimeError: a hook did not fire, or fired less often than is asked for.
 
     Example:
@@ -106,6 +108,8 @@ def interchange(
         raise ValueError("answer and outcomes must be passed together, or metrics, got neither")
     _check_arguments(examples, source_inputs, scopes, outcomes)
     sites = resolve_sites(model, hooks, base_inputs, batch_size)
+    changed = [{at.hook for at in places} for places in sites.values()]
+    check_read(model, base_inputs, changed, batch_size)
     keys = [(scope, site) for scope in scopes for site in (NO_SITE, *sites)]
     answers: dict[tuple[str, str], list[Tensor]] = {key: [] for key in keys}
     numbers: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in keys}

@@ -231,6 +231,17 @@ def test_control_flow_of_a_looped_model_without_gates():
     )  # fmt: skip
     graph = probes.to_networkx(graphs, 0)
     assert graph.number_of_nodes() > 5
+    # The attention weights are a copy that the module returns.
+    readout = xr.DataArray(np.full(6, 4), dims="example")
+    with pytest.raises(
+        ValueError, match=r"read downstream, got .model.L_mod.*self_attn.hook_out_1'"
+    ):
+        probes.cut(
+            model, {"input_ids": ids}, graphs, readout=readout, targets=torch.zeros(6).long(),
+            gates=(f"{layer}.hook_in", f"{layer}.hook_out"),
+            attention=f"{layer}.self_attn.hook_out_1",
+            answer=lambda logits: logits[:, -1].argmax(-1),
+        )  # fmt: skip
     with pytest.raises(RuntimeError, match="silent"):
         capture(
             model,

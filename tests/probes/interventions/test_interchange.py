@@ -26,8 +26,8 @@ class RuleModel(HookedRootModule):
     """Inputs (rule, a, b); answers a + b or a - b mod F, as the attention of layer 1 says.
 
     Each layer attends [example, head 1, query 2, key 2] by the rule; only query 1 of layer 1 is
-    used: its weights choose between the two answers. Layer 0 says the rule too, but nobody
-    listens: readable, not used.
+    used: its weights choose between the two answers. Layer 0 says the rule too, but has the
+    weight 0: readable, not used.
     """
 
     def __init__(self):
@@ -39,8 +39,8 @@ class RuleModel(HookedRootModule):
         rule, a, b = x.unbind(1)
         chosen = nn.functional.one_hot(rule, 2).float()
         pattern = chosen[:, None, None].repeat(1, 1, 2, 1)
-        self.blocks[0].attn.hook_pattern(pattern)
-        weights = self.blocks[1].attn.hook_pattern(pattern.clone())[:, 0, 1]
+        unused = self.blocks[0].attn.hook_pattern(pattern)
+        weights = self.blocks[1].attn.hook_pattern(pattern + 0 * unused)[:, 0, 1]
         answers = torch.stack([(a + b) % F, (a - b) % F], dim=1)
         return (weights[..., None] * nn.functional.one_hot(answers, F)).sum(dim=1)
 

@@ -13,7 +13,7 @@ N, N_POS = 60, 4
 
 
 class Reader(HookedRootModule):
-    """Inputs [example, 3] in 0..9. Layer 0 attends by the first two, and nobody uses it.
+    """Inputs [example, 3] in 0..9. Layer 0 attends by the first two, with the weight 0.
 
     Of layer 1, the answer is entry (3, 1) of head 0, plus 10 times entry (3, 2), plus 100 times
     entry (0, 0): the code of query 3 to key 1, another key of its row, another query.
@@ -27,8 +27,8 @@ class Reader(HookedRootModule):
     def forward(self, x):
         pattern = torch.zeros(len(x), 1, N_POS, N_POS, dtype=torch.long)
         pattern[:, 0, 3, 1], pattern[:, 0, 3, 2], pattern[:, 0, 0, 0] = x.unbind(1)
-        self.blocks[0].attn.hook_pattern(pattern)
-        used = self.blocks[1].attn.hook_pattern(pattern.clone())[:, 0]
+        unused = self.blocks[0].attn.hook_pattern(pattern)
+        used = self.blocks[1].attn.hook_pattern(pattern + 0 * unused)[:, 0]
         return used[:, 3, 1] + 10 * used[:, 3, 2] + 100 * used[:, 0, 0]
 
 
