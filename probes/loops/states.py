@@ -43,8 +43,8 @@ def score_states(
           tolerance; 1 for a fixed point, 0 for none.
 
     Raises:
-        ValueError: dims do not fit, there are fewer than two steps or examples, a state before the
-            last step is not finite, or `tolerance` is not positive.
+        ValueError: dims do not fit, there are fewer than two steps or examples, a state is
+            infinite, or NaN before the last step, or `tolerance` is not positive.
 
     Example:
         >>> state = Quantity("core.hook_out", ("example", "pos", "d_model"), fires="each")
@@ -97,10 +97,15 @@ def score_states(
 
 
 def _count_steps(values: Float[np.ndarray, "example step feature"]) -> np.ndarray:
-    there = np.isfinite(values).all(axis=2)
+    if diverged := int(np.isinf(values).any(axis=(1, 2)).sum()):
+        raise ValueError(
+            f"states must be finite, got infinity in {diverged} of {len(values)} examples: leave "
+            "out those that diverge"
+        )
+    there = ~np.isnan(values).any(axis=2)
     n_steps = there.sum(axis=1)
     if (n_steps < 1).any() or not (np.sort(there, axis=1)[:, ::-1] == there).all():
-        raise ValueError("states must be finite up to the last step of each example, got NaN")
+        raise ValueError("states must be NaN only after the last step of each example, got others")
     return n_steps
 
 

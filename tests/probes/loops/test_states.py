@@ -83,5 +83,16 @@ def test_invalid_input_is_refused():
     with pytest.raises(ValueError, match="tolerance must be positive, got 0"):
         score_states(states(walk), tolerance=0)
     walk[0, 1] = np.nan
-    with pytest.raises(ValueError, match="finite up to the last step"):
+    with pytest.raises(ValueError, match="NaN only after the last step of each example"):
+        score_states(states(walk))
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_states_that_diverge_are_no_fixed_points_but_refused(start):
+    walk = np.random.default_rng(0).normal(size=(N, STEPS, D)).cumsum(1)
+    walk[:30, start:] = np.inf
+    walk[:30, start:, 0] = np.nan  # infinity minus infinity
+    with pytest.raises(
+        ValueError, match=r"states must be finite, got infinity in 30 of 50 examples"
+    ):
         score_states(states(walk))
