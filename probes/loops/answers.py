@@ -44,7 +44,8 @@ def score_steps(
         - `flips` [control]: mean number of changes of the answer.
         - `gained`, `lost` [control]: share of examples whose first answer is wrong and whose last
           is right; or that are right after some step and wrong at the end.
-        - `settles_at` [example]: the first step from which the observed answer stays.
+        - `settles_at` [example]: the first step from which the observed answer stays: a value of
+          the coordinate `step`, which counts from 0 where the answers have none.
 
     Raises:
         TypeError: answers or targets are not integers.
@@ -76,10 +77,8 @@ def score_steps(
         check_labels("untrained", untrained, "answers", answers)
     truth = targets.to_numpy()
     scores = [_scores(values, truth) for values in sources.values()]
-    coords = {
-        "control": list(sources),
-        "step": answers["step"] if "step" in answers.coords else np.arange(filled.shape[1]),
-    }
+    steps = answers["step"] if "step" in answers.coords else np.arange(filled.shape[1])
+    coords = {"control": list(sources), "step": steps}
     about = {
         "accuracy": (("control", "step"), "share of right answers"),
         "settled": (("control", "step"), "share of examples whose answer stays from this step on"),
@@ -93,7 +92,11 @@ def score_steps(
         interval = bootstrap_ratio(columns, resamples=resamples, seed=seed)
         variables |= interval_variables(name, interval, dims, long_name=long_name)
     long_name = "first step from which the answer stays"
-    variables["settles_at"] = ("example", settling_steps(filled), {"long_name": long_name})
+    variables["settles_at"] = (
+        "example",
+        np.asarray(steps)[first_settled(filled)],
+        {"long_name": long_name},
+    )
     attrs = {
         "seed": seed,
         "interval": f"percentile bootstrap over examples, 95%, {resamples} resamples",
@@ -126,8 +129,8 @@ def check_integers(name: str, values: xr.DataArray) -> None:
         raise TypeError(f"{name} must hold integers, got {values.dtype}")
 
 
-def settling_steps(answers: Int[np.ndarray, "example step"]) -> Int[np.ndarray, " example"]:
-    """The first step from which each answer stays."""
+def first_settled(answers: Int[np.ndarray, "example step"]) -> Int[np.ndarray, " example"]:
+    """The index of the first step from which each answer stays."""
     return _stays(answers).argmax(axis=1)
 
 

@@ -5,7 +5,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from probes.checking import check_labels, checked
-from probes.loops.answers import read_answers, settling_steps
+from probes.loops.answers import first_settled, read_answers
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 
@@ -27,8 +27,8 @@ def score_halting(
     Args:
         steps: steps that are taken [example], a number.
         needed: steps that are needed [example], such as the depth of an expression.
-        answers: answers after each step [example, step], see `score_steps`; None leaves the rule
-            "answer stays" out.
+        answers: answers after each step, from the first on [example, step], see `score_steps`;
+            None leaves the rule "answer stays" out.
         resamples: number of bootstrap resamples.
         seed: seed of the control and of the bootstrap.
 
@@ -41,7 +41,8 @@ def score_halting(
           over examples (ranks are those of all examples). NaN where all are the same.
         - `advantage, advantage_low, advantage_high` []: the correlation of halting minus that of
           the rule, resampled together; if `answers` are passed.
-        - `mean_steps` [rule, needed], `examples` [needed].
+        - `mean_steps` [rule, needed]: mean number of steps that are taken; of the rule, up to the
+          first answer that stays, whatever the coordinate `step`. `examples` [needed].
 
     Raises:
         TypeError: answers are not integers.
@@ -61,11 +62,12 @@ def score_halting(
         check_labels(name, values, "steps", steps)
     rules = {"halting": steps.to_numpy().astype(float)}
     if answers is not None:
-        settled = settling_steps(read_answers("answers", answers))
+        settled = first_settled(read_answers("answers", answers))
         if len(settled) != len(needed):
             raise ValueError(f"answers must have {len(needed)} examples, got {len(settled)}")
         check_labels("answers", answers, "steps", steps)
-        rules["answer stays"] = settled.astype(float)
+        # The answer after one step has the index 0.
+        rules["answer stays"] = settled + 1.0
     truth = needed.to_numpy().astype(float)
     order = np.random.default_rng(seed).permutation(len(truth))
     controls = {"observed": truth, "shuffled": truth[order]}

@@ -29,6 +29,11 @@ def test_scores_are_those_counted_by_hand():
     assert all(variable.attrs["long_name"] for variable in found.data_vars.values())
 
 
+def test_the_step_from_which_the_answer_stays_is_named_like_the_steps():
+    found = score_steps(ANSWERS.assign_coords(step=[1, 2, 4, 8]), TARGETS)
+    assert found["settles_at"].values.tolist() == [2, 8, 1, 1]
+
+
 def test_a_model_that_counts_up_to_its_answer_beats_its_controls():
     generator = np.random.default_rng(0)
     depth = generator.integers(0, 6, size=300)

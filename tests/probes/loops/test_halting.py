@@ -46,6 +46,12 @@ def test_a_gate_that_is_the_rule_has_no_advantage_and_a_constant_gate_no_correla
     table = xr.DataArray(answers, dims=("example", "step"))
     same = score_halting(example(answers.argmax(1) + 1), example(depth), answers=table)
     assert same["advantage"] == pytest.approx(0, abs=1e-9)
+    # Both take the same number of steps, whatever the steps are called.
+    halting, stays = same["mean_steps"]
+    np.testing.assert_allclose(halting, stays)
+    named = table.assign_coords(step=np.arange(1, STEPS + 1))
+    again = score_halting(example(answers.argmax(1) + 1), example(depth), answers=named)
+    assert again["mean_steps"].equals(same["mean_steps"])
     constant = score_halting(example(np.full(N, 5)), example(depth))
     assert constant["correlation"].isnull().all()
     assert "advantage" not in constant
