@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from probes.capturing.hooking import HookedModel
-from probes.checking import shape_of
+from probes.checking import described, shape_of
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """The inputs of a model: one tensor, positional arguments, or keyword arguments.
 
-Tensors are [example, ...]; other values, such as a number of steps, are the same for all examples.
+Tensors are [example, ...]; other values, such as a number of steps, are the same for all examples:
+arrays and lists with as many rows as there are examples are refused where examples are sliced.
 """
 
 
@@ -100,9 +102,10 @@ def count_examples(name: str, inputs: Inputs) -> int:
     tensors = _tensors(inputs)
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(counts) != 1 or counts == {0}:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        got = f"shapes {shapes}" if tensors else _described(inputs)
         raise ValueError(
-            f"{name} must be tensors with the same number of examples (at least 1), "
-            f"got shapes {[tuple(tensor.shape) for tensor in tensors]}"
+            f"{name} must be tensors with the same number of examples (at least 1), got {got}"
         )
     return counts.pop()
 
@@ -126,6 +129,11 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
     return [value for value in _named(inputs).values() if isinstance(value, Tensor)]
 
 
+def _described(inputs: Inputs) -> str:
+    values = [f"{name!r}: {described(value)}" for name, value in _named(inputs).items()]
+    return f"no tensor but {', '.join(values) or 'nothing'}"
+
+
 def _named(inputs: Inputs) -> Mapping[Any, Any]:
     if isinstance(inputs, Mapping):
         return inputs
@@ -133,7 +141,20 @@ def _named(inputs: Inputs) -> Mapping[Any, Any]:
 
 
 def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:
-    """Take a slice of the examples, or those of these indices, in the same layout."""
+    """Take a slice of the examples, or those of these indices, in the same layout.
+
+    Raises:
+        TypeError: an array or a list has as many rows as there are examples, and would not be
+            sliced with them.
+    """
+    n_examples = count_examples("inputs", inputs)
+    for name, value in _named(inputs).items():
+        is_rows = isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)
+        if is_rows and len(value) == n_examples:
+            raise TypeError(
+                f"inputs with a row for each of the {n_examples} examples must be tensors, got "
+                f"{name!r}: {described(value)} (a tuple is passed on as it is)"
+            )
 
     def take(value: Any) -> Any:
         return value[rows] if isinstance(value, Tensor) else value
