@@ -147,16 +147,19 @@ class Archive:
         start = sum(count for count, _ in self._parts[:number])
         count, stored_digest = self._parts[number]
         stored = self._earlier.isel(example=slice(start, start + count))
-        differs = [
-            name
-            for name, latent in latents.items()
-            if name not in stored or not _equal(stored[name].to_numpy(), latent)
+        differs = sorted(self._latents() ^ {*latents}) or [
+            name for name, latent in latents.items() if not _equal(stored[name].to_numpy(), latent)
         ]
         if differs or digest != stored_digest:
             raise ValueError(
                 f"batches must be those of the earlier capture in {self.path}, got another "
                 f"{differs[0] if differs else 'inputs'!r} for the examples from {start}"
             )
+
+    def _latents(self) -> set[str]:
+        """The names of the latents that are stored."""
+        others = {*json.loads(self.identity)["quantities"], *(f"n_{dim}" for dim in self._ragged)}
+        return {str(name) for name in self._earlier.data_vars} - others
 
     def read(self, n_batches: int | None = None) -> xr.Dataset:
         """The dataset of all batches, or of the first; values are read when they are used."""

@@ -56,8 +56,8 @@ def capture(
         to: a path that ends in `.zarr`: each batch is written to disk when it is done, so memory
             does not grow, and an interrupted capture continues when it is called again with the
             same model, quantities and batches, in which weights, public attributes of plain values,
-            arguments, code and inputs are compared; or in `.nc`: a netCDF file, written at the end.
-            None: in memory.
+            arguments, code and inputs are compared; or in `.nc`: a netCDF file, written at the end,
+            in place of an earlier capture. None: in memory.
 
     Returns:
         One variable per quantity, [example, dims...] or [example, layer, dims...] for a glob
@@ -66,7 +66,9 @@ def capture(
         becomes float32. From disk, values are read when they are used.
 
     Raises:
-        KeyError: an unknown hook; the message lists the nearest names.
+        FileNotFoundError: the folder of a netCDF file does not exist.
+        KeyError: an unknown hook, of which the message lists the nearest names, or an unknown
+            latent in `latent_dims`.
         TypeError: the model cannot be hooked, a batch has no inputs or latents, or, for `.zarr`, a
             `reduce` or an input cannot be told from another one.
         ValueError: the model is compiled, there is no batch, a name is both a quantity and a
@@ -84,6 +86,8 @@ def capture(
     path = None if to is None else Path(to)
     if path is not None and path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"to must end in .zarr or .nc, got {str(to)!r}")
+    if path is not None and path.suffix == ".nc":
+        _check_file(path)
     passes = Passes(model, quantities)
     labels = Labels(quantities, passes.layers, latent_dims or {})
     shown = progress(batches, "capture")
@@ -92,7 +96,7 @@ def capture(
             return _to_archive(path, passes, labels, shown)
         kept = {name: _Rows(name, quantity) for name, quantity in quantities.items()}
         latents: list[dict[str, np.ndarray]] = []
-        for batch, of_batch in with_latents(shown):
+        for batch, of_batch in with_latents(shown, labels.latent_dims):
             latents.append(of_batch)
             for name, firings in passes.run(batch, of_batch).items():
                 kept[name].append(firings)
@@ -109,6 +113,22 @@ def capture(
     return xr.open_dataset(path, engine="netcdf4")
 
 
+def _check_file(path: Path) -> None:
+    """Check that a netCDF file can be written, which replaces no other file than a capture."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"to must be in a folder that exists, got {path}")
+    if path.exists() and not _is_capture(path):
+        raise ValueError(f"to must be a new path or a capture, got {path}")
+
+
+def _is_capture(path: Path) -> bool:
+    try:
+        with xr.open_dataset(path, engine="netcdf4", decode_cf=False) as data:
+            return "batches" in data.attrs and any("hook" in one.attrs for one in data.values())
+    except OSError:
+        return False
+
+
 def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Batch]) -> xr.Dataset:
     identity = labels.identity() | {"model": digest_of("a model", passes.model)}
     takes_batch = any(one.takes_batch for one in passes.quantities.values())
@@ -118,7 +138,7 @@ def _to_archive(path: Path, passes: Passes, labels: Labels, batches: Iterable[Ba
     # A batch is written while the next one is computed.
     with ThreadPoolExecutor(max_workers=1) as writer:
         written: Future[None] | None = None
-        for number, (batch, latents) in enumerate(with_latents(batches)):
+        for number, (batch, latents) in enumerate(with_latents(batches, labels.latent_dims)):
             n_batches = number + 1
             digest = digest_of("batches", batch if takes_batch else batch.inputs)
             if number < n_before:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -72,16 +72,25 @@ def read_latents(batch: Batch) -> dict[str, np.ndarray]:
     }
 
 
-def with_latents(batches: Iterable[Batch]) -> Iterator[tuple[Batch, dict[str, np.ndarray]]]:
+def with_latents(
+    batches: Iterable[Batch], named: Collection[str] = ()
+) -> Iterator[tuple[Batch, dict[str, np.ndarray]]]:
     """Each batch with its latents, as `read_latents` reads them.
 
     Raises:
+        KeyError: the batches lack a latent that is named in `latent_dims`.
         ValueError: a batch has other latents than the first.
     """
     names: set[str] | None = None
     for batch in batches:
         latents = read_latents(batch)
         names = {*latents} if names is None else names
+        if unknown := sorted({*named} - names):
+            known = ", ".join(sorted(names))
+            raise KeyError(
+                f"latent_dims must name latents of the batches, which are {known}, got "
+                f"{', '.join(unknown)}"
+            )
         if differing := sorted(names ^ {*latents}):
             raise ValueError(
                 f"batches must have the latents of the first, {sorted(names)}, got one with "

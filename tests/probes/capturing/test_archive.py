@@ -112,6 +112,58 @@ def test_what_differs_is_refused(toy_model, make_batches, tmp_path):
         capture(toy_model(), make_batches(1), QUANTITIES, to="x.csv")
 
 
+@pytest.mark.parametrize("kind", ["text", "dataset", "folder"])
+def test_a_file_that_is_no_capture_is_not_overwritten(toy_model, make_batches, tmp_path, kind):
+    path = tmp_path / "x.nc"
+    if kind == "text":
+        path.write_text("thesis")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        xr.Dataset({"thesis": ("page", [1, 2])}).to_netcdf(path)
+    model = toy_model()
+    calls = count_passes(model)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(ValueError, match=r"to must be a new path or a capture, got .*x\.nc"):
+        capture(model, make_batches(1), QUANTITIES, to=path)
+    assert not calls
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_capture_in_a_file_is_replaced(toy_model, make_batches, tmp_path):
+    path = tmp_path / "x.nc"
+    capture(toy_model(), make_batches(1), QUANTITIES, to=path)
+    assert capture(toy_model(), make_batches(3), QUANTITIES, to=path).attrs["batches"] == 3
+
+
+def test_the_folder_of_a_file_must_be_there_at_the_start(toy_model, make_batches, tmp_path):
+    model = toy_model()
+    calls = count_passes(model)
+    with pytest.raises(
+        FileNotFoundError, match=r"to must be in a folder that exists, got .*missing"
+    ):
+        capture(model, make_batches(1), QUANTITIES, to=tmp_path / "missing" / "x.nc")
+    assert not calls
+
+
+@pytest.mark.parametrize("change", ["without", "with another"])
+def test_batches_with_other_latents_are_not_those_of_the_capture(
+    toy_model, make_batches, tmp_path, change
+):
+    path, batches = tmp_path / "x.zarr", make_batches(2)
+    capture(toy_model(), batches, QUANTITIES, to=path)
+    for batch in batches:
+        if change == "without":
+            del batch.latents["rule"]
+        else:
+            batch.latents["depth"] = batch.latents["rule"]
+    wrong = "rule" if change == "without" else "depth"
+    with pytest.raises(
+        ValueError, match=rf"batches must be those of the earlier .* another '{wrong}'"
+    ):
+        capture(toy_model(), batches, QUANTITIES, to=path)
+
+
 @pytest.mark.parametrize("to", [None, "x.zarr"])
 def test_a_pass_ends_at_the_last_hook(toy_model, make_batches, tmp_path, to):
     model, calls = toy_model(3), []

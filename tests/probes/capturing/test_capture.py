@@ -212,6 +212,17 @@ def test_invalid_quantities_are_refused(toy_model, make_batches, quantity, error
         capture(toy_model(), make_batches(1), {"x": quantity})
 
 
+def test_dims_of_latents_that_no_batch_has_are_refused(toy_model, make_batches):
+    model, passes = toy_model(), []
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    dims = {"rule": ("example", "feature"), "ruel": ("example",)}
+    with pytest.raises(
+        KeyError, match=r"latent_dims must name latents of the batches, which are .*rule, got ruel"
+    ):
+        capture(model, make_batches(2), {"p": PATTERN}, latent_dims=dims)
+    assert not passes
+
+
 def test_invalid_input_is_refused(toy_model, make_batches):
     model = toy_model()
     with pytest.raises(ValueError, match="at least one batch"):

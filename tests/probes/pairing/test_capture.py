@@ -85,7 +85,9 @@ def test_it_is_what_score_pairing_says_of_the_same_arrays():
 
 
 def test_unknown_hooks_and_latents_are_refused():
-    with pytest.raises(KeyError, match="among the latents preference, winner, got wanted"):
+    with pytest.raises(
+        KeyError, match="latents of the batches, which are preference, winner, got wanted"
+    ):
         measured(Planted(), truth="wanted")
     with pytest.raises(KeyError, match="hook_value_scores"):
         measure_pairing(Planted(), {"id": [batch(0)]})
