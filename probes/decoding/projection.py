@@ -10,6 +10,9 @@ from probes.checking import checked
 
 Method = Literal["pca", "tsne"]
 
+# Points or features up to which principal components are exact, which takes seconds at most.
+_EXACT = 2000
+
 
 @checked
 def project(
@@ -34,7 +37,8 @@ def project(
         samples: dims that together index a point; the other dims are its features.
         components: number of components to keep; 2 or 3 for t-SNE.
         perplexity: perplexity of t-SNE, below the number of points; not used by PCA.
-        seed: seed of t-SNE, and of PCA's solver for large data.
+        seed: seed of t-SNE, and of PCA's solver for data with more than 2,000 points and features,
+            whose components are approximate.
 
     Returns:
         `projection` [samples..., component] with the coordinates of `code`; for PCA also
@@ -42,8 +46,10 @@ def project(
         methods are labelled along the first dim `kind`.
 
     Raises:
-        ValueError: the method is missing or unknown, the code lacks a sample dim, values are not
-            finite, or there are too many components or too large a perplexity for the data.
+        TypeError: values are not real numbers.
+        ValueError: the method is missing or unknown, the code lacks a sample dim or is empty,
+            values are not finite, or there are too many components or too large a perplexity for
+            the data.
 
     Example:
         >>> project(data.set_coords("rule")["code"], method=["pca", "tsne"])
@@ -72,6 +78,10 @@ def project(
     if missing or not samples:
         raise ValueError(f"samples must be dims of code, {code.dims}, got {tuple(samples)}")
     features = [str(dim) for dim in code.dims if dim not in samples]
+    if code.size == 0:
+        raise ValueError(f"code must not be empty, got sizes {dict(code.sizes)}")
+    if code.dtype.kind not in "biuf":
+        raise TypeError(f"code must hold real numbers, got {code.dtype}")
     ordered = code.transpose(*samples, *features)
     sizes = tuple(ordered.sizes[dim] for dim in samples)
     points = ordered.to_numpy().reshape(int(np.prod(sizes)), -1).astype(np.float64)
@@ -108,7 +118,10 @@ def project(
     are_same = bool(np.abs(standardised).max() < 1e-6)
     projected = np.zeros((n_points, components))
     if method == "pca":
-        pca = PCA(n_components=components, random_state=seed)
+        solver = "covariance_eigh" if n_features <= n_points else "full"
+        if min(n_points, n_features) > _EXACT:
+            solver = "auto"
+        pca = PCA(n_components=components, svd_solver=solver, random_state=seed)
         ratio = np.zeros(components)
         if not are_same:
             projected = pca.fit_transform(standardised)

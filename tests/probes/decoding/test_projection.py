@@ -79,6 +79,34 @@ def test_invalid_input_is_refused(code):
         project(code.where(code["layer"] > 0))
 
 
+@pytest.mark.parametrize("shape", [(200, 1024), (600, 100)])
+def test_components_of_noise_are_exact_too(shape):
+    """Its variances are so alike that a randomised solver does not tell them apart."""
+    noise = np.random.default_rng(0).standard_normal(shape)
+    found = project(xr.DataArray(noise, dims=("example", "unit")))["projection"].to_numpy()
+    scaled = (noise - noise.mean(axis=0)) / noise.std(axis=0)
+    left, singular, _ = np.linalg.svd(scaled, full_matrices=False)
+    expected = left[:, :2] * singular[:2]
+    signs = np.sign((found * expected).sum(axis=0))
+    np.testing.assert_allclose(found * signs, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (
+            np.zeros((0, 4)),
+            ValueError,
+            r"code must not be empty, got sizes {'example': 0, 'unit': 4}",
+        ),
+        (np.ones((9, 4)) * 1j, TypeError, "code must hold real numbers, got complex128"),
+    ],
+)
+def test_what_cannot_be_projected_is_named(code, error, message):
+    with pytest.raises(error, match=message):
+        project(xr.DataArray(code, dims=("example", "unit")))
+
+
 def test_points_that_are_all_the_same_are_projected_to_one_point():
     """In the first layer a query of zeros has the same code in all examples."""
     code = xr.DataArray(np.full((50, 4), 0.3), dims=("example", "head"))
