@@ -226,7 +226,10 @@ class _Problems:
         mask = self.mask[:, every]
         probability = (weights @ self.columns[:, every] + self.absent).softmax(dim=1)
         spread = ((probability * (1 - probability)).sum(dim=1) * mask).sum(dim=1)
-        spread /= mask.sum(dim=1) * (self.present.sum(dim=1) - 1).clamp(min=1)
+        others = self.present.sum(dim=1) - 1
+        spread /= mask.sum(dim=1) * others.clamp(min=1)
+        # Of a single class nothing depends on the intercept, and its gradient is rounding.
+        spread = torch.where(others > 0, spread, 1.0)
         floor = torch.finfo(weights.dtype).tiny
         return (self.squares * spread[:, None, None] + self.ridge).clamp(min=floor)
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
 from probes.decoding.axes import principal_axes
-from probes.decoding.logistic import fit_logistic, fit_logistic_cv
+from probes.decoding.logistic import _Problems, fit_logistic, fit_logistic_cv
 
 PENALTIES = torch.tensor([1e-3, 1e-2, 1e-1, 1.0, 10.0], dtype=torch.float64)
 
@@ -177,6 +177,40 @@ def test_separable_data_converge():
     )
     assert fit.converged.all()
     assert (fit.predict(torch.from_numpy(x))[0].numpy() == y).all()
+
+
+def test_folds_with_a_single_class_are_solved_at_once(monkeypatch):
+    """One positive among all samples: the fold that holds it out has nothing to learn."""
+    x, _ = problem(4, samples=200, features=8)
+    y = np.zeros(200, dtype=int)
+    y[3] = 1
+    fold = np.arange(200) % 5
+    evaluations = []
+    objective = _Problems.objective
+    monkeypatch.setattr(
+        _Problems,
+        "objective",
+        lambda self, weights: evaluations.append(1) or objective(self, weights),
+    )
+    fit, chosen, losses = fit_logistic_cv(
+        torch.from_numpy(x), torch.from_numpy(y)[None], torch.from_numpy(fold), PENALTIES, classes=2
+    )
+    assert len(evaluations) < 200
+    assert fit.converged.all()
+    reference = LogisticRegression(C=chosen.item(), tol=1e-10, max_iter=10_000).fit(x, y)
+    np.testing.assert_allclose(fit.weight[0, 1] - fit.weight[0, 0], reference.coef_[0], atol=2e-3)
+    # The positive itself is not counted, since a fit without it cannot predict it.
+    expected = []
+    for penalty in PENALTIES.tolist():
+        held_out = np.zeros(199)
+        for number in set(range(5)) - {3}:
+            model = LogisticRegression(C=penalty, tol=1e-8, max_iter=10_000)
+            model.fit(x[fold != number], y[fold != number])
+            of_fold = fold[np.arange(200) != 3] == number
+            probability = model.predict_proba(x[fold == number])
+            held_out[of_fold] = -np.log(probability[:, 0])
+        expected.append(held_out.mean())
+    np.testing.assert_allclose(losses[0], expected, atol=5e-4)
 
 
 def test_a_class_without_samples_is_never_predicted():
