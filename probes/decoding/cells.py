@@ -96,6 +96,7 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
 
     Raises:
         KeyError: the dataset lacks a variable.
+        TypeError: codes are not real numbers, or labels of several types.
         ValueError: dims do not match, there are no samples, or labels are not finite.
     """
     code, label, types = layout.code, layout.label, layout.types
@@ -113,6 +114,8 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
             f"{tuple(samples)} and {tuple(cells)}; pass the dims of which each value has a decoder "
             "of its own as `cells` (`cells=()`: there is one)"
         )
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{code!r} must hold real numbers, got {array.dtype} in {name}")
     ordered = array.transpose(*leading, ...)
     sizes = [array.sizes[dim] for dim in samples]
     n_samples = math.prod(sizes)
@@ -131,6 +134,14 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
         flat = column.expand_dims(missing_sizes).transpose(*samples).to_numpy().reshape(-1)
         if flat.dtype.kind == "f" and not np.isfinite(flat).all():
             raise ValueError(f"{variable!r} must be finite, got NaN or infinity in {name}")
+        try:
+            np.unique(flat)
+        except TypeError:
+            kinds = " and ".join(sorted({type(value).__name__ for value in flat}))
+            raise TypeError(
+                f"{variable!r} must hold integers or strings, the same in all samples, got {kinds} "
+                f"in {name}; leave out samples without a label (NaN or None)"
+            ) from None
         return flat
 
     return Table(

@@ -13,7 +13,7 @@ from transformer_lens.utilities.statistics import derive_generator
 
 from probes.checking import checked
 from probes.decoding.cells import Cell, Layout, Split, Table, Tables, read_sources
-from probes.decoding.fitting import check_arguments, fold_of_samples, over_cells
+from probes.decoding.fitting import check_arguments, classes_of, fold_of_samples, over_cells
 from probes.decoding.logistic import fit_logistic_cv
 from probes.decoding.report import Metrics, Report, decoding_attrs
 
@@ -68,7 +68,8 @@ def decode(
 
     Args:
         fit: holds `code` [samples..., cells..., features...], dims in any order, and `label`
-            [samples...] (integers or strings; missing dims are broadcast).
+            [samples...] (integers or strings; missing dims are broadcast). All labels are classes:
+            -1 is one, too, so leave out samples whose -1 means that they have no label.
         tests: datasets of the same layout by split name.
         code: name of the variable that holds the code.
         label: name of the variable to decode.
@@ -104,8 +105,8 @@ def decode(
 
     Raises:
         KeyError: a dataset lacks a variable.
-        TypeError: `fit` or a test is not a dataset, or labels are floats (see
-            `decode_continuous`).
+        TypeError: `fit` or a test is not a dataset, codes are not real numbers, labels are floats
+            (see `decode_continuous`) or of several types, such as strings and None.
         ValueError: dims or layouts do not match, values are not finite, `fit` has fewer than two
             classes, `positive` is not a class, or a number is out of range.
 
@@ -116,7 +117,8 @@ def decode(
     layout = Layout(code, label, types, samples, cells)
     sources = read_sources((fit, tests), untrained, layout)
     probe_tables = sources["probe"]
-    classes = _classes([table for tables in sources.values() for table in tables.all_tables], label)
+    all_tables = [table for tables in sources.values() for table in tables.all_tables]
+    classes = classes_of(all_tables, label)
     n_classes = len(classes)
     if positive is not None and positive not in classes:
         raise ValueError(f"positive must be one of the classes {classes}, got {positive!r}")
@@ -208,19 +210,6 @@ def decode(
     )
     attrs = decoding_attrs(long_name, probe_tables, seed=seed, folds=folds, resamples=resamples)
     return result.assign_attrs(attrs)
-
-
-def _classes(tables: Sequence[Table], label: str) -> np.ndarray:
-    dtype_kinds = {table.label.dtype.kind for table in tables}
-    if not dtype_kinds <= set("biuUSO"):
-        raise TypeError(
-            f"label {label!r} must hold classes (integers or strings), got "
-            f"{sorted({str(table.label.dtype) for table in tables})}; see decode_continuous"
-        )
-    fitted = np.unique(tables[0].label)
-    if len(fitted) < 2:
-        raise ValueError(f"label {label!r} must have at least two classes in fit, got {fitted}")
-    return np.unique(np.concatenate([table.label for table in tables]))
 
 
 def _class_indices(table: Table, classes: np.ndarray) -> Int64[Tensor, " sample"]:

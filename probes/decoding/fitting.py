@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -34,8 +35,34 @@ def check_arguments(penalties: Sequence[float], resamples: int) -> None:
     """Check arguments that both decoders take."""
     if not penalties or not all(0 < penalty < float("inf") for penalty in penalties):
         raise ValueError(f"penalties must be one or more positive numbers, got {penalties!r:.200}")
+    check_resamples(resamples)
+
+
+def check_resamples(resamples: int) -> None:
+    """Raise a ValueError if there are no resamples, without which there are no intervals."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
+
+
+def classes_of(tables: Sequence[Table], label: str) -> np.ndarray:
+    """List the classes of the labels of all tables, of which the first is the one to fit on.
+
+    Raises:
+        TypeError: labels are floats.
+        ValueError: there are fewer than two classes in the first table.
+    """
+    dtype_kinds = {table.label.dtype.kind for table in tables}
+    if not dtype_kinds <= set("biuUSO"):
+        raise TypeError(
+            f"label {label!r} must hold classes (integers or strings), got "
+            f"{sorted({str(table.label.dtype) for table in tables})}; see decode_continuous"
+        )
+    fitted = np.unique(tables[0].label)
+    if len(fitted) < 2:
+        raise ValueError(
+            f"label {label!r} must have at least two classes in {tables[0].name}, got {fitted}"
+        )
+    return np.unique(np.concatenate([table.label for table in tables]))
 
 
 def over_cells(

@@ -151,12 +151,15 @@ def decode_each(
         The results of the decoder, with `along` as first dim.
 
     Raises:
-        KeyError: a dataset lacks a variable.
+        KeyError: a dataset lacks a variable, or `label` the dim `along`.
         ValueError: each label is constant in `fit` or in all tests; or as in the decoder.
 
     Example:
         >>> decode_each(fit, {"ood": test}, along="term", label="has")["score"].sel(control="probe")
     """
+    if label in fit and along not in fit[label].dims:
+        dims = ", ".join(map(str, fit[label].dims))
+        raise KeyError(f"along must be a dim of {label!r}, {dims}, got {along!r}")
     results: list[xr.Dataset] = []
     for name in fit[label][along].to_numpy():
         fit_number, varying_tests = _select_number((fit, tests), label, {along: name})

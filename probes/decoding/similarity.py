@@ -10,6 +10,7 @@ from transformer_lens.utilities.statistics import derive_generator
 
 from probes.checking import checked
 from probes.decoding.cells import Layout, Table, cell_coordinates, grid_of, read_table
+from probes.decoding.fitting import check_resamples, classes_of
 from probes.statistics.intervals import Interval, bootstrap, interval_variables
 
 Weights = Float[np.ndarray, "draw example"]
@@ -34,7 +35,7 @@ def compare_means(
 
     Args:
         data: holds `code` [samples..., cells..., features...], dims in any order, and `label`
-            [samples...].
+            [samples...], integers or strings.
         code, label, samples, cells: as in `decode`.
         resamples: number of bootstrap resamples.
         seed: seed of the control and of the bootstrap.
@@ -48,13 +49,15 @@ def compare_means(
         samples. Each cell dim has the additional coordinate "all"; `first` and `second` are labels.
 
     Raises:
-        KeyError, ValueError: as in `decode`.
+        KeyError, TypeError, ValueError: as in `decode`.
 
     Example:
         >>> compare_means(data)["similarity"].sel(control="observed", layer="all", centring="none")
     """
+    check_resamples(resamples)
     table = read_table("data", data, Layout(code, label, None, samples, cells))
-    names, number = np.unique(table.label, return_inverse=True)
+    names = classes_of([table], label)
+    number = np.searchsorted(names, table.label)
     order = torch.randperm(len(number), generator=derive_generator(seed, "control task")).numpy()
     coordinates = cell_coordinates(table)
     sizes = tuple(map(len, coordinates.values()))

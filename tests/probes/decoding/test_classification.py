@@ -406,6 +406,24 @@ def test_invalid_input_is_refused():
         decode(fit.assign(rule=fit["code"].isel(head=0)), {"t": test})
 
 
+def test_codes_that_are_no_real_numbers_are_refused():
+    fit, test = planted(0, 40), planted(1, 40)
+    with pytest.raises(TypeError, match=r"'code' must hold real numbers, got complex128 in fit"):
+        decode(fit.assign(code=fit["code"] * (1 + 1j)), {"t": test})
+    with pytest.raises(TypeError, match=r"'code' must hold real numbers, got <U\d+ in tests"):
+        decode(fit, {"t": test.assign(code=test["code"].astype(str))})
+
+
+def test_samples_without_a_label_are_named():
+    fit, test = planted(0, 40), planted(1, 40)
+    names = np.array(["sum", "max", "min"], dtype=object)[fit["rule"].to_numpy() % 3]
+    names[3] = None
+    unlabelled = fit.assign(rule=("example", names))
+    message = r"'rule' must hold integers or strings, .* got float and str in fit"
+    with pytest.raises(TypeError, match=message):
+        decode(unlabelled, {"t": test})
+
+
 def test_number_of_threads_is_restored():
     threads = torch.get_num_threads()
     decode(planted(0, 40), {"t": planted(1, 40)}, resamples=10)

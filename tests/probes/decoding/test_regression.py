@@ -123,6 +123,14 @@ def test_each_of_several_classes_is_decoded_with_its_own_decoder():
     assert abs(accuracy.sel(label="noise") - 0.5) < 0.12
 
 
+def test_the_dim_of_the_labels_must_be_one_of_theirs():
+    data = xr.Dataset(
+        {"code": (("example", "d"), np.eye(4)), "value": (("example", "term"), np.eye(4))}
+    )
+    with pytest.raises(KeyError, match=r"along must be a dim of 'value', example, term, got 'trm'"):
+        decode_each(data, {"t": data}, along="trm", cells=())
+
+
 def test_numbers_that_never_vary_are_refused():
     fit = of_many(0, read=0.0, noise=0.0, one=1.0)
     with pytest.raises(ValueError, match="must vary"):

@@ -84,5 +84,11 @@ def test_means_that_are_zero_but_for_rounding_have_no_similarity(dtype):
 
 
 def test_wrong_arguments_are_refused():
+    data = planted(examples=5)
     with pytest.raises(KeyError, match="must hold 'kind'"):
-        compare_means(planted(examples=5), label="kind")
+        compare_means(data, label="kind")
+    data = data.isel(feature=0)
+    with pytest.raises(TypeError, match=r"label 'rule' must hold classes .* got \['float64'\]"):
+        compare_means(data.assign(rule=data["rule"] * 0.5))
+    with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
+        compare_means(data, resamples=0)
