@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 import xarray as xr
 from torch import Tensor
 
@@ -52,8 +51,8 @@ def capture_control_flow(
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
-        TypeError, ValueError: the model cannot be hooked or is compiled, there is no batch, or
-            shapes do not match.
+        TypeError, ValueError: the model cannot be hooked or is compiled, there is no batch,
+            `before` does not fire before `after` in each step, or shapes do not match.
 
     Example:
         >>> columns = capture_control_flow(
@@ -62,14 +61,21 @@ def capture_control_flow(
         >>> valid = tasks.column_dataflow(batch)["valid"]
         >>> graphs = extract_control_flow(columns["gate"], columns["attention"], valid)
     """
-    state = torch.empty(0)
+    if before == after:
+        raise ValueError(f"before and after must be different hooks, got {before!r} twice")
+    states: list[Tensor] = []
 
     def remember(h: Tensor) -> Tensor:
-        nonlocal state
-        state = h.clone()  # a step may change it in place
+        states[:] = [h.clone()]  # a step may change it in place
         return h.norm(dim=-1)
 
     def change(h: Tensor) -> Tensor:
+        if not states:
+            raise ValueError(
+                "each step must show a state before each state after, got "
+                f"before={before!r}, after={after!r}: are they swapped?"
+            )
+        state = states.pop()
         total = h.norm(dim=-1) + state.norm(dim=-1)
         return (h - state).norm(dim=-1) / total.clamp(min=_NEVER_ZERO)
 

@@ -23,7 +23,7 @@ from probes.capturing.inputs import (
 from probes.checking import checked
 from probes.control_flow.cut_cells import Masks, at_columns, choose_cells
 from probes.control_flow.graphs import column_numbers
-from probes.interventions.answers import Metric, measure
+from probes.interventions.answers import Metric, check_scored, measure
 from probes.interventions.readers import check_read
 from probes.interventions.sites import Firing, firings
 from probes.progress import progress
@@ -377,8 +377,7 @@ def _check_arguments(
             f"got {count_examples('inputs', inputs)}"
         )
     answer, targets = answers
-    if (answer is None) != (targets is None) or (answer is None and not metrics):
-        raise ValueError("answer and targets must be passed together, or metrics, got neither")
+    check_scored({"answer": answer, "targets": targets}, metrics)
     if targets is not None and targets.shape != (examples,):
         raise ValueError(f"targets must have the shape ({examples},), got {tuple(targets.shape)}")
     if min(sizes) < 1:

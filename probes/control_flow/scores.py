@@ -237,6 +237,8 @@ def _read_truth(truth: xr.Dataset, valid: Bool[np.ndarray, "example pos"]) -> Tr
     level = ordered("level", truth["level"], ("example", "pos"))
     if level.shape != valid.shape:
         raise ValueError(f"level must have the shape {valid.shape}, got {level.shape}")
+    if (level != np.rint(level)).any():
+        raise ValueError("level must hold whole numbers, -1 for none, got NaN or fractions")
     if ((level >= 0) & ~valid).any():
         raise ValueError("level must be -1 at columns that are not valid, got other levels there")
     is_edge = (edges >= 0).all(axis=2)

@@ -14,6 +14,24 @@ Metric = Callable[[Any, slice], Tensor]
 """Maps the model's output and the examples it is for to floats [example]."""
 
 
+def check_scored(scored: Mapping[str, object], metrics: Mapping[str, Metric]) -> None:
+    """Check that answers come with what they are compared with, or that there are metrics.
+
+    Args:
+        scored: both arguments by name, None where they are not passed.
+        metrics: the metrics.
+
+    Raises:
+        ValueError: one is passed without the other, or there is nothing to measure.
+    """
+    given = [name for name, value in scored.items() if value is not None]
+    if len(given) == 1 or not (given or metrics):
+        raise ValueError(
+            f"{' and '.join(scored)} must be passed together, or metrics, got "
+            f"{f'only {given[0]}' if given else 'neither'}"
+        )
+
+
 def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:
     """Check that there are outcomes, each for this number of examples.
 

@@ -16,6 +16,7 @@ from probes.checking import checked
 from probes.interventions.answers import (
     Metric,
     check_outcomes,
+    check_scored,
     hits_of,
     measure,
     metric_variables,
@@ -104,8 +105,7 @@ def interchange(
     examples = count_examples("base_inputs", base_inputs)
     scopes = where if isinstance(where, Mapping) else {"": where}
     metrics = metrics or {}
-    if (answer is None) != (outcomes is None) or (outcomes is None and not metrics):
-        raise ValueError("answer and outcomes must be passed together, or metrics, got neither")
+    check_scored({"answer": answer, "outcomes": outcomes}, metrics)
     _check_arguments(examples, source_inputs, scopes, outcomes)
     sites = resolve_sites(model, hooks, base_inputs, batch_size)
     changed = [{at.hook for at in places} for places in sites.values()]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import Inputs, call, take_rows
+from probes.checking import described
 from probes.interventions.erasure import Entries
 from probes.interventions.sites import most_firings
 from probes.interventions.swaps import Swaps
@@ -70,6 +71,7 @@ class VectorModel:
     ) -> None:
         self.model, self.vector, self.swaps, self.logits = model, vector, swaps, logits
         self._positions: Tensor | None = None
+        self._largest = max(int(answers.max()) for answers in swaps.answers.values())
 
     @property
     def original_model(self) -> object:
@@ -102,6 +104,11 @@ class VectorModel:
                 f"logits must return [{len(pairs)} examples, class] or [.., answer, class], got "
                 f"{tuple(logits.shape)}"
             )
+        if self._largest >= logits.shape[-1]:
+            raise ValueError(
+                f"answers must be below the {logits.shape[-1]} classes of logits, got "
+                f"{self._largest}"
+            )
         return logits.movedim(-1, 1)
 
     @contextmanager
@@ -121,7 +128,14 @@ class VectorModel:
             if firing != (self.vector.step or 0):
                 return None
             part = self._part(activation)
-            vector = part[self.vector.entries]
+            try:
+                vector = part[self.vector.entries]
+            except (IndexError, TypeError) as error:
+                raise ValueError(
+                    "entries must be those of the activation, of shape "
+                    f"{tuple(part.shape)}, at {self.vector.hook!r}, got "
+                    f"{described(self.vector.entries)}: {error}"
+                ) from None
             # Subspaces of half precision are computed in single precision.
             wide = vector.to(torch.promote_types(vector.dtype, torch.float32))
             changed = function(wide.reshape(len(vector), -1), hook)

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,22 @@ def test_a_model_without_states_to_compare_is_refused():
     assert HEADS > 1
     with pytest.raises(KeyError, match="hook_resid_pre"):
         capture_control_flow(ProgramModel(), [SimpleBatch(programs.inputs, {})], answer=answer_of)
+
+
+def test_states_before_and_after_are_not_swapped_or_the_same(inputs):
+    batches, (pre, post) = (
+        [SimpleBatch(inputs, {})],
+        ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_post"),
+    )
+    with pytest.raises(
+        ValueError, match=rf"a state before each state after, got before='{re.escape(post)}'"
+    ):
+        capture_control_flow(GatedModel(), batches, answer=largest, before=post, after=pre)
+    with pytest.raises(
+        ValueError,
+        match=rf"before and after must be different hooks, got '{re.escape(post)}' twice",
+    ):
+        capture_control_flow(GatedModel(), batches, answer=largest, before=post, after=post)
 
 
 def test_gates_and_attention_can_be_left_out(inputs):

@@ -380,6 +380,8 @@ def test_invalid_input_is_refused():
         run(truth.assign(level=truth["level"] * 0 - 1))
     with pytest.raises(ValueError, match="level must be -1 at columns that are not valid"):
         run(truth.assign(level=truth["level"] * 0))
+    with pytest.raises(ValueError, match="level must hold whole numbers, -1 for none, got NaN or"):
+        run(truth.assign(level=truth["level"].where(truth["level"] >= 0)))
     with pytest.raises(ValueError, match="readout must name valid columns"):
         run(truth.assign(readout=truth["readout"] + 1))
     with pytest.raises(ValueError, match="used must be boolean"):

@@ -80,8 +80,8 @@ def run(model=None, *, ranks=(3,), **changes):
         "learning_rate": 0.03,
         "resamples": 200,
     } | changes
-    test = arguments.pop("test", {"test": pairs_of(1)})
-    return align(model or Adds(), pairs_of(0), test, ranks=ranks, **arguments)
+    fit, test = arguments.pop("fit", pairs_of(0)), arguments.pop("test", {"test": pairs_of(1)})
+    return align(model or Adds(), fit, test, ranks=ranks, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,15 @@ def test_invalid_input_is_refused():
         run(logits=lambda output: output.argmax(1))
     with pytest.raises(ValueError, match=r"answers of the shape \(600, 1\), got answers \(600,\)"):
         run(logits=lambda output: output)
+    outside = {"state": Vector("hook_state", np.s_[:, 99], step=1)}
+    with pytest.raises(
+        ValueError, match=r"entries must be those of the activation, .* 'hook_state', got"
+    ):
+        run(sites=outside)
     other = pairs_of(1)
+    large = Swaps(**vars(other) | {"answers": {"a": other.own + 9, "b": other.own}})
+    with pytest.raises(ValueError, match="answers must be below the 4 classes of logits, got 12"):
+        run(fit=large)
     only = Swaps(**vars(other) | {"answers": {"a": other.answers["a"]}})
     with pytest.raises(
         KeyError, match=r"test\['test'\] must have the variables of fit, a, b, got a"

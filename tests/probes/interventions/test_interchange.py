@@ -196,6 +196,12 @@ def test_works_on_a_bridge(bridge):
 
 def test_invalid_input_is_refused(pairs):
     base, source = pairs
+    with pytest.raises(ValueError, match="together, or metrics, got only outcomes"):
+        run(base, source, answer=None)
+    with pytest.raises(ValueError, match="together, or metrics, got only answer"):
+        run(base, source, outcomes=None)
+    with pytest.raises(ValueError, match="together, or metrics, got neither"):
+        run(base, source, outcomes=None, answer=None)
     with pytest.raises(
         ValueError, match="source_inputs must have the 200 examples of base_inputs, got 199"
     ):
