@@ -24,10 +24,10 @@ def hooked(model: nn.Module, **arguments: Any) -> HookedModel:
     A module gets the hooks `NAME.hook_in` and `NAME.hook_out` for each of its submodules (the names
     of `named_modules`): the first tensor among its inputs, and that of its output; and
     `NAME.hook_out_1`, the second tensor of an output, such as the weights of Hugging Face's
-    attention modules (with `attn_implementation="eager"`). These can be captured, but `interchange`
-    and `cut` refuse them, since nothing reads what the module returns beside its result. The module
-    itself stays as it is: hooks are attached while it is called, and only those that are listened
-    to. The output is a tensor, too: `.logits` of a Hugging Face output, or else its first tensor.
+    attention modules (with `attn_implementation="eager"`). These can be captured, but interventions
+    refuse them, since nothing reads what the module returns beside its result. The module itself
+    stays as it is: hooks are attached while it is called, and only those that are listened to. The
+    output is a tensor, too: `.logits` of a Hugging Face output, or else its first tensor.
 
     A model that has hooks keeps them. Hooks raise a ValueError at nested tensors, to which
     `nn.TransformerEncoder` turns padded inputs unless it has `enable_nested_tensor=False`.

@@ -112,7 +112,8 @@ def align(
         KeyError: an unknown hook, or a split lacks a variable.
         TypeError: a model cannot be hooked.
         ValueError: a model is compiled; there is no site, split or rank; a rank is larger than a
-            vector; shapes do not match; entries, or answers among the classes, that there are not.
+            vector; shapes do not match; entries, or answers among the classes, that there are not;
+            nothing downstream reads the value of a hook.
         RuntimeError: a hook does not fire at its step, or fires again without one, in some batch.
 
     Example:

@@ -113,7 +113,7 @@ def erase(
         TypeError: the model cannot be hooked, or labels or answers are not integers.
         ValueError: the model is compiled; there is no site or outcome; a site is named "none";
             there are fewer than two labels; shapes or numbers of examples do not match; a number
-            is below 1; activations are not finite.
+            is below 1; activations are not finite; nothing downstream reads what a site shows.
         RuntimeError: a hook did not fire, or fired less often than is asked for, or than in other
             batches; `inputs` need steps that `fit_inputs` do not.
 

@@ -21,7 +21,6 @@ from probes.interventions.answers import (
     measure,
     metric_variables,
 )
-from probes.interventions.readers import check_read
 from probes.interventions.sites import NO_SITE, At, Hooks, resolve_sites
 from probes.progress import progress
 from probes.statistics.intervals import exact_rates, interval_variables
@@ -108,8 +107,6 @@ def interchange(
     check_scored({"answer": answer, "outcomes": outcomes}, metrics)
     _check_arguments(examples, source_inputs, scopes, outcomes)
     sites = resolve_sites(model, hooks, base_inputs, batch_size)
-    changed = [{at.hook for at in places} for places in sites.values()]
-    check_read(model, base_inputs, changed, batch_size)
     keys = [(scope, site) for scope in scopes for site in (NO_SITE, *sites)]
     answers: dict[tuple[str, str], list[Tensor]] = {key: [] for key in keys}
     numbers: dict[tuple[str, str], list[np.ndarray]] = {key: [] for key in keys}

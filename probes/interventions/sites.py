@@ -16,6 +16,7 @@ from probes.capturing.hooking import (
     run_with_matches,
 )
 from probes.capturing.inputs import Inputs, call, count_examples, slices, take_rows
+from probes.interventions.readers import check_read
 
 NO_SITE = "none"
 """The run without intervention."""
@@ -81,7 +82,8 @@ def resolve_sites(
 
     Raises:
         KeyError: an unknown hook.
-        ValueError: there is no site, one has no hook, or one is named "none".
+        ValueError: there is no site, one has no hook, or one is named "none"; or nothing downstream
+            reads what the hooks of a site show.
     """
     if not hooks or NO_SITE in hooks:
         raise ValueError(
@@ -104,6 +106,7 @@ def resolve_sites(
                 for name in hooks_that_fire(model, inputs, place.hook, batch_size)
             )
         ]
+    check_read(model, inputs, [{at.hook for at in places} for places in sites.values()], batch_size)
     return sites
 
 

@@ -15,6 +15,7 @@ from probes.capturing.hooking import HookedModel
 from probes.capturing.inputs import Inputs, call, take_rows
 from probes.checking import described
 from probes.interventions.erasure import Entries
+from probes.interventions.readers import check_read
 from probes.interventions.sites import most_firings
 from probes.interventions.swaps import Swaps
 
@@ -175,7 +176,8 @@ def check_vector(
     Raises:
         KeyError: an unknown hook.
         RuntimeError: the hook does not fire, or not so often.
-        ValueError: the hook is a glob of several, or fires several times and there is no step.
+        ValueError: the hook is a glob of several, fires several times and there is no step, or
+            nothing downstream reads its value.
     """
     fired = len(most_firings(model, inputs, [vector.hook], batch_size))
     if vector.hook not in model.hook_dict:
@@ -190,3 +192,4 @@ def check_vector(
             f"sites[{name!r}] must have a step below {fired}, the number of firings of "
             f"{vector.hook!r}, got {vector.step}"
         )
+    check_read(model, inputs, [[vector.hook]], batch_size)

@@ -16,6 +16,7 @@ from probes.capturing.hooking import HookedModel, check_model, evaluating
 from probes.capturing.inputs import Edit, Inputs, call, count_examples, once, slices, take_rows
 from probes.checking import checked
 from probes.interventions.answers import Metric, check_metric, measure, metric_variables
+from probes.interventions.readers import check_read
 from probes.interventions.sites import hooks_that_fire
 from probes.progress import progress
 from probes.statistics.intervals import bootstrap_ratio, interval_variables
@@ -93,7 +94,7 @@ def force_pairing(
         KeyError: an unknown hook, or `assignment` lacks a variable, or `activation` a search.
         TypeError: the model cannot be hooked, or `truth` is not integers.
         ValueError: the model is compiled, shapes or numbers of examples do not match, errors are
-            not finite or negative, or there is nothing to force.
+            not finite or negative, there is nothing to force, or nothing reads the value scores.
         RuntimeError: a hook did not fire exactly once in a forward pass.
 
     Example:
@@ -116,6 +117,7 @@ def force_pairing(
             for name in hooks_that_fire(model, inputs, pattern, batch_size)
         )
     )
+    check_read(model, inputs, [names], batch_size)
     searches, targets = _counterparts(truth, assignment, examples)
     familiar_scores = (
         None if activation is None else _familiar_scores(truth, assignment, activation)

@@ -20,7 +20,7 @@ CLASSES, D = 4, 12
 class Reader(HookedRootModule):
     """Answers the label that it reads from codes [example, 2, D], which both have it.
 
-    `hook_used` is what it reads, at `position`; `hook_unused` is the same, but nobody listens.
+    `hook_used` is what it reads, at `position`; `hook_unused` is the same, with the weight 0.
     `hook_both.0` and `.1` are two copies; the answer is right if either has the label.
     """
 
@@ -34,9 +34,9 @@ class Reader(HookedRootModule):
         self.setup()
 
     def forward(self, codes):
-        self.hook_unused(codes)
+        unused = self.hook_unused(codes)
         first, second = (hook(codes) for hook in self.hook_copies)
-        used = self.hook_used(codes)
+        used = self.hook_used(codes) + 0 * unused
         return ((used + 0 * first + 0 * second)[:, self.position] @ self.table.T).argmax(-1)
 
 

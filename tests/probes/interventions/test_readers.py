@@ -6,7 +6,8 @@ from torch import nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from probes import At, hooked, interchange
+from probes import At, Vector, align, erase, hooked, interchange
+from probes.interventions.swaps import Swaps
 
 N, D = 20, 4
 
@@ -62,9 +63,20 @@ WEIGHTS = "layer.attention.hook_out_1"
 REFUSED = rf"must have values that are read downstream, got '{WEIGHTS}', which nothing reads"
 
 
-def test_what_a_module_only_returns_cannot_be_exchanged():
+def test_what_a_module_only_returns_cannot_be_exchanged_or_erased():
+    model = hooked(Model())
     with pytest.raises(ValueError, match=REFUSED):
-        patched(hooked(Model()), WEIGHTS)
+        patched(model, WEIGHTS)
+    codes, label = torch.randn(N, D), torch.arange(N) % 2
+    answers = {"answer": lambda output: output.argmax(-1), "outcomes": {"label": label}}
+    with pytest.raises(ValueError, match=REFUSED):
+        erase(model, codes, label, codes, hooks={"site": WEIGHTS}, **answers)
+    pairs = Swaps(codes, codes, {"label": label}, own=label)
+    with pytest.raises(ValueError, match=REFUSED):
+        align(
+            model, pairs, {"test": pairs}, sites={"site": Vector(WEIGHTS)}, ranks=[1],
+            logits=lambda output: output,
+        )  # fmt: skip
 
 
 def test_the_output_of_the_same_module_can_be():

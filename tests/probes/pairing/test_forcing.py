@@ -342,3 +342,24 @@ def test_invalid_input_is_refused(changes, kind, message):
     } | changes
     with pytest.raises(kind, match=message):
         force_pairing(Shows(), **arguments)
+
+
+class Unread(Shows):
+    """Shows its value scores, and answers without them."""
+
+    def forward(self, inputs):
+        super().forward(inputs)
+        return inputs + 1
+
+
+def test_value_scores_that_nothing_reads_are_refused():
+    own, truth = torch.rand(2, 1, 1, 2), torch.zeros(2, 1, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"read downstream, got 'layers.0.hook_value_scores'"):
+        force_pairing(
+            Unread(),
+            own,
+            truth,
+            assigned([0], [0]),
+            "layers.0.*",
+            error=lambda output, part: torch.ones(2),
+        )
