@@ -107,15 +107,6 @@ _READING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEX = torch.ops.aten.index.Tensor
 
 
-def reads_numbers(function: Any, arguments: Any) -> bool:
-    """Whether an operator reads numbers, or shapes, from the values of its tensors."""
-    # The shape depends on masks among the indices, not on the values of other indices.
-    masked = function is not _INDEX or any(
-        index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
-    )
-    return masked and any(tag in getattr(function, "tags", ()) for tag in _READING)
-
-
 class _Reads(TorchDispatchMode):
     """Notes whether a pass reads numbers, or shapes, from the values of its tensors.
 
@@ -131,7 +122,11 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), settings: Any = None
     ) -> Any:
-        self.any |= reads_numbers(function, arguments)
+        # The shape depends on masks among the indices, not on the values of other indices.
+        masked = function is not _INDEX or any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
+        )
+        self.any |= masked and any(tag in getattr(function, "tags", ()) for tag in _READING)
         return function(*arguments, **(settings or {}))
 
 

@@ -42,7 +42,7 @@ def cut(
     *,
     readout: xr.DataArray,
     gates: str | tuple[str, str],
-    attention: str,
+    attention: str | None,
     answer: Callable[[Any], Tensor] | None = None,
     targets: Int[Tensor, " example"] | None = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -89,8 +89,8 @@ def cut(
             Of a model without gates a pair: the hooks of the column states [batch, pos, d] before
             and after a step; a closed column keeps its state.
         attention: as `gates`, the attention hooks (`blocks.*.attn.hook_pattern`), each [batch,
-            head, query_pos, key_pos]; weights are set to 0. Weights that modules of Hugging Face
-            return can be captured, not cut: nothing reads them.
+            head, query_pos, key_pos]; weights are set to 0. None: no edges are cut, as of modules
+            of Hugging Face, which return a copy of their weights that nothing reads.
         answer: maps the model's output to answers, integers [batch].
         targets: the correct answers.
         metrics: numbers by name, instead of or beside answers: functions of the model's output and
@@ -143,17 +143,19 @@ def cut(
     fired = {
         name: _firing_of_each_step(model, inputs, pattern)
         for name, pattern in (hooks | {"attention": attention}).items()
+        if pattern is not None
     }
     _check_arguments(fired, inputs, graphs, (answer, targets), metrics, (cuts, batch_size))
     # Of a pair, the second is changed.
-    check_read(
-        model, inputs, [{name for name, _ in fired[at]} for at in ([*hooks][-1], "attention")]
-    )
+    is_changed = ([*hooks][-1], "attention")
+    changed = [{hook for hook, _ in fired[name]} for name in is_changed if name in fired]
+    check_read(model, inputs, changed, batch_size)
     column = column_numbers("readout", readout, graphs["valid"].to_numpy())
     masks = Masks.of(graphs, column)
     generators = {
         condition: np.random.default_rng([seed, number])
         for number, condition in enumerate((*NODE_CONDITIONS, *EDGE_CONDITIONS))
+        if condition in NODE_CONDITIONS or attention is not None
     }
     chosen_cells: dict[str, list[np.ndarray]] = {condition: [] for condition in generators}
     times_read: dict[str, list[np.ndarray]] = {condition: [] for condition in generators}

@@ -115,6 +115,13 @@ def test_what_is_cut_is_what_the_condition_says(programs):
     assert (result["rate"].sel(condition=list(OFF)) == 0).all()
 
 
+def test_without_attention_nodes_are_cut_alone(programs):
+    with_edges, nodes = run(programs), run(programs, attention=None)
+    kept = nodes["condition"].to_numpy().tolist()
+    assert kept == ["node on the path", "node off the path", "no node"]
+    xr.testing.assert_identical(nodes, with_edges.sel(condition=kept))
+
+
 @pytest.mark.parametrize("cuts", [1, 2])
 def test_matched_controls_are_of_columns_that_are_read_as_often(programs, cuts):
     model = ProgramModel()

@@ -190,8 +190,8 @@ def test_the_seed_decides():
         ({"samples": 3}, ValueError, r"entries must select 3 sample dims and features from .*"),
         ({"draws": 0}, ValueError, "draws must be at least 1, got 0"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"fit_inputs": torch.full((300, 2, D), torch.nan)}, ValueError,
-         r"activations at 'hook_used' must be finite, got 7200 NaN or infinite values"),
+        ({"fit_inputs": torch.cat([data(0, 299)[0], torch.full((1, 2, D), torch.nan)])}, ValueError,
+         r"activations at 'hook_used' must be finite, got 24 NaN or infinite values"),
         ({"outcomes": {"right": torch.zeros(300, 2)}}, ValueError, "shape of the answers"),
     ],
 )  # fmt: skip

@@ -25,11 +25,11 @@ class Reader(HookedRootModule):
         self.setup()
 
     def forward(self, x):
-        pattern = torch.zeros(len(x), 1, N_POS, N_POS, dtype=torch.long)
-        pattern[:, 0, 3, 1], pattern[:, 0, 3, 2], pattern[:, 0, 0, 0] = x.unbind(1)
+        pattern = torch.zeros(len(x), 1, N_POS, N_POS)
+        pattern[:, 0, 3, 1], pattern[:, 0, 3, 2], pattern[:, 0, 0, 0] = x.float().unbind(1)
         unused = self.blocks[0].attn.hook_pattern(pattern)
         used = self.blocks[1].attn.hook_pattern(pattern + 0 * unused)[:, 0]
-        return used[:, 3, 1] + 10 * used[:, 3, 2] + 100 * used[:, 0, 0]
+        return (used[:, 3, 1] + 10 * used[:, 3, 2] + 100 * used[:, 0, 0]).long()
 
 
 @pytest.fixture

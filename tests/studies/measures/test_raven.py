@@ -53,8 +53,8 @@ class Planted(HookedRootModule):
         return inputs.numpy().tobytes()
 
     def forward(self, inputs):
-        self._pattern(inputs)
-        return torch.zeros(len(inputs), inputs.shape[1] // 9, 8)
+        unused = 0 * self._pattern(inputs).sum()
+        return torch.zeros(len(inputs), inputs.shape[1] // 9, 8) + unused
 
     def _pattern(self, inputs):
         n_pos, n_features = inputs.shape[1], inputs.shape[1] // 9
