@@ -196,6 +196,14 @@ PRESETS = {
         changes=" ".join(replaced(LONG.split(), LONGER.split())),
         grids=({"seed": (0, 1, 2), "task.seed": (0,), "model": MODELS},),
     ),
+    # What six networks of HYLA on two draws left open of its codes: new ones, each on a draw of its
+    # own, as many as that spread asks for.
+    "draws": engine.Preset(
+        changes=LONG,
+        grids=({"model": ("hyla",), "seed": tuple(range(10, 18))},),
+        where={"seed": SPLIT_OF_SEED},
+        measures=("ceiling", "decoding", "similarity"),
+    ),
     # Of each mechanism the model of `curves` that is best at familiar combinations: they come with
     # the package.
     "best": engine.Preset(
