@@ -349,8 +349,9 @@ def _claims(width: int, result: xr.DataTree) -> str:
     verdicts = [one for one in result["claims"]["verdict"].to_numpy() if one != NOT_RUN]
     counts = ", ".join(f"{name}: {verdicts.count(name)}" for name in VERDICTS if name in verdicts)
     summary = f"<details><summary>Verdicts on {len(verdicts)} comparisons ({counts})</summary>"
-    notes = "".join(f"- {note}\n" for note in render_fairness(result))
-    return f"{summary}\n\n{_block(render_claims(result), width)}\n\n{notes}\n</details>"
+    notes = "\n".join(f"- {note}" for note in render_fairness(result))
+    parts = (summary, _block(render_claims(result), width), notes, "</details>")
+    return "\n\n".join(filter(None, parts))
 
 
 def _block(shown: RenderableType | None, width: int) -> str:

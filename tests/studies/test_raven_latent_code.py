@@ -83,8 +83,8 @@ def test_decoding_and_use_are_measured_along_training(result):
 def test_models_that_have_learned_nothing_are_not_compared(result):
     claims = result["claims"].to_dataset()
     verdicts = claims["verdict"].to_numpy()[np.isfinite(claims["effect"])]
-    # Three about HYLA and another mechanism, and eight about each of three.
-    assert len(verdicts) == 3 + 8 * 3
+    # Three about HYLA and another mechanism, and nine about each of three.
+    assert len(verdicts) == 3 + 9 * 3
     assert set(verdicts) == {"not comparable"}
 
 
@@ -197,7 +197,8 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
         ("alignment", {"control": "untrained", "split": "ood"}, 0.3),
     ):
         tree[name]["score"].loc[at] = value
-    tree["similarity"]["related"].loc[{"control": "observed", "centring": "none"}] = 0.2
+    for control, value in (("observed", 0.2), ("untrained", 0.1)):
+        tree["similarity"]["related"].loc[{"control": control, "centring": "none"}] = value
     early, late = 4000, 20_000
     along = tree["decoding_along_training"].to_dataset().assign_coords(train_step=[early, late])
     for step, value in ((early, 0.3), (late, 0.5)):
@@ -206,7 +207,7 @@ def test_effects_of_claims_are_in_the_direction_of_their_statements(result):
     tree["decoding_along_training"] = xr.DataTree(along)
     found = judge(tree, STUDY.claims, assess(tree, None))
     effects = found["effect"].to_numpy()[np.isfinite(found["effect"])]
-    assert len(effects) == 3 + 9 * 3
+    assert len(effects) == 3 + 10 * 3
     assert (effects > 0).all()
 
 

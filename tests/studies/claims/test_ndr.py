@@ -187,6 +187,18 @@ def test_reads_on_backward_table_lookup(beginning, changed):
     assert other == alike("contradicted")
 
 
+def test_the_cause_of_a_failure_is_asked_where_there_is_one():
+    cause = "Where relative_gate is right"
+    fixed, same = {"offset": 0.9, "position": 0.1}, {"offset": 0.1, "position": 0.9}
+    for right, reads, verdict in (
+        (20, fixed, "holds"),
+        (20, same, "contradicted"),
+        (80, fixed, "not run"),
+    ):
+        tree = with_reads(lookup(relative_gate=(100, 99, 100, right)), relative_gate=reads)
+        assert verdicts(STUDY, tree, cause) == alike(verdict)
+
+
 def test_blur_of_attention():
     for beginning in (
         "The attention of relative is more blurred at step 4 than at the first",

@@ -127,6 +127,16 @@ def test_settings_verdicts_and_the_table(result):
     assert "a is better (P)" in claims
 
 
+def test_below_claims_stands_what_a_reader_may_judge_otherwise(result):
+    changed = result.copy()
+    fairness = result["fairness"].to_dataset().copy(deep=True)
+    fairness["at_edge"][:] = [1, 0]
+    changed["fairness"] = xr.DataTree(fairness)
+    claims = rendered(changed, "{{ claims() }}")
+    note = "best tuned value at the edge of those tried: a"
+    assert claims.endswith(f"\n```\n\n- {note}\n\n</details>")
+
+
 N_STEPS = "training.n_steps"
 
 
