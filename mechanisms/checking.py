@@ -300,7 +300,7 @@ def _files(module: nn.Module, inputs: Tensors) -> Iterator[str]:
         try:
             save(module, path)
         except TypeError:
-            # A part of a model, which is saved with it.
+            # A part of a model, which is saved with it, or what cannot be saved.
             return
         own = (type(module), *_config_classes(module.config))
         loaded = load(path, device=inputs[0].device, classes=own)

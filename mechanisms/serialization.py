@@ -20,7 +20,7 @@ from mechanisms import model_zoo
 
 def name_of_class(of: type) -> str:
     """The name of a class in a file; that of a class of your own begins with its module."""
-    is_ours = of.__name__ in dir(mechanisms) and getattr(mechanisms, of.__name__) is of
+    is_ours = getattr(mechanisms, of.__name__, None) is of
     return of.__name__ if is_ours else f"{of.__module__}.{of.__name__}"
 
 
@@ -85,7 +85,7 @@ def save(model: nn.Module, path: str | Path) -> None:
 
     Raises:
         TypeError: the model needs other arguments besides its config, as blocks and attention
-            modules do, whose width is that of the model around them.
+            modules do, whose width is that of the model around them; or parameters share memory.
         OSError: the file cannot be written.
 
     Example:
@@ -114,6 +114,9 @@ def save(model: nn.Module, path: str | Path) -> None:
     try:
         save_file(weights, partial, metadata)
         partial.replace(path)
+    # How safetensors refuses tensors of which one is a part of another.
+    except RuntimeError as error:
+        raise TypeError(f"weights must not share memory: {str(error).strip()}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -155,7 +158,10 @@ def load(
     config = config_from_json(json.loads(metadata["config"]), classes)
     model: Any = class_named(metadata["class"], classes)(config)
     # What is not in the file has the precision of the weights.
-    model.to(next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point()))
+    for tensor in weights.values():
+        if tensor.is_floating_point():
+            model.to(tensor.dtype)
+            break
     # Assigned, not copied: a copy would convert them to the dtype of the new model's weights.
     model.load_state_dict(weights, assign=True)
     for name, eps in json.loads(metadata.get("eps", "{}")).items():

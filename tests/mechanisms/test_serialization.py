@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
 from mechanisms import AttentionConfig, Transformer, check, load, save
 from tests.contracts.models import MODELS
@@ -64,6 +66,51 @@ def test_classes_of_ones_own_are_passed_to_load(model, classes, tmp_path):
     names = "|".join(one.__name__ for one in classes)
     with pytest.raises(ValueError, match=rf"class must be exported.*\.({names})' and classes=\(\)"):
         load(tmp_path / "model.safetensors")
+
+
+@dataclass(frozen=True)
+class PlainConfig:
+    d_model: int = 4
+
+
+class Tied(HookedRootModule):
+    """Encodes and decodes by one matrix."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.hook_code = config, HookPoint()
+        self.encode = torch.nn.Linear(config.d_model, config.d_model, bias=False)
+        self.decode = torch.nn.Linear(config.d_model, config.d_model, bias=False)
+        self.decode.weight = self.encode.weight
+        self.setup()
+
+    def forward(self, inputs):
+        return self.decode(self.hook_code(self.encode(inputs)))
+
+
+class WithoutWeights(HookedRootModule):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.hook_double = config, HookPoint()
+        self.setup()
+
+    def forward(self, inputs):
+        return self.hook_double(2 * inputs)
+
+
+def test_weights_that_several_parameters_share_are_not_saved(tmp_path):
+    with pytest.raises(TypeError, match=r"must not share memory.*decode\.weight"):
+        save(Tied(PlainConfig()), tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
+    check(Tied(PlainConfig()), torch.randn(3, 4))
+
+
+def test_a_model_without_weights_is_saved(tmp_path):
+    save(WithoutWeights(PlainConfig()), tmp_path / "model.safetensors")
+    own = (WithoutWeights, PlainConfig)
+    loaded = load(tmp_path / "model.safetensors", classes=own)
+    assert torch.equal(loaded(torch.ones(2, 4)), torch.full((2, 4), 2.0))
+    check(WithoutWeights(PlainConfig()), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
