@@ -147,8 +147,8 @@ def cut(
     }
     _check_arguments(fired, inputs, graphs, (answer, targets), metrics, (cuts, batch_size))
     # Of a pair, the second is changed.
-    is_changed = ([*hooks][-1], "attention")
-    changed = [{hook for hook, _ in fired[name]} for name in is_changed if name in fired]
+    *_, gate = hooks
+    changed = [{hook for hook, _ in fired[name]} for name in (gate, "attention") if name in fired]
     check_read(model, inputs, changed, batch_size)
     column = column_numbers("readout", readout, graphs["valid"].to_numpy())
     masks = Masks.of(graphs, column)

@@ -91,6 +91,18 @@ class Layout:
     cells: Sequence[str]
 
 
+def _check_order(variable: str, values: np.ndarray, name: str) -> None:
+    """Check that objects can be sorted, as those of one type can."""
+    try:
+        np.unique(values)
+    except TypeError:
+        kinds = " and ".join(sorted({type(value).__name__ for value in values}))
+        raise TypeError(
+            f"{variable} must hold integers or strings, the same in all samples, got {kinds} in "
+            f"{name}; leave out samples without a label (NaN or None)"
+        ) from None
+
+
 def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
     """Read a dataset as a table of samples.
 
@@ -134,14 +146,8 @@ def read_table(name: str, data: xr.Dataset, layout: Layout) -> Table:
         flat = column.expand_dims(missing_sizes).transpose(*samples).to_numpy().reshape(-1)
         if flat.dtype.kind == "f" and not np.isfinite(flat).all():
             raise ValueError(f"{variable!r} must be finite, got NaN or infinity in {name}")
-        try:
-            np.unique(flat)
-        except TypeError:
-            kinds = " and ".join(sorted({type(value).__name__ for value in flat}))
-            raise TypeError(
-                f"{variable!r} must hold integers or strings, the same in all samples, got {kinds} "
-                f"in {name}; leave out samples without a label (NaN or None)"
-            ) from None
+        if flat.dtype.kind == "O":
+            _check_order(repr(variable), flat, name)
         return flat
 
     return Table(
