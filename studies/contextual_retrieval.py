@@ -305,7 +305,8 @@ VIEWS = {
         plots.lines,
         data=values("pairing", "mean_error"),
         along="condition",
-        ylabel="error, ood",
+        seeds="points",
+        ylabel="error on held-out combinations",
     ),
 }
 

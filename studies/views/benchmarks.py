@@ -22,7 +22,7 @@ N_SAMPLES = 3
 def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
     """Mean value scores by layer (rows) and group (columns), of a network with `n_retrievals`.
 
-    The first with the chosen values of tuned settings; the colour bar names it. The last row shows
+    The first with the chosen values of tuned settings; the title names it. The last row shows
     the last token in the last layer (the class token where there is one), from which the answer is
     read. None without such a network.
     """
@@ -55,8 +55,8 @@ def value_scores(result: xr.DataTree, *, n_retrievals: int) -> Figure | None:
         axis.set_title(groups[column] if row == 0 else "", fontsize=panels.SMALL)
         axis.set_ylabel(f"{names[row]}\nsearch", fontsize=7)
         axis.label_outer()
-    title = f"mean value score\n{label}, seed {int(cell['seed'])}"
-    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label=title)
+    figure.suptitle(f"{label}, seed {int(cell['seed'])}", fontsize=panels.SMALL)
+    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, label="mean value score")
     return figure
 
 
