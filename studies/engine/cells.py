@@ -264,14 +264,24 @@ class Cell:
         results.write_tree(tree, self.path_of(name))
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
-        """The result of a measure for the model at a checkpoint."""
+        """The result of a measure for the model at a checkpoint.
+
+        Raises:
+            TypeError: it is no dataset, no tree of them, and not None.
+        """
         model = initial_model(self.setup, self.device)
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self.device)
         fresh = Examples(self.setup, self.device).fresh(name)
         trained = Trained(self.setup, model.eval(), step, self.device, fresh, self.folder)
         # Of what was measured before, in this process or another, nothing may depend.
         with seeded(self.setup.seed + first_batch(name)):
-            return self._measures[name](trained)
+            measured = self._measures[name](trained)
+        if not (measured is None or isinstance(measured, xr.Dataset | xr.DataTree)):
+            raise TypeError(
+                f"measure {name!r} must return an xarray.Dataset or DataTree, or None where it does "
+                f"not apply, got {type(measured).__name__}"
+            )
+        return measured
 
 
 @contextmanager

@@ -646,6 +646,13 @@ def test_a_measure_has_random_numbers_of_its_own(tmp_path):
         assert not set(values) & set(second)
 
 
+def test_a_measure_that_returns_no_dataset_is_named(tmp_path):
+    cell = Cell(TOY.setup, root=tmp_path, measures={"norm": lambda trained: xr.DataArray(1.0)})
+    cell.train()
+    with pytest.raises(TypeError, match="measure 'norm' must return .*, got DataArray"):
+        cell.measure()
+
+
 def test_losses_that_depend_on_the_seed_are_not_trained_together(tmp_path):
     class Scaled(ToySetup):
         def loss(self, model, batch, step):
