@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import mechanisms
 from mechanisms import model_zoo
@@ -112,13 +112,24 @@ def save(model: nn.Module, path: str | Path) -> None:
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(weights, partial, metadata)
+        write_tensors(partial, weights, metadata)
         partial.replace(path)
     # How safetensors refuses tensors of which one is a part of another.
     except RuntimeError as error:
         raise TypeError(f"weights must not share memory: {str(error).strip()}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file with the permissions of other new files.
+
+    safetensors lets the owner alone read it, which hides models from a group that shares a disk.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata)
+    path.chmod(mode)
 
 
 def load(

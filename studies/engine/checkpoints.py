@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mechanisms.serialization import write_tensors
 from studies.engine.folders import LAST, RunError, write_atomically
 
 Log = list[dict[str, float]]
@@ -223,7 +223,7 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
 
     def write(to: Path) -> None:
         try:
-            save_file(tensors, to, metadata)
+            write_tensors(to, tensors, metadata)
         except SafetensorError as error:
             # It hides the error of the operating system, such as that of a full disk.
             raise OSError(str(error)) from error

@@ -161,12 +161,13 @@ def render_page(
     return environment.from_string(template).render(names)
 
 
-def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
+def cells(result: xr.DataTree, path: str, mean: Sequence[str] = (), **labels: Any) -> Numbers:
     """The values of a variable in the models with the chosen tuned settings.
 
     Args:
         result: a result.
         path: group and variable, such as `"scores/accuracy"`.
+        mean: dims over which a mean is taken.
         labels: values of axes, which select models, and labels of all other dims; `"*"` are all
             values of an axis.
 
@@ -180,6 +181,7 @@ def cells(result: xr.DataTree, path: str, **labels: Any) -> Numbers:
     axes = {name for name, values in data.coords.items() if values.dims == ("cell",)}
     of_models = {key: label for key, label in labels.items() if key in axes}
     values = data[name].sel({k: v for k, v in labels.items() if k not in of_models})
+    values = values.mean(mean) if mean else values
     if values.dims != ("cell",):
         left = ", ".join(str(dim) for dim in values.dims if dim != "cell")
         raise ValueError(f"labels must also have {left} for {path}, got {', '.join(labels)}")

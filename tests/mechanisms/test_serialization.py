@@ -105,6 +105,13 @@ def test_weights_that_several_parameters_share_are_not_saved(tmp_path):
     check(Tied(PlainConfig()), torch.randn(3, 4))
 
 
+def test_a_saved_model_can_be_read_by_whoever_reads_other_files(tmp_path):
+    path, other = tmp_path / "model.safetensors", tmp_path / "other"
+    other.touch()
+    save(WithoutWeights(PlainConfig()), path)
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 def test_a_model_without_weights_is_saved(tmp_path):
     save(WithoutWeights(PlainConfig()), tmp_path / "model.safetensors")
     own = (WithoutWeights, PlainConfig)

@@ -466,7 +466,7 @@ def test_a_full_disk_is_an_error_and_leaves_existing_files_alone(tmp_path, monke
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("studies.engine.checkpoints.save_file", fail)
+    monkeypatch.setattr("mechanisms.serialization.save_file", fail)
     with pytest.raises(RunError, match=r"cannot write .*: No space left on device"):
         run(longer)
     assert not list(longer.glob("*.safetensors"))

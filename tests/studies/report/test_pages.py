@@ -78,6 +78,17 @@ def test_one_seed_can_be_chosen(result):
     assert rendered(result, template) == ".53"
 
 
+def test_a_mean_over_a_dim_is_taken_before_models_are_compared(result):
+    tasks = result.copy()
+    loss = xr.DataArray([0.0, 0.5, 1.0], dims="task") + 0 * tasks["scores"]["seed"]
+    scores = tasks["scores"].to_dataset().assign(loss=loss)
+    tasks["scores"] = xr.DataTree(scores)
+    template = '{{ cells("scores/loss"MEAN, model="b").range }}'
+    assert rendered(tasks, template.replace("MEAN", ', mean=["task"]')) == ".5"
+    with pytest.raises(ValueError, match="labels must also have task"):
+        rendered(tasks, template.replace("MEAN", ""))
+
+
 def test_an_axis_by_which_numbers_differ_must_be_named(result):
     every = 'cells("scores/accuracy", split="ood", group="all"{}).n'
     with pytest.raises(ValueError, match=r"also have model .*, one of a, b, or '\*' for all; got"):
