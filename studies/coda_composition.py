@@ -279,6 +279,12 @@ ARITHMETIC = engine.Study(
             grids=(centred("none", "matrix") | LOWER_RATES, DOUBLED | LOWER_RATES),
             measures=(),
         ),
+        # Of the factor of E the paper says that it is at most 1, and not what it was.
+        "alpha": Preset(
+            changes=f"{TESTED} n_steps=4 seed=0,1,2",
+            grids=(grid(alpha=(0.1, 0.3, 1.0)) | LOWER_RATES,),
+            measures=(),
+        ),
         # Two seeds choose the rates, and leave everything open: eight more at the best.
         "compositions": Preset(
             changes=TESTED,

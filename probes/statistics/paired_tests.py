@@ -18,9 +18,10 @@ def paired_test(
         differences: differences of independent pairs.
         margin: the mean under the null hypothesis; with `equal`, the bound of the equivalence
             region, greater than 0.
-        equal: whether to ask if the mean lies between -margin and margin. The p-value is then the
-            smaller of two: that the mean lies inside (two one-sided tests, Schuirmann 1987), and
-            that it lies outside.
+        equal: whether to ask if the mean lies between -margin and margin. The p-value is then twice
+            the smaller of two: that of the mean lying inside (two one-sided tests, Schuirmann
+            1987), and that of its lying outside. So a mean at the margin is taken for one of them
+            as seldom as without `equal`.
 
     Returns:
         The two-sided p-value in [0, 1]; NaN for fewer than two differences. If all differences are
@@ -40,7 +41,7 @@ def paired_test(
         return _t_test(x, margin, "two-sided")
     inside = max(_t_test(x, -margin, "greater"), _t_test(x, margin, "less"))
     outside = min(_t_test(x, margin, "greater"), _t_test(x, -margin, "less"))
-    return min(inside, outside)
+    return min(1.0, 2 * min(inside, outside))
 
 
 @checked

@@ -206,6 +206,9 @@ def claims_of_lines() -> Iterator[Claim]:
     for model in ("softmax", "linear", "hyla"):
         statement = f"CoDA answers held-out pairs of numbers better than {model}"
         yield learns(statement, "ours", coda(), {"model": model}, ON_OOD)
+    for alpha in (0.1, 0.3):
+        statement = f"CoDA answers better without a factor of E than with {alpha:g}"
+        yield learns(statement, "ours", coda(alpha=1.0), coda(alpha=alpha))
 
 
 def claims_of_pairs() -> Iterator[Claim]:

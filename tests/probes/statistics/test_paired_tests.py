@@ -31,10 +31,17 @@ def test_equality_is_two_one_sided_tests():
     x = np.array([0.01, -0.02, 0.03, 0.0])
     above = stats.ttest_1samp(x, -0.05, alternative="greater").pvalue
     below = stats.ttest_1samp(x, 0.05, alternative="less").pvalue
-    assert paired_test(x, 0.05, equal=True) == pytest.approx(max(above, below))
+    assert paired_test(x, 0.05, equal=True) == pytest.approx(2 * max(above, below))
     # Far outside of the margin it is small too; at the margin it is not.
     assert paired_test(x + 0.5, 0.05, equal=True) < 1e-4
-    assert paired_test(x - x.mean() + 0.05, 0.05, equal=True) == pytest.approx(0.5)
+    assert paired_test(x - x.mean() + 0.05, 0.05, equal=True) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_mean_at_the_margin_is_taken_for_one_beside_it_as_seldom_as_the_level_says(equal):
+    x = np.random.default_rng(0).normal(0.3, 0.05, size=(2000, 5))
+    decided = np.mean([paired_test(row, 0.3, equal=equal) < 0.05 for row in x])
+    assert decided == pytest.approx(0.05, abs=0.015)
 
 
 def test_identical_differences_have_p_0_or_1():
@@ -61,8 +68,9 @@ def test_pairs_needed_is_the_smallest_number_that_decides(margin, equal):
     needed = int(pairs_needed(x, margin, equal=equal, level=0.01))
 
     def p(n):
-        t = (abs(x.mean()) if equal else x.mean()) - margin
-        return 2 * stats.t.sf(abs(t) / x.std(ddof=1) * np.sqrt(n), n - 1)
+        # As many differences with the same mean and spread.
+        like = np.resize([1.0, -1.0], n) if n % 2 == 0 else np.append(np.resize([1, -1], n - 1), 0)
+        return paired_test(x.mean() + x.std(ddof=1) * like / like.std(ddof=1), margin, equal=equal)
 
     assert needed > len(x)
     assert p(needed) < 0.01 <= p(needed - 1)
