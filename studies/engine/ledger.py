@@ -64,6 +64,7 @@ LONG_NAMES = {
     "more values of tuned settings, or as many and more draws of the data, or then more pairs",
     "seeds_needed": "seeds that would decide it at this spread",
     "minutes": "minutes that the missing seeds take, at the measured speed",
+    "pair_minutes": "minutes that a pair of models takes, at the measured speed",
     "machine": "on what: the machine that the models of the file were trained on",
     "parameters": "parameters of the larger of both models",
     "updates": "updates of training, the larger number",
@@ -252,13 +253,16 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     seconds = fairness["seconds"].to_numpy() * tried
     per_seed = np.array([sum(seconds[i] for i in pair if i >= 0) for pair in sides])
     missing = (claims["seeds_needed"] - claims["n_pairs"]).to_numpy()
-    minutes = missing * per_seed / 60
     devices = devices_of(result)
     if devices == {"cpu"}:
-        return table.assign(minutes=minutes / CORES, machine=f"{CORES} cores")
-    # Which of its models were trained on which is not in a result.
-    machine = "a GPU and a CPU" if "cpu" in devices else "a GPU"
-    return table.assign(minutes=minutes, machine=machine)
+        pair_minutes, machine = per_seed / 60 / CORES, f"{CORES} cores"
+    else:
+        # Which of its models were trained on which is not in a result.
+        machine = "a GPU and a CPU" if "cpu" in devices else "a GPU"
+        pair_minutes = per_seed / 60
+    return table.assign(
+        minutes=missing * pair_minutes, pair_minutes=pair_minutes, machine=machine
+    )
 
 
 def _superseded(found: pd.DataFrame) -> list[str]:

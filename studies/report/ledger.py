@@ -36,7 +36,8 @@ something is better is also contradicted where the difference is shown to be les
 are fewer): "less than" such a number. Conditions that are not trained or not tuned
 alike are not comparable. All sizes are ours, and smaller than the papers': a verdict is about these
 sizes. Times: minutes that the missing pairs would take on the machine that trained the others, at
-the measured speed; for what was not run, a lower bound on {CORES} cores: the updates of the models
+the measured speed (for what has not learned: all its models anew, for twice as long, which may or
+may not be enough); for what was not run, a lower bound on {CORES} cores: the updates of the models
 of that preset, at the speed of the smaller models that were run.
 """
 
@@ -114,12 +115,28 @@ def _needs(claim: Any, rows: Any) -> str:
     if claim.verdict == UNDECIDED and len(undecided):
         needs += [_pairs_of(undecided)]
     if claim.verdict in (UNDECIDED, NOT_COMPARABLE):
-        reasons = rows.reason[rows.verdict == NOT_COMPARABLE]
-        # Comparisons share conditions: each is named once.
-        needs += sorted({part for reason in reasons for part in reason.split("; ")})
+        needs += _reasons_of(rows[rows.verdict == NOT_COMPARABLE])
     if claim.lacks and claim.verdict in (UNDECIDED, NOT_COMPARABLE, NOT_RUN):
         needs += [claim.lacks]
     return "; ".join(needs)
+
+
+def _reasons_of(not_comparable: Any) -> Iterator[str]:
+    """Why conditions are not comparable, each reason once, as comparisons share conditions.
+
+    Where they have not learned: for how long they were trained, and what twice as long would take.
+    """
+    longest: dict[str, Any] = {}
+    for row in _each(not_comparable):
+        for reason in row.reason.split("; "):
+            known = longest.get(reason)
+            longest[reason] = row if known is None or row.updates > known.updates else known
+    for reason, row in sorted(longest.items()):
+        if reason.endswith((" is not trained", " still improves")):
+            twice = f"{count(2 * row.n_pairs * row.pair_minutes)} min on {row.machine}"
+            yield f"{reason} after {count(row.updates)} updates (twice as many: {twice})"
+        else:
+            yield reason
 
 
 def _pairs_of(undecided: Any) -> str:
@@ -131,12 +148,21 @@ def _pairs_of(undecided: Any) -> str:
     if len(few):
         parts.append(f"more than one pair ({len(few)})")
     if len(near):
-        times = near.groupby("machine").minutes.sum().items()
-        time = ", ".join(f"{count(minutes)} min on {machine}" for machine, minutes in times)
+        time = _time_of(near, near.minutes)
         parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {time}")
-    if far := len(known) - len(near):
-        parts.append(f"more than {MANY_PAIRS} pairs: differences too small ({far})")
+    far = known[~(known.seeds_needed <= MANY_PAIRS)]
+    if len(far):
+        time = _time_of(far, (MANY_PAIRS - far.n_pairs) * far.pair_minutes)
+        parts.append(
+            f"more than {MANY_PAIRS} pairs, over {time}: differences too small ({len(far)})"
+        )
     return ", ".join(parts)
+
+
+def _time_of(rows: Any, minutes: Any) -> str:
+    """The minutes of comparisons in all, by machine."""
+    times = minutes.groupby(rows.machine).sum().items()
+    return ", ".join(f"{count(of_machine)} min on {machine}" for machine, of_machine in times)
 
 
 def _comparison_row(row: Any) -> tuple[str, ...]:

@@ -342,15 +342,25 @@ def test_one_seed_and_tiny_differences_are_named():
     assert "more than one pair (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
     tiny = result_with([0.60, 0.70, 0.62, 0.5], [0.61, 0.69, 0.62, 0.5001])
     tree = ledger({"r.nc": tiny}, {"someone_2020": PAPER}, REMEDIES)
-    assert "differences too small (1)" in ledger_page(tree, {"someone_2020": PAPER.citation})
+    time = f"over {100 - 4} min on 2 cores"
+    page = ledger_page(tree, {"someone_2020": PAPER.citation})
+    assert f"more than 100 pairs, {time}: differences too small (1)" in page
 
 
-def test_a_condition_that_comparisons_share_is_named_once():
+def test_a_condition_that_comparisons_share_is_named_once_with_its_longest_training():
     comparisons = pd.DataFrame(
-        {"verdict": REFUSED * 2, "reason": ["A is not trained", "A is not trained; B is too"]}
+        {
+            "verdict": REFUSED * 3,
+            "reason": ["A is not trained; no room", "A is not trained", "A is not trained"],
+            "updates": [1000, 3000, 2000],
+            "n_pairs": [2, 3, 4],
+            "pair_minutes": [10.0, 5.0, 20.0],
+            "machine": ["2 cores", "a GPU", "2 cores"],
+        }
     )
     claim = SimpleNamespace(verdict="not comparable", lacks="")
-    assert _needs(claim, comparisons) == "A is not trained; B is too"
+    longest = "A is not trained after 3,000 updates (twice as many: 30 min on a GPU)"
+    assert _needs(claim, comparisons) == f"{longest}; no room"
 
 
 @pytest.mark.parametrize(("n_files", "verdict"), [(1, "holds"), (3, "undecided")])
