@@ -19,6 +19,7 @@ from torch import Tensor
 from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.common import Key, require_choice, require_held_out, require_int, require_number
+from tasks.held_out import hold_out, require_cover
 from tasks.stream_task import StreamTask
 
 _MAX_COMBINATIONS = 10**6
@@ -40,11 +41,12 @@ class PlantedTextsConfig:
         n_fillers: number of words without meaning, 1 to 1000.
         most_fillers: most of them in a question or an answer, 0 to 100.
         held_out: share of the sets of asked concepts that is held out for `ood`, rounded down;
-            neither side may be empty.
+            neither side may be empty. The draw is repeated until `train` asks for all concepts.
         seed: seeds the split and every batch, 0 to 2^32 - 1.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range, or `held_out` leaves too few sets to ask for
+            all concepts; so does the first batch where no random draw leaves enough.
 
     Example:
         >>> PlantedTextsConfig(n_synonyms=3).n_concepts
@@ -75,9 +77,10 @@ class PlantedTextsConfig:
         require_int("n_fillers", self.n_fillers, 1, 1000)
         require_int("most_fillers", self.most_fillers, 0, 100)
         require_number("held_out", self.held_out, 0, 1)
-        require_held_out(
-            "held_out", self.held_out, int(self.held_out * n_sets), n_sets, "sets of concepts"
-        )
+        n_ood = int(self.held_out * n_sets)
+        require_held_out("held_out", self.held_out, n_ood, n_sets, "sets of concepts")
+        n_left = n_sets - n_ood
+        require_cover(self.held_out, n_left, self.n_asked, self.n_concepts, "concepts")
         require_int("seed", self.seed, 0, 2**32 - 1)
 
 
@@ -97,7 +100,7 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     between fillers.
 
     Sets of asked concepts are shared out: `train` and `id` have the same ones, `ood` those held
-    out. With synonyms, so are pairs of words: those of equal number never answer one another in
+    out, of concepts that `train` asks for as well. With synonyms, so are pairs of words: those of equal number never answer one another in
     `train` and `id`, and always do in `ood`. That they do follows from the other pairs.
 
     Sharing sets out leaves a trace: an affirming answer affirms a set of its split, others do so by
@@ -246,8 +249,8 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     def _sides(self) -> dict[str, Int[np.ndarray, "combination concept"]]:
         config = self._texts
         sets = np.array(list(combinations(range(config.n_concepts), config.n_asked)))
-        order = self._key.generator("/ood").permutation(len(sets))
-        ood, train = np.split(order, [int(config.held_out * len(sets))])
+        n_ood = int(config.held_out * len(sets))
+        train, ood = hold_out(sets, n_ood, self._key.generator("/ood"))
         return {"train": sets[np.sort(train)], "ood": sets[np.sort(ood)]}
 
 

@@ -20,6 +20,7 @@ from tasks.answers import LabelledAnswers
 from tasks.batch import Batch
 from tasks.causal import Allowed, CausalTask, Variable, integers
 from tasks.common import Key, require_choice, require_held_out, require_int, require_number
+from tasks.held_out import hold_out, require_cover
 from tasks.rows import find_rows
 from tasks.stream_task import StreamTask
 
@@ -39,11 +40,12 @@ class SignedPairsConfig:
         margin: least absolute value of the signed sum, 1 to n_values.
         held_out: share of the sets of tokens of A that is held out for `ood`, rounded down to an
             even number, since a set is held out with the set of opposite polarities; neither side
-            may be empty.
+            may be empty. The draw is repeated until `train` has all tokens.
         seed: seeds the split and every batch, 0 to 2^32 - 1.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range, or `held_out` leaves too few sets to have all
+            tokens; so does the first batch where no random draw leaves enough.
 
     Example:
         >>> SignedPairsConfig(n_keys=4, n_a=2).n_b
@@ -73,6 +75,8 @@ class SignedPairsConfig:
         require_held_out(
             "held_out", self.held_out, self.n_ood, self.n_combinations, "sets of tokens"
         )
+        n_left = self.n_combinations - self.n_ood
+        require_cover(self.held_out, n_left, self.n_a, 2 * self.n_keys, "tokens of A")
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     @property
@@ -261,8 +265,7 @@ class SignedPairs(
         # Each set whose first polarity is +1, with the set of opposite polarities.
         twins = 1 + 2 * keys[:, None, None] + np.stack([negative, 1 - negative], 1)
         twins = twins.reshape(-1, 2, config.n_a)
-        order = self._key.generator("/ood").permutation(len(twins))
-        ood, train = np.split(order, [config.n_ood // 2])
+        train, ood = hold_out(twins, config.n_ood // 2, self._key.generator("/ood"))
         return {"train": _sorted_rows(twins[train]), "ood": _sorted_rows(twins[ood])}
 
 

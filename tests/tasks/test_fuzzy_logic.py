@@ -175,6 +175,18 @@ def test_known_terms_are_all_in_train():
             assert set(task.combinations("train").ravel()) == set(range(12))
 
 
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [({"seed": 89}, [2]), ({"seed": 9, "held_out": 0.7}, [3]), ({"n_terms": 1, "seed": 0}, None)],
+)
+def test_a_draw_can_leave_terms_in_test_alone(changes, alone):
+    """What the docstring of `FuzzyLogic` says of some seeds, and of single terms."""
+    task = task_of(**changes)
+    missing = np.setdiff1d(task.combinations("test"), task.combinations("train"))
+    wanted = task.combinations("test").ravel() if alone is None else alone
+    assert missing.tolist() == list(wanted)
+
+
 def test_score():
     task = task_of()
     batch = task.batch("id", 0, 2)

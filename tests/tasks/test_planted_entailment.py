@@ -74,6 +74,14 @@ def test_pairs_of_synonyms_are_shared_out():
         assert len(found) == n_concepts * 2 * (3 if split == "ood" else 6)
 
 
+def test_training_asks_for_every_concept():
+    for seed in range(20):  # the first draw of seed 10 leaves a concept in `ood` alone
+        config = PlantedTextsConfig(n_concepts=4, n_asked=2, n_others=1, held_out=0.5, seed=seed)
+        assert set(PlantedEntailment(config).combinations("train").ravel()) == set(range(4))
+    with pytest.raises(ValueError, match="leave all 4 concepts .* got 0.9, which leaves 1 sets"):
+        PlantedTextsConfig(n_concepts=4, n_asked=2, n_others=1, held_out=0.9)
+
+
 def test_two_synonyms_are_refused():
     with pytest.raises(ValueError, match="n_synonyms must be 1 or an integer from 3 to 20, got 2"):
         PlantedTextsConfig(n_synonyms=2)

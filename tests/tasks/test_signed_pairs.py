@@ -85,6 +85,9 @@ def test_splits_share_out_all_sets_of_tokens(n_keys, n_a):
 
 def test_every_token_of_a_is_known_in_train():
     assert set(task_of().combinations("train").ravel()) == set(range(1, 17))
+    for seed in range(20):  # the first draw of seed 7 leaves a token in `ood` alone
+        task = task_of(n_keys=4, n_a=2, held_out=0.7, seed=seed)
+        assert set(task.combinations("train").ravel()) == set(range(1, 9))
 
 
 def bags(tokens, size):
@@ -200,6 +203,10 @@ def test_score():
         ({"margin": 5}, r"margin must be an integer from 1 to 4, got 5"),
         ({"held_out": 0.001}, r"held_out must .* got 0.001, which holds out 0 of the 448 sets"),
         ({"held_out": 1.0}, r"held_out must leave .*, got 1.0"),
+        (
+            {"n_keys": 4, "n_a": 2, "held_out": 0.95},
+            r"held_out must leave all 8 tokens of A .*, got 0.95, which leaves 2 sets of 2",
+        ),
         ({"seed": 2**32}, r"seed must be .*, got 4294967296"),
     ],
 )
