@@ -102,8 +102,9 @@ class FuzzyLogic(StreamTask, CausalTask):
     Splits: `train` and `id` have the same combinations of K different terms, each equally often;
     `test` has other combinations of terms from 0 to 3/4 2^L - 1; `ood` has the combinations of the
     terms from 3/4 2^L to 2^L - 1, in which the first two variables are plain, as in the authors'
-    data, none of which is in `train`. So `test` has new combinations of known terms, `ood` new terms: the names of the
-    authors' code. Where the paper says OOD it means `test`, and `ood` are its unknown terms.
+    data, none of which is in `train`. So `test` has new combinations of known terms, `ood` new
+    terms: the names of the authors' code. Where the paper says OOD it means `test`, and `ood` are
+    its unknown terms.
 
     What is held out is drawn at random, and in rare draws a term is in `test` alone: in 3 of the
     seeds from 0 to 299 with the default settings (89 is the first), and in one of those from 0 to

@@ -100,8 +100,9 @@ class PlantedTexts(LabelledAnswers, StreamTask[tuple[Tensor, Tensor]]):
     between fillers.
 
     Sets of asked concepts are shared out: `train` and `id` have the same ones, `ood` those held
-    out, of concepts that `train` asks for as well. With synonyms, so are pairs of words: those of equal number never answer one another in
-    `train` and `id`, and always do in `ood`. That they do follows from the other pairs.
+    out, of concepts that `train` asks for as well. With synonyms, so are pairs of words: those of
+    equal number never answer one another in `train` and `id`, and always do in `ood`. That they do
+    follows from the other pairs.
 
     Sharing sets out leaves a trace: an affirming answer affirms a set of its split, others do so by
     accident. Who has learned which sets training has can tell the kind from the answer alone more

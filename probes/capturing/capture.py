@@ -15,13 +15,10 @@ from torch import Tensor
 from probes.capturing.archive import Archive
 from probes.capturing.digests import digest_of
 from probes.capturing.hooking import HookedModel, check_model
-from probes.capturing.passes import Batch, Firings, Passes, with_latents
+from probes.capturing.passes import WIDENED, Batch, Firings, Passes, with_latents
 from probes.capturing.quantity import Labels, Quantity, fill_of
 from probes.checking import checked
 from probes.progress import progress
-
-# Explicit types: numpy has no bfloat16, and half precision gains nothing on the way to a file.
-_WIDENED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 @checked
@@ -71,9 +68,10 @@ def capture(
             latent in `latent_dims`.
         TypeError: the model cannot be hooked, a batch has no inputs or latents, or, for `.zarr`, a
             `reduce` or an input cannot be told from another one.
-        ValueError: the model is compiled, there is no batch, a name is both a quantity and a
-            latent, `dims` do not fit a tensor, numbers of examples or names of latents differ, or
-            `to` has another ending or holds something else.
+        ValueError: the model is compiled, there is no batch or no example in one, a name is both a
+            quantity and a latent, or is that of a dim, a coordinate or a size, `dims` or
+            `latent_dims` do not fit a tensor, numbers of examples or names or shapes of latents
+            differ, or `to` has another ending or holds something else.
         RuntimeError: a hook did not fire exactly once in a forward pass, or a batch takes another
             number of steps than the first.
 
@@ -196,7 +194,7 @@ class _Rows:
         shape = self._shape(firings)
         examples = len(first)
         if not self._counts:
-            dtype = _WIDENED.get(first.dtype, first.dtype)
+            dtype = WIDENED.get(first.dtype, first.dtype)
             row = max(1, math.prod(shape) * first.element_size())
             capacity = max(examples, self._FIRST_BYTES // row)
             self._buffer = self._new(capacity, shape, dtype)

@@ -23,6 +23,9 @@ from probes.capturing.inputs import Inputs, call, count_examples, count_position
 from probes.capturing.quantity import Quantity
 from probes.checking import shape_of
 
+# Explicit types: numpy has no bfloat16, and half precision gains nothing on the way to a file.
+WIDENED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
 _SECOND = (
     ". A module has a second output only where it returns one: attention weights of Hugging Face "
     'need attn_implementation="eager"'
@@ -53,7 +56,7 @@ class Batch(Protocol):
 
 
 def read_latents(batch: Batch) -> dict[str, np.ndarray]:
-    """The latents of a batch as arrays.
+    """The latents of a batch as arrays, in which half precision becomes float32.
 
     Raises:
         TypeError: the batch has no inputs or no mapping of latents.
@@ -67,9 +70,13 @@ def read_latents(batch: Batch) -> dict[str, np.ndarray]:
         )
     return {
         # Copies, since batches may be views of one buffer.
-        str(name): np.array(latent.detach().cpu().numpy() if isinstance(latent, Tensor) else latent)
+        str(name): np.array(_widened(latent) if isinstance(latent, Tensor) else latent)
         for name, latent in latents.items()
     }
+
+
+def _widened(latent: Tensor) -> np.ndarray:
+    return latent.detach().to(WIDENED.get(latent.dtype, latent.dtype)).cpu().numpy()
 
 
 def with_latents(
@@ -79,12 +86,14 @@ def with_latents(
 
     Raises:
         KeyError: the batches lack a latent that is named in `latent_dims`.
-        ValueError: a batch has other latents than the first.
+        ValueError: a batch has other latents than the first, or of another shape.
     """
-    names: set[str] | None = None
+    shapes: dict[str, tuple[int, ...]] | None = None
     for batch in batches:
         latents = read_latents(batch)
-        names = {*latents} if names is None else names
+        of_batch = {name: latent.shape[1:] for name, latent in latents.items()}
+        shapes = of_batch if shapes is None else shapes
+        names = {*shapes}
         if unknown := sorted({*named} - names):
             known = ", ".join(sorted(names))
             raise KeyError(
@@ -95,6 +104,11 @@ def with_latents(
             raise ValueError(
                 f"batches must have the latents of the first, {sorted(names)}, got one with "
                 f"{sorted(latents)}, which differs in {differing}"
+            )
+        if name := next((name for name in shapes if shapes[name] != of_batch[name]), None):
+            raise ValueError(
+                f"latent {name!r} must have one shape after the examples in all batches, got "
+                f"{shapes[name]} and {of_batch[name]}; capture them in separate datasets"
             )
         yield batch, latents
 
@@ -170,11 +184,14 @@ class Passes:
             KeyError: an unknown hook; the message lists the nearest names.
             RuntimeError: a hook did not fire, or fired again although it should fire once, or the
                 batch takes more steps than the first.
-            ValueError: what is kept does not have the dims of its quantity.
+            ValueError: the batch has no examples, or what is kept does not have the dims of its
+                quantity.
         """
         self._batch = batch
         sizes = [len(latent) for latent in latents.values() if latent.ndim]
         self._n_examples = sizes[0] if sizes else count_examples("inputs", batch.inputs)
+        if not self._n_examples:
+            raise ValueError("batches must have at least one example each, got one with none")
         self._n_positions = count_positions(batch.inputs)
         if self._hooks:
             self._pass(batch)

@@ -137,12 +137,22 @@ class Labels:
         """A dataset of the quantities, sizes of ragged dims [example], and latents [example, ...].
 
         Raises:
-            ValueError: dims do not fit, or quantities have other layers or sizes of a dim.
+            ValueError: dims do not fit, quantities have other layers or sizes of a dim, or a name
+                is that of a dim, a coordinate or a size.
         """
         clash = sorted(set(self.quantities) & set(latents))
         if clash:
             raise ValueError(
                 f"quantities must be named differently from latents, got {clash} in both"
+            )
+        dims_of = {name: self._dims_of_latent(name, array) for name, array in latents.items()}
+        dims = {dim for one in self.quantities.values() for dim in one.kept_dims}
+        reserved = dims.union(*dims_of.values(), (f"n_{dim}" for dim in sizes))
+        # A variable of such a name would take the place of the dim's labels.
+        if clash := sorted(reserved & {*self.quantities, *latents}):
+            raise ValueError(
+                f"quantities and latents must not have the name of a dim, a coordinate or a size "
+                f"of the capture, which are {', '.join(sorted(reserved))}, got {', '.join(clash)}"
             )
         result = xr.Dataset()
         for name, quantity in self.quantities.items():
@@ -157,6 +167,7 @@ class Labels:
                         f"quantities must have the same layers, got {known} and, for {name!r}, "
                         f"{self.layers[name]}; capture them in separate datasets"
                     )
+            _check_sizes(f"quantity {name!r}", variable, result)
             result[name] = variable.assign_attrs(
                 long_name=long_name, hook=quantity.hook or "output"
             )
@@ -164,16 +175,29 @@ class Labels:
             about = {"long_name": f"size of {dim} in the batch of the example"}
             result[f"n_{dim}"] = ("example", size, about)
         for name, array in latents.items():
-            dims = self.latent_dims.get(name)
-            if dims is None:
-                dims = ("example", *(f"{name}_{axis}" for axis in range(1, array.ndim)))
-            if len(dims) != array.ndim or dims[0] != "example":
-                raise ValueError(
-                    f"latent_dims[{name!r}] must name {array.ndim} dims, the first 'example', "
-                    f"got {dims} for shape {array.shape}"
-                )
-            long_name = f"ground truth: {name}"
-            result[name] = xr.DataArray(array, dims=dims, attrs={"long_name": long_name})
+            about = {"long_name": f"ground truth: {name}"}
+            variable = xr.DataArray(array, dims=dims_of[name], attrs=about)
+            _check_sizes(f"latent {name!r}", variable, result)
+            result[name] = variable
         if "layer" in result.coords:
             result["layer"].attrs["long_name"] = "layer (or step) number in the hook's name"
         return result
+
+    def _dims_of_latent(self, name: str, array: np.ndarray) -> tuple[str, ...]:
+        default = ("example", *(f"{name}_{axis}" for axis in range(1, array.ndim)))
+        dims = self.latent_dims.get(name, default)
+        if len(dims) != array.ndim or dims[0] != "example":
+            raise ValueError(
+                f"latent_dims[{name!r}] must name {array.ndim} dims, the first 'example', "
+                f"got {dims} for shape {array.shape}"
+            )
+        return dims
+
+
+def _check_sizes(name: str, variable: xr.DataArray, known: xr.Dataset) -> None:
+    for dim, size in variable.sizes.items():
+        if size != known.sizes.get(dim, size):
+            raise ValueError(
+                f"{name} must have the size {known.sizes[dim]} of dim {dim!r}, as the variables "
+                f"before it, got {size}; give the dim another name"
+            )

@@ -22,5 +22,7 @@ def test_a_first_draw_with_all_parts_is_kept():
 
 
 def test_what_no_draw_covers_is_an_error():
-    with pytest.raises(ValueError, match="leave all 4 parts .* got 0.833333: none of 1,000 random"):
+    with pytest.raises(
+        ValueError, match=r"leave all 4 parts .* got 0.833333: none of 1,000 random"
+    ):
         hold_out(PAIRS, 5, np.random.default_rng(0))

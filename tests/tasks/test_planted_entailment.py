@@ -78,7 +78,7 @@ def test_training_asks_for_every_concept():
     for seed in range(20):  # the first draw of seed 10 leaves a concept in `ood` alone
         config = PlantedTextsConfig(n_concepts=4, n_asked=2, n_others=1, held_out=0.5, seed=seed)
         assert set(PlantedEntailment(config).combinations("train").ravel()) == set(range(4))
-    with pytest.raises(ValueError, match="leave all 4 concepts .* got 0.9, which leaves 1 sets"):
+    with pytest.raises(ValueError, match=r"leave all 4 concepts .* got 0.9, which leaves 1 sets"):
         PlantedTextsConfig(n_concepts=4, n_asked=2, n_others=1, held_out=0.9)
 
 

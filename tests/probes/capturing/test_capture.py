@@ -1,5 +1,6 @@
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -241,6 +242,71 @@ def test_invalid_input_is_refused(toy_model, make_batches):
         Quantity("blocks.*.hook", ("example", "layer"))
     with pytest.raises(ValueError, match="eager model"):
         capture(torch.compile(model), make_batches(1), {"p": PATTERN})
+
+
+@pytest.mark.parametrize("file", [None, "capture.zarr"])
+@pytest.mark.parametrize(
+    ("changes", "quantities", "message"),
+    [
+        ({"layer": torch.arange(5)}, {"pattern": PATTERN}, r"dim, .* are .*layer.*, got layer"),
+        ({"head": torch.arange(5)}, {"pattern": PATTERN}, "got head"),
+        ({"example": torch.arange(5)}, {"pattern": PATTERN}, "got example"),
+        ({"rule_1": torch.arange(5)}, {"pattern": PATTERN}, "got rule_1"),
+        ({}, {"head": PATTERN}, "got head"),
+        ({}, {"layer": PATTERN}, "got layer"),
+        (
+            {"n_query_pos": torch.arange(5)},
+            {"p": replace(PATTERN, ragged=("query_pos",))},
+            "got n_query_pos",
+        ),
+        (
+            {"step": torch.arange(5)},
+            {"p": Quantity("blocks.0.hook_resid_post", ("example", "pos", "d"), fires="each")},
+            "got step",
+        ),
+    ],
+)
+def test_names_of_dims_and_coordinates_are_refused(
+    toy_model, make_batches, tmp_path, file, changes, quantities, message
+):
+    batch = make_batches(1)[0]
+    batch.latents.update(changes)
+    with pytest.raises(ValueError, match=message):
+        capture(toy_model(), [batch], quantities, to=file and tmp_path / file)
+
+
+@pytest.mark.parametrize("file", [None, "capture.zarr"])
+def test_what_does_not_fit_is_named(toy_model, make_batches, tmp_path, file):
+    to, model = file and tmp_path / file, toy_model()
+    shared = {"rule": ("example", "head")}
+    with pytest.raises(ValueError, match=r"latent 'rule' must have the size 2 of dim 'head', .* 3"):
+        capture(model, make_batches(1), {"pattern": PATTERN}, latent_dims=shared, to=to)
+    resid = Quantity("blocks.0.hook_resid_post", ("example", "pos", "head"))
+    with pytest.raises(ValueError, match="quantity 'resid' must have the size 2 of dim"):
+        capture(model, make_batches(1), {"pattern": PATTERN, "resid": resid}, to=to)
+    first, second = make_batches(2)
+    second.latents["rule"] = second.latents["rule"][:, :1]
+    with pytest.raises(ValueError, match=r"latent 'rule' must .* got \(3,\) and \(1,\)"):
+        capture(model, [first, second], {"pattern": PATTERN}, to=to)
+
+
+def test_a_batch_without_examples_is_refused(toy_model, make_batches):
+    batch = make_batches(1)[0]
+    empty = SimpleNamespace(
+        inputs=batch.inputs[:0], latents={name: of[:0] for name, of in batch.latents.items()}
+    )
+    for batches in ([empty], [batch, empty]):
+        with pytest.raises(ValueError, match="batches must have at least one example each"):
+            capture(toy_model(), batches, {"pattern": PATTERN})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_latents_of_half_precision_become_float32(toy_model, make_batches, dtype):
+    batch = make_batches(1)[0]
+    batch.latents["value"] = torch.arange(5).to(dtype) / 4
+    result = capture(toy_model(), [batch], {"pattern": PATTERN})
+    assert result["value"].dtype == np.float32
+    assert result["value"].to_numpy().tolist() == [0, 0.25, 0.5, 0.75, 1]
 
 
 def test_buffers_grow(toy_model, make_batches, monkeypatch):
