@@ -131,7 +131,9 @@ class GeometricAttention(Attention[GeometricAttentionConfig]):
         scores = points.hook_attn_scores(scores.masked_fill(hidden, -math.inf))
         pattern = geometric_weights(scores)
         if self.config.normalize:
-            pattern = pattern / pattern.sum(-1, keepdim=True).clamp(min=NORMALIZE_EPSILON)
+            total = pattern.sum(-1, keepdim=True)
+            # The least divisor is itself 0 in float16.
+            pattern = pattern / total.clamp(min=NORMALIZE_EPSILON).masked_fill(total == 0, 1)
         pattern = points.hook_pattern(pattern)
 
         z = points.hook_z((pattern @ v.transpose(1, 2)).transpose(1, 2))

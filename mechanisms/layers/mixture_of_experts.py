@@ -92,7 +92,9 @@ class MixtureOfExperts(nn.Module):
         weights = points.hook_expert_weights((x @ self.W_gate).softmax(-1))
         indices = points.hook_expert_indices(weights.topk(self.top_k, dim=-1).indices)
         selected = torch.zeros_like(weights).scatter(-1, indices, weights.gather(-1, indices))
-        selected = selected / selected.sum(-1, keepdim=True)
+        total = selected.sum(-1, keepdim=True)
+        # A hook may have set all weights to zero.
+        selected = selected / total.masked_fill(total == 0, 1)
 
         pre = einsum(x, self.W_in, "batch pos d, expert d mlp -> batch pos expert mlp")
         post = points.hook_post(gelu(points.hook_pre(pre + self.b_in), approximate="tanh"))

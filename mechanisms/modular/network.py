@@ -352,7 +352,9 @@ class ModularNetwork(HookedRootModule):
             assert self.config.top_k is not None
             indices = points.hook_expert_indices(probs.topk(self.config.top_k, dim=-1).indices)
             top = torch.zeros_like(probs).scatter(-1, indices, probs.gather(-1, indices))
-            return points.hook_module_choice(top / top.sum(-1, keepdim=True))
+            total = top.sum(-1, keepdim=True)
+            # A hook may have set all probabilities to zero.
+            return points.hook_module_choice(top / total.masked_fill(total == 0, 1))
         # p(variable, module) = p(module) p(variable | module), so that a changed p(module) counts.
         # A hook may have set a probability to zero.
         log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()

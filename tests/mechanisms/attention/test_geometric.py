@@ -292,6 +292,20 @@ def test_invalid_settings_are_refused(changes):
         build(**changes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_query_without_keys_gets_zeros_when_normalised(dtype):
+    x = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    attention = GeometricAttentionConfig(n_heads=1, d_head=4, normalize=True).build(4).to(dtype)
+    x.requires_grad_()
+    out = attention(x, x, mask=torch.tensor([False, False, True])[None, None, None])
+    assert not out[:, 2].any()
+    assert out[:, :2].all()
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert not attention(x[:, :1], x[:, :1]).any()
+
+
 def test_half_precision_is_computed_in_float32():
     logits = random_logits(2, 8, 8, dtype=torch.float32)
     half = geometric_weights(logits.bfloat16())

@@ -104,6 +104,14 @@ def test_hooks_can_route_all_tokens_to_one_expert():
     assert torch.allclose(layer(x), hidden @ layer.W_out[3] + layer.b_out[3], atol=1e-6)
 
 
+def test_experts_without_weight_give_zeros():
+    layer, x = experts()
+    with torch.no_grad():
+        layer.b_out.fill_(1)
+    layer.hook_expert_weights.add_hook(lambda weights, hook: weights * 0)
+    assert not layer(x).any()
+
+
 def test_one_expert_is_a_feed_forward_layer():
     layer, x = experts(n_experts=1, top_k=1)
     hidden = gelu(x @ layer.W_in[0] + layer.b_in[0], approximate="tanh")

@@ -280,6 +280,18 @@ def test_soft_and_top_k_selection_mix_modules():
     assert torch.equal(cache["layers.0.hook_expert_indices"], order[:, :2])
 
 
+def test_modules_without_probability_have_no_part_in_the_answer():
+    model = network(selection="top_k", top_k=2, n_layers=1, router=ROUTERS["encoder"])
+    zeroed = model.run_with_hooks(
+        inputs(), fwd_hooks=[("layers.0.hook_module_probs", lambda probs, hook: probs * 0)]
+    )
+    unchosen = model.run_with_hooks(
+        inputs(), fwd_hooks=[("layers.0.hook_module_choice", lambda choice, hook: choice * 0)]
+    )
+    assert torch.equal(zeroed, unchosen)
+    assert zeroed.isfinite().all()
+
+
 def test_with_true_operations_only_routing_is_needed():
     names = ("multiply", "add", "subtract")
     model = network(pool=OperationPoolConfig(names=names))
