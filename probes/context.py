@@ -56,7 +56,8 @@ def measure_loss_by_context(
         The results of `loss_by_context`, with the windows in the order of the batches.
 
     Raises:
-        ValueError: there is no batch, or logits and targets do not match in shape.
+        ValueError: there is no batch, logits and targets do not match in shape, or a loss that
+            counts is not finite.
 
     Example:
         >>> found = measure_loss_by_context(model, batches)
@@ -110,7 +111,8 @@ def loss_by_context(
 
     Raises:
         TypeError: `mask` is not bool.
-        ValueError: dims or sizes do not match, or an array is empty.
+        ValueError: dims or sizes do not match, an array is empty, or a loss that counts is not
+            finite.
 
     Example:
         >>> ones = xarray.DataArray(numpy.ones((10, 6)), dims=("window", "pos"))
@@ -130,6 +132,10 @@ def loss_by_context(
     counts = mask.transpose("window", "pos").to_numpy().astype(float)
     losses = loss.transpose("window", "pos").to_numpy().astype(float)
     losses = np.where(counts > 0, losses, 0)
+    if not np.isfinite(losses).all():
+        raise ValueError(
+            f"loss must be finite where mask is True, got {losses[~np.isfinite(losses)][0]}"
+        )
     length = losses.shape[1]
     # First position of each group; groups end at powers of two.
     starts = [0, *(2**power for power in range(length.bit_length()) if 2**power < length)]

@@ -32,7 +32,7 @@ def score_pointing(
         strongest: [samples..., ...], the number of the candidate with the largest attention
             weight, 0 to n_candidates - 1; its other dims are, for example, layer and head.
         targets: by name the number of a candidate [samples..., ...]; all dims must be dims of
-            `strongest`.
+            `strongest`, with their labels. Samples that do not count may have any numbers.
         n_candidates: number of candidates.
         samples: dims that together index a sample, the example first.
         resamples: number of bootstrap resamples.
@@ -45,7 +45,8 @@ def score_pointing(
         `chance` []: 1 / n_candidates.
 
     Raises:
-        ValueError: there are no targets or candidates, or dims or sizes do not fit.
+        ValueError: there are no targets, candidates or samples; dims, sizes or labels do not fit;
+            or a number of a candidate, in a sample that counts, is none.
 
     Example:
         >>> targets = {"corresponding": truth, "same position": position}
@@ -60,17 +61,26 @@ def score_pointing(
             raise ValueError(
                 f"dims of targets[{name!r}] must be some of {strongest.dims}, got {names}"
             )
+    if not samples:
+        raise ValueError("samples must name at least one dim, the example first, got none")
     if missing := [dim for dim in samples if dim not in strongest.dims]:
         raise ValueError(f"samples must be dims of strongest, {strongest.dims}, got {missing}")
     if n_candidates < 1:
         raise ValueError(f"n_candidates must be at least 1, got {n_candidates}")
+    for name, target in targets.items():
+        for dim in target.dims:
+            _check_labels(f"targets[{name!r}]", target, strongest, str(dim))
+    differ = _differ(list(targets.values()))
+    _check_numbers("strongest", strongest, differ, n_candidates)
+    for name, target in targets.items():
+        _check_numbers(f"targets[{name!r}]", target, differ, n_candidates)
     example, *others = samples
     order = np.random.default_rng(seed).permutation(strongest.sizes[example])
     table = xr.Dataset({str(number): target for number, target in enumerate(targets.values())})
     dims = [dim for dim in strongest.dims if dim not in samples]
     one_of_each = strongest.isel(dict.fromkeys(dims, 0), drop=True)
     # A target may be the same in all examples.
-    table["counted"] = _differ(list(table.data_vars.values())).broadcast_like(one_of_each)
+    table["counted"] = differ.broadcast_like(one_of_each)
     parts = []
     for shuffled in (False, True):
         shown = table.isel({example: order}) if shuffled else table
@@ -112,3 +122,26 @@ def _differ(targets: Sequence[xr.DataArray]) -> xr.DataArray:
         for other in targets[:number]:
             differs = differs & (target != other)
     return differs
+
+
+def _check_labels(name: str, target: xr.DataArray, strongest: xr.DataArray, dim: str) -> None:
+    """Raise a ValueError unless a dim has the size of `strongest`, and its labels in any order."""
+    fits = target.sizes[dim] == strongest.sizes[dim]
+    if fits and dim in target.coords and dim in strongest.coords:
+        fits = {*target[dim].to_numpy().tolist()} == {*strongest[dim].to_numpy().tolist()}
+    if not fits:
+        raise ValueError(
+            f"{name} must have the {strongest.sizes[dim]} labels of {dim!r} of strongest, got "
+            f"{target.sizes[dim]}, or others"
+        )
+
+
+def _check_numbers(name: str, numbers: xr.DataArray, counted: xr.DataArray, n: int) -> None:
+    """Raise a ValueError unless all numbers, in samples that count, are those of candidates."""
+    wrong = counted & ~((numbers >= 0) & (numbers < n) & (numbers % 1 == 0))
+    if wrong.any():
+        every = numbers.broadcast_like(wrong).transpose(*wrong.dims).to_numpy()
+        raise ValueError(
+            f"{name} must be integers from 0 to n_candidates - 1 = {n - 1} in samples that count, "
+            f"got {every[wrong.to_numpy()][0]}"
+        )

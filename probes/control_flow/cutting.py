@@ -23,7 +23,7 @@ from probes.capturing.inputs import (
 from probes.checking import checked
 from probes.control_flow.cut_cells import Masks, at_columns, choose_cells
 from probes.control_flow.graphs import column_numbers
-from probes.interventions.answers import Metric, check_scored, measure
+from probes.interventions.answers import Metric, check_integers, check_scored, measure
 from probes.interventions.readers import check_read
 from probes.interventions.sites import Firing, firings
 from probes.progress import progress
@@ -122,7 +122,7 @@ def cut(
 
     Raises:
         KeyError: an unknown hook.
-        TypeError: the model cannot be hooked, or answers are not integers.
+        TypeError: the model cannot be hooked, or answers or targets are not integers.
         ValueError: the model is compiled, nothing downstream reads the gates or the attention
             weights (or the states after a step), sizes do not match, read-out columns are not
             valid, there are neither answers nor metrics, or a number is out of range.
@@ -382,5 +382,7 @@ def _check_arguments(
     check_scored({"answer": answer, "targets": targets}, metrics)
     if targets is not None and targets.shape != (examples,):
         raise ValueError(f"targets must have the shape ({examples},), got {tuple(targets.shape)}")
+    if targets is not None:
+        check_integers("targets", targets)
     if min(sizes) < 1:
         raise ValueError(f"cuts and batch_size must be at least 1, got {sizes[0]} and {sizes[1]}")

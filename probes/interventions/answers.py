@@ -33,9 +33,10 @@ def check_scored(scored: Mapping[str, object], metrics: Mapping[str, Metric]) ->
 
 
 def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:
-    """Check that there are outcomes, each for this number of examples.
+    """Check that there are outcomes, each with integers for this number of examples.
 
     Raises:
+        TypeError: an outcome does not hold integers.
         ValueError: there is none, or one has another number of examples.
     """
     if not outcomes:
@@ -46,6 +47,13 @@ def check_outcomes(outcomes: Mapping[str, Tensor], examples: int) -> None:
                 f"outcomes[{name!r}] must have {examples} examples, "
                 f"got shape {tuple(outcome.shape)}"
             )
+        check_integers(f"outcomes[{name!r}]", outcome)
+
+
+def check_integers(name: str, answers: Tensor) -> None:
+    """Raise a TypeError if answers that others are compared with are floats: few would be equal."""
+    if answers.is_floating_point() or answers.is_complex():
+        raise TypeError(f"{name} must hold integers, got {answers.dtype}")
 
 
 def hits_of(

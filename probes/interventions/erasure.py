@@ -110,7 +110,8 @@ def erase(
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
-        TypeError: the model cannot be hooked, or labels or answers are not integers.
+        TypeError: the model cannot be hooked, or labels, answers or outcomes are not
+            integers.
         ValueError: the model is compiled; there is no site or outcome; a site is named "none";
             there are fewer than two labels; shapes or numbers of examples do not match; a number
             is below 1; activations are not finite; nothing downstream reads what a site shows.

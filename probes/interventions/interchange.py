@@ -86,7 +86,8 @@ def interchange(
 
     Raises:
         KeyError: an unknown hook; the message lists the nearest names.
-        TypeError: the model cannot be hooked, `where` is not boolean, or answers are not integers.
+        TypeError: the model cannot be hooked, `where` is not boolean, or answers or outcomes are
+            not integers.
         ValueError: the model is compiled; there is no site, scope or outcome; a site is named
             "none"; nothing downstream reads what a site shows, such as attention weights that a
             module only returns; numbers of examples differ; `where`, an outcome or the activations

@@ -55,6 +55,9 @@ def score_saturation(
     """
     table = read_pairs("values", values, valid, bins, resamples)
     lows, highs = (_of_cells(name, limit, table) for name, limit in (("low", low), ("high", high)))
+    for name, given, limits in (("low", low, lows), ("high", high, highs)):
+        if not np.isfinite(limits).all():
+            raise ValueError(f"{name} must be finite, for each cell, got {given}")
     if not (lows < highs).all():
         raise ValueError(f"low must be below high = {high}, got {low}")
     sides = np.stack([table.values <= lows, table.values >= highs], -1) & table.valid[..., None]

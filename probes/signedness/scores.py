@@ -56,7 +56,7 @@ def score_signedness(
         near_one: from this |weight| on a token counts as fully added or subtracted, above
             `near_zero`.
         limit: the distribution is over -limit..limit, with values outside in the last bins; above
-            0.
+            0, finite.
         bins: number of bins of the distribution.
         resamples: number of bootstrap resamples.
         seed: seed of shuffling and bootstrap.
@@ -102,8 +102,8 @@ def score_signedness(
         raise ValueError(
             f"near_zero must be in [0, near_one = {near_one}), got near_zero = {near_zero}"
         )
-    if not limit > 0:
-        raise ValueError(f"limit must be above 0, got {limit}")
+    if not 0 < limit < np.inf:
+        raise ValueError(f"limit must be above 0 and finite, got {limit}")
     table = read_pairs("pattern", pattern, valid, bins, resamples)
     weights, valid_pairs = table.values, table.valid
     is_signed = np.abs(weights) > near_zero

@@ -75,6 +75,11 @@ def test_invalid_input_is_refused():
         loss_by_context(loss, mask[:, :2])
     with pytest.raises(TypeError, match=r"mask must hold bool, got float64"):
         loss_by_context(loss, loss)
+    for value in (np.nan, np.inf):
+        with pytest.raises(
+            ValueError, match=f"loss must be finite where mask is True, got {value}"
+        ):
+            loss_by_context(loss.where(loss["pos"] > 0, value), mask)
     with pytest.raises(ValueError, match=r"none of them empty"):
         loss_by_context(loss[:0], mask[:0])
 

@@ -87,3 +87,33 @@ def test_wrong_arguments_are_refused():
         score_pointing(strongest, {"truth": targets["truth"].rename(query="other")}, n_candidates=N)
     with pytest.raises(ValueError, match="samples must be dims of strongest"):
         score_pointing(strongest, targets, n_candidates=N, samples=("example", "other"))
+    with pytest.raises(ValueError, match="samples must name at least one dim"):
+        score_pointing(strongest, targets, n_candidates=N, samples=())
+
+
+@pytest.mark.parametrize("number", [-1, N, 0.5, np.nan])
+def test_what_is_no_candidate_is_refused_where_it_counts(number):
+    strongest, targets = planted(5)
+    settings = {"n_candidates": N, "samples": ("example", "query")}
+    counted = targets["truth"] != targets["position"]
+    with pytest.raises(ValueError, match=rf"strongest must be integers .* = 3 .*, got {number}"):
+        score_pointing(strongest.where(strongest["head"] < 2, number), targets, **settings)
+    wrong = targets | {"truth": targets["truth"].where(~counted, number)}
+    with pytest.raises(ValueError, match=rf"targets\['truth'\] must be .*, got {number}"):
+        score_pointing(strongest, wrong, **settings)
+    if not np.isnan(number):  # NaN differs from NaN, so that it counts
+        unknown = {name: target.where(counted, number) for name, target in targets.items()}
+        found, expected = (score_pointing(strongest, of, **settings) for of in (unknown, targets))
+        xr.testing.assert_identical(found, expected)
+
+
+def test_labels_are_those_of_what_points():
+    strongest, targets = planted(6)
+    settings = {"n_candidates": N, "samples": ("example", "query")}
+    labelled = strongest.assign_coords(example=range(6))
+    for labels in (range(6, 12), range(1, 7)):
+        truth = {"truth": targets["truth"].assign_coords(example=labels)}
+        with pytest.raises(ValueError, match="must have the 6 labels of 'example' of strongest"):
+            score_pointing(labelled, truth, **settings)
+    with pytest.raises(ValueError, match=r"must have the 6 labels of 'example' .* got 5"):
+        score_pointing(strongest, {"truth": targets["truth"][:5]}, **settings)

@@ -390,6 +390,8 @@ def test_invalid_input_is_refused(programs):
         run(programs, graphs=graphs, cuts=0)
     with pytest.raises(TypeError, match="integers"):
         run(programs, graphs=graphs, answer=lambda output: output)
+    with pytest.raises(TypeError, match=r"targets must hold integers, got torch.float32"):
+        run(programs, graphs=graphs, targets=torch.zeros(120))
     with pytest.raises(ValueError, match="one number per example"):
         run(programs, graphs=graphs, answer=lambda output: answer_of(output)[:, None])
     with pytest.raises(ValueError, match="answer and targets must be passed together, or metrics"):

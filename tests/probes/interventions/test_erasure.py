@@ -192,7 +192,7 @@ def test_the_seed_decides():
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"fit_inputs": torch.cat([data(0, 299)[0], torch.full((1, 2, D), torch.nan)])}, ValueError,
          r"activations at 'hook_used' must be finite, got 24 NaN or infinite values"),
-        ({"outcomes": {"right": torch.zeros(300, 2)}}, ValueError, "shape of the answers"),
+        ({"outcomes": {"right": torch.zeros(300, 2).long()}}, ValueError, "shape of the answers"),
     ],
 )  # fmt: skip
 def test_invalid_input_is_refused(changes, error, message):

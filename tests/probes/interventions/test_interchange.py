@@ -232,6 +232,8 @@ def test_invalid_input_is_refused(pairs):
         run(base, source, outcomes={"x": base})
     with pytest.raises(TypeError, match="integers"):
         run(base, source, answer=lambda logits: logits.amax(-1))
+    with pytest.raises(TypeError, match=r"outcomes\['o'\] must hold integers, got torch.float32"):
+        run(base, source, outcomes={"o": torch.full((N,), torch.nan)})
     with pytest.raises(ValueError, match="answer must return a tensor"):
         run(base, source, answer=lambda logits: logits.argmax())
     with pytest.raises(KeyError, match=r"blocks\.1\.attn\.hook_pattern"):

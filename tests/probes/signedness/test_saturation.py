@@ -34,6 +34,13 @@ def test_saturation_by_hand():
     assert score_saturation(values, low=-2, high=2, valid=few, resamples=5)["saturated"][0, 0] == 1
 
 
+@pytest.mark.parametrize("changes", [{"low": -np.inf}, {"high": np.inf}, {"low": np.nan}])
+def test_limits_must_be_finite(changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        score_saturation(label(np.zeros((2, 3, 4))), **{"low": -1, "high": 1} | changes)
+
+
 def test_quantities_may_have_limits_of_their_own():
     values, limit = drawn(), xr.DataArray([0.5, 3.0], coords={"quantity": LABELS})
     both = score_saturation(values, low=-limit, high=2 * limit, resamples=20)
@@ -72,5 +79,5 @@ def test_invalid_input_is_refused():
         score_saturation(values, low=limit, high=1.0)
     with pytest.raises(ValueError, match=r"high must be a number, or have only dims of the cells"):
         score_saturation(values, low=0.0, high=limit.rename(quantity="head"))
-    with pytest.raises(ValueError, match=r"low must be below high"):
+    with pytest.raises(ValueError, match=r"high must be finite, for each cell"):
         score_saturation(values, low=-limit, high=limit.assign_coords(quantity=["affinity", "x"]))

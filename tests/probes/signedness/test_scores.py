@@ -309,8 +309,10 @@ def test_invalid_input_is_refused():
         score_signedness(pattern.rename(key_pos="pos"))
     with pytest.raises(ValueError, match=r"near_zero must be in \[0, near_one = 0\.9\)"):
         score_signedness(pattern, near_zero=0.9)
-    with pytest.raises(ValueError, match=r"limit must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"limit must be above 0 and finite, got 0"):
         score_signedness(pattern, limit=0)
+    with pytest.raises(ValueError, match=r"limit must be above 0 and finite, got inf"):
+        score_signedness(pattern, limit=np.inf)
     with pytest.raises(ValueError, match=r"bins must be at least 1, got 0"):
         score_signedness(pattern, bins=0)
     with pytest.raises(ValueError, match=r"resamples must be at least 1, got 0"):
