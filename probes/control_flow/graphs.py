@@ -307,12 +307,13 @@ def _edges(
         "weight": [1 - gate[example, step, pos]],
     }
     for batch in progress(slices(len(update), _CHUNK), "extract control flow"):
+        between = valid[batch, None, None, :, None] & valid[batch, None, None, None]
+        if not np.isfinite(attention[batch]).all(where=between):
+            raise ValueError("attention must be finite at valid columns, got NaN or infinity")
         example, step, pos = np.nonzero(update[batch])
         example += batch.start
         rows = attention[example, step, :, pos, :]  # [node, head, key_pos]
         keys = valid[example]
-        if not np.isfinite(rows[np.broadcast_to(keys[:, None], rows.shape)]).all():
-            raise ValueError("attention must be finite at valid columns, got NaN or infinity")
         keys[np.arange(len(pos)), pos] = False
         node, head, source = np.nonzero((rows >= threshold) & keys[:, None])
         example, step, pos = example[node], step[node], pos[node]

@@ -290,6 +290,8 @@ def test_invalid_input_is_refused():
         extract_control_flow(gates, attention, ones)
     with pytest.raises(ValueError, match="attention must be finite"):
         extract_control_flow(gates.fillna(1.0), attention, ones)
+    with pytest.raises(ValueError, match="attention must be finite"):  # while all gates are closed
+        extract_control_flow(gates.fillna(0.0) * 0, attention * np.nan, valid)
     with pytest.raises(ValueError, match="gates must have the dims"):
         extract_control_flow(gates.rename(step="layer"), attention, valid)
     with pytest.raises(ValueError, match="attention must have the dims"):
