@@ -4,7 +4,7 @@ import inspect
 import random
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, reduce, wraps
 from operator import or_
@@ -28,6 +28,7 @@ _CONF = BeartypeConf(
     )
 )
 _ArrayLike = np.ndarray | np.generic | xr.DataArray | Sequence | float
+_OF_NAMES = (Sequence, Collection, Iterable)
 _LONGEST = 200
 _REMEDY = "; probes.hooked(model) gives any PyTorch model hooks"
 
@@ -60,20 +61,27 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
         except TypeError as error:
             raise TypeError(f"{function.__name__}: {error}") from None
         with _same_draws():
-            names = (
-                name
-                for name, value in given.items()
-                if not is_bearable(value, hints()[name], conf=_CONF)
-            )
+            names = (name for name, value in given.items() if not _fits(value, hints()[name]))
             wrong = next(names, None)
         if wrong is not None:
             wanted, got = _named(hints()[wrong]), described(given[wrong])
             if "HookedModel" in wanted and isinstance(given[wrong], nn.Module):
                 got += _REMEDY
+            if isinstance(value := given[wrong], str) and is_bearable(value, hints()[wrong]):
+                got += f"; a sequence of it alone is ({value!r},)"
             raise TypeError(f"{wrong} of {function.__name__} must be {wanted}, got {got}")
         return function(*args, **kwargs)
 
     return call
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value has a type; a string is no sequence of names, though it is one of letters."""
+    if isinstance(value, str):
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        options = [one for one in options if get_origin(one) not in _OF_NAMES]
+        return any(is_bearable(value, one, conf=_CONF) for one in options)
+    return is_bearable(value, hint, conf=_CONF)
 
 
 @contextmanager

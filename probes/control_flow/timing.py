@@ -46,6 +46,7 @@ def score_timing(
           `length`, with the percentile bootstrap 95% interval over examples.
 
     Raises:
+        KeyError: the truth lacks a variable.
         TypeError: `update` is not boolean.
         ValueError: dims or sizes do not match.
 
@@ -54,6 +55,9 @@ def score_timing(
 
     Source: Csordás et al. 2021, section 4: on ListOps parallel branches are computed together.
     """
+    missing = [name for name in ("level", "span") if name not in truth]
+    if missing:
+        raise KeyError(f"truth must hold {', '.join(missing)}, got {sorted(map(str, truth))}")
     updates = ordered_updates(update)
     level, span = (ordered(name, truth[name], ("example", "pos")) for name in ("level", "span"))
     if level.shape != (len(updates), updates.shape[2]):

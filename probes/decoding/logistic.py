@@ -130,8 +130,9 @@ def _path(problems: _Problems, penalties: Float[Tensor, " penalty"]) -> list[Log
             start = solutions[-1].weights
         if number > 1:
             last, current, following = strengths[number - 2 : number + 1]
-            ratio = (following - current) / (current - last)
-            start = start + ratio * (start - solutions[-2].weights)
+            if current > last:  # a penalty may be given twice
+                ratio = (following - current) / (current - last)
+                start = start + ratio * (start - solutions[-2].weights)
         solutions.append(_minimise(problems.penalised(penalty), start, _PATH))
     return [problems.solved(solution) for solution in solutions]
 

@@ -44,7 +44,7 @@ def measure_value_scores(
     Raises:
         KeyError: an unknown hook.
         TypeError, ValueError: as in `capture` and `summarise_value_scores`; or there are no
-            batches.
+            batches, or batches have other groups than the first.
 
     Example:
         >>> def groups(batch): return {"first": batch.targets[:, 0] == 0}
@@ -64,6 +64,12 @@ def measure_value_scores(
     scores = capture(model, batches, {"scores": quantity})["scores"]
     members = [groups(batch) for batch in batches]
     names = list(members[0])
+    for batch_members in members:
+        if {*batch_members} != {*names}:
+            raise ValueError(
+                f"groups must have the same names for all batches, got {names} and "
+                f"{list(batch_members)}"
+            )
     member = torch.cat(
         [torch.stack([batch_members[name] for name in names]) for batch_members in members], 1
     )

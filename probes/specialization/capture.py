@@ -155,6 +155,9 @@ def measure_paths(
     scores, adapted_scores = {}, xr.Dataset()
     network = cast(PathModel, model)
     for group, batch in batches.items():
+        if task not in batch.latents:
+            latents = ", ".join(sorted(batch.latents))
+            raise KeyError(f"task must be one of the latents of {group!r}, {latents}, got {task!r}")
         chosen = _choices(model, _without_latents(batch, batch_size), hook)["choice"].argmax(
             "module"
         )

@@ -56,6 +56,20 @@ def test_what_is_allowed_passes(arguments):
     assert example(DATA, **arguments) == arguments.get("n", 1)
 
 
+def test_a_string_is_no_sequence_of_names():
+    message = r"cells of example must be Sequence\[str\], got str 'layer'; .* is \('layer',\)"
+    with pytest.raises(TypeError, match=message):
+        example(DATA, cells="layer")
+
+    @checked
+    def names_or_name(hooks: str | Sequence[str], labels: Sequence[str] | int = 1) -> int:
+        return 1
+
+    assert names_or_name("a") == names_or_name(("a", "b"), ["c"]) == 1
+    with pytest.raises(TypeError, match=r"labels of names_or_name must be .*, got str 'abc'"):
+        names_or_name("a", "abc")
+
+
 def test_checks_leave_the_random_state_alone_and_end_alike():
     random.seed(3)
     expected = random.getstate()

@@ -82,6 +82,8 @@ def test_operations_that_never_update_and_sizes_that_do_not_match(truth):
         few[example[:n], 2, column[:n]] = True
         step = score_timing(never.copy(data=few), truth)["step_of_depth"]
         assert step.notnull().sum() == (n == 5)
+    with pytest.raises(KeyError, match="truth must hold span, got"):
+        score_timing(never, truth.drop_vars("span"))
     with pytest.raises(ValueError, match="update must have the sizes"):
         score_timing(never[:5], truth)
     with pytest.raises(

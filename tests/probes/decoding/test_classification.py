@@ -51,6 +51,15 @@ def test_finds_a_planted_code_and_nothing_in_noise():
     assert result.attrs["seed"] == 0
 
 
+def test_penalties_may_be_given_twice():
+    fit, tests = planted(0), {"t": planted(1)}
+    twice, once = (
+        decode(fit, tests, penalties=grid, resamples=5)
+        for grid in ((0.1, 0.1, 1.0, 1.0, 1.0), (0.1, 1.0))
+    )
+    xr.testing.assert_allclose(twice["score"], once["score"])
+
+
 def test_intervals_cover_the_truth():
     # The truth: the same probe on a test set of 50 times the size
     fit = planted(0, 400, noise=4.0)

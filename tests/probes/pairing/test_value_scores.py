@@ -155,5 +155,11 @@ def test_groups_that_choose_otherwise_are_apart_and_others_are_not():
 def test_invalid_batches_are_refused():
     with pytest.raises(ValueError, match="batches must hold at least one batch, got none"):
         measure_value_scores(Shows(), [], signs)
+    with pytest.raises(ValueError, match=r"same names .* got \['plus', 'minus'\] and \['plus'\]"):
+        measure_value_scores(
+            Shows(),
+            [drawn(0, 8), drawn(1, 6)],
+            lambda batch: signs(batch) if len(batch.inputs) > 6 else {"plus": signs(batch)["plus"]},
+        )
     with pytest.raises(KeyError, match="hook_value_scores"):
         measure_value_scores(Shows(), [drawn(0, 4)], signs, attention="blocks.*.attention")

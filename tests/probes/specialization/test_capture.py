@@ -137,6 +137,14 @@ def test_a_router_that_is_right_leaves_no_regret_and_a_wrong_one_does():
     assert wrong["gap_closed"].sel(examples=4) > 0.95
 
 
+def test_an_unknown_task_is_refused():
+    groups = {"ood": batch(1)}
+    with pytest.raises(
+        KeyError, match="task must be one of the latents of 'ood', number, operator, task, got 'x'"
+    ):
+        on_paths(Routed(), groups, task="x")
+
+
 def test_each_group_is_what_the_probes_say_of_it():
     groups, sent = {"id": batch(0), "ood": batch(1, 640)}, torch.tensor([1, 0, 2, 2])
     model = Routed(tuple(sent.tolist()))
