@@ -40,6 +40,26 @@ def check_mask(mask: Tensor | None, x_query: Tensor, x_key: Tensor, *, n_heads: 
         raise TypeError(f"mask must be boolean, True where a query may attend, got {mask.dtype}")
 
 
+def check_token_mask(mask: Tensor | None, inputs: Tensor) -> None:
+    """Raise unless a mask of the tokens of a model is boolean and [batch, pos], each of these or 1.
+
+    Args:
+        mask: True for tokens; None: all are.
+        inputs: [batch, pos, ...].
+
+    Raises:
+        ValueError: the shape is wrong.
+        TypeError: the dtype is not bool.
+    """
+    if mask is None:
+        return
+    sizes = inputs.shape[:2]
+    if mask.ndim != 2 or any(n not in (1, size) for n, size in zip(mask.shape, sizes, strict=True)):
+        raise ValueError(f"mask must be [batch, pos] = {list(sizes)}, got {list(mask.shape)}")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True for tokens, got {mask.dtype}")
+
+
 def check_bias(bias: Tensor | None, x_query: Tensor, x_key: Tensor, *, n_heads: int) -> None:
     """Raise a ValueError unless `bias` is [batch, head, query_pos, key_pos], each of these or 1.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformer_lens.hook_points import HookPoint
 
+from mechanisms.attention.masks import check_token_mask
 from mechanisms.attention.positions import (
     RelativePositionBias,
     check_buckets,
@@ -366,10 +367,13 @@ class Transformer(SteppedModel):
             n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
-            ValueError: as for `set_steps`, or for ids as for `rows_of_table`.
+            TypeError: `mask` is not boolean.
+            ValueError: `mask` has another shape; as for `set_steps`, or for ids as for
+                `rows_of_table`.
         """
         n_steps = self._prepare_steps(n_steps)
         config = self.config
+        check_token_mask(mask, inputs)
         if mask is not None and config.inputs == "tokens":
             inputs = torch.where(mask, inputs, inputs.clamp(0, config.d_input - 1))
         x = self.embed(inputs)

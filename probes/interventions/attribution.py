@@ -88,10 +88,10 @@ def attribute(
         `writer_layer`, `writer_head` and those of the reader are coordinates; -1 for none.
 
     Raises:
-        TypeError: the model is no TransformerBridge.
-        ValueError: tokens are not [example, pos] of the same shape; the metric is not one finite
-            number for each example or has no gradient; or TransformerLens cannot split this model
-            into edges.
+        TypeError: the model is no TransformerBridge, or tokens are not integers.
+        ValueError: tokens are not [example, pos] of the same shape, or not in the vocabulary; the
+            metric is not one finite number for each example or has no gradient; or TransformerLens
+            cannot split this model into edges.
         NotImplementedError: it cannot split the attention of this model into heads.
 
     Example:
@@ -150,6 +150,14 @@ def check_pairs(model: HookedModel, clean: Tensor, corrupted: Tensor) -> int:
             "clean and corrupted must be tokens [example, pos] of the same shape, got "
             f"{tuple(clean.shape)} and {tuple(corrupted.shape)}"
         )
+    for name, tokens in (("clean", clean), ("corrupted", corrupted)):
+        if tokens.is_floating_point() or tokens.is_complex():
+            raise TypeError(f"{name} must hold token ids, integers, got {tokens.dtype}")
+        least, most, n = int(tokens.min()), int(tokens.max()), model.cfg.d_vocab
+        if least < 0 or most >= n > 0:
+            raise ValueError(
+                f"{name} must hold token ids from 0 to {n - 1}, got some in {least}..{most}"
+            )
     return len(clean)
 
 

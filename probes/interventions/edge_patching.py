@@ -74,10 +74,10 @@ def patch_edges(
         95% over examples, for these edges.
 
     Raises:
-        TypeError: the model is no TransformerBridge.
-        ValueError: tokens are not [example, pos] of the same shape; the attribution has no edges,
-            other positions or fewer than twice `n_edges` edges; or the metric is not one finite
-            number for each example.
+        TypeError: the model is no TransformerBridge, or tokens are not integers.
+        ValueError: tokens are not [example, pos] of the same shape, or not in the vocabulary; the
+            attribution has no edges, other positions or fewer than twice `n_edges` edges; or the
+            metric is not one finite number for each example.
 
     Example:
         >>> found = attribute(bridge, clean[:1], corrupted[:1], metric=metric)

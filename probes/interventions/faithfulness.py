@@ -79,10 +79,10 @@ def measure_faithfulness(
         whose metrics are equal, which are left out.
 
     Raises:
-        TypeError: the model is no TransformerBridge.
-        ValueError: tokens are not [example, pos] of the same shape; the attribution has no edges or
-            other positions; a number is out of range; or the metric is not one finite number for
-            each example.
+        TypeError: the model is no TransformerBridge, or tokens are not integers.
+        ValueError: tokens are not [example, pos] of the same shape, or not in the vocabulary; the
+            attribution has no edges or other positions; a number is out of range; or the metric is
+            not one finite number for each example.
 
     Example:
         >>> found = attribute(bridge, clean[:1], corrupted[:1], metric=metric)

@@ -34,7 +34,7 @@ class ArithmeticConfig(NestedConfig):
 
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
-            max_length.
+            max_length. Where they rarely fit, with `nested` near 1, the first batch raises it.
 
     Example:
         >>> config = ArithmeticConfig(n_train=200, n_id=20, n_valid=20, n_ood=20)

@@ -57,7 +57,7 @@ class ListOpsConfig(NestedConfig):
 
     Raises:
         ValueError: an argument is out of its range, or the deepest expressions are longer than
-            max_length.
+            max_length. Where they rarely fit, with `nested` near 1, the first batch raises it.
 
     Example:
         >>> depths = {"train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4)}

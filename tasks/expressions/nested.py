@@ -58,6 +58,14 @@ class NestedConfig:
         require_number("nested", self.nested, 0, 1)
         least = self.NOTATION.min_length(self.ood_depths[1])
         require_int("max_length", self.max_length, least, 120)
+        if self.nested == 1 and (least := self.NOTATION.min_length_nested(self.ood_depths[1])) > (
+            self.max_length
+        ):
+            raise ValueError(
+                f"nested must be below 1 with ood_depths={self.ood_depths} and max_length="
+                f"{self.max_length}, got {self.nested!r}: the shortest expression of depth "
+                f"{self.ood_depths[1]} then has {least} tokens"
+            )
         require_int("seed", self.seed, 0, 2**32 - 1)
 
     @property

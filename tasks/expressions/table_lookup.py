@@ -89,6 +89,12 @@ class TableLookupConfig:
             )
         shallow = [self.n_sequences(depth) for depth in self._depths("train")]
         max_id = sum(n // _ID_SHARE for n in shallow)
+        if not max_id:
+            raise ValueError(
+                f"n_symbols and n_tables must make at least {_ID_SHARE} sequences of one depth up "
+                f"to train_depth={self.train_depth}, got {self.n_symbols} and {self.n_tables}, "
+                f"which make {max(shallow)}"
+            )
         require_int("n_id", self.n_id, 1, max_id)
         require_int("n_compositions", self.n_compositions, 1, sum(shallow) - self.n_id)
         for split, n in (("valid", self.n_valid), ("ood", self.n_ood)):

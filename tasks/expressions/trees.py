@@ -51,6 +51,11 @@ class Notation:
         """Return the length in tokens of the shortest expression of a height."""
         return 1 + height * (self.overhead + self.n_arguments[0] - 1)
 
+    def min_length_nested(self, height: int) -> int:
+        """Return the same for a height from 2 on, if no operation has literals beside another."""
+        n, shallowest = self.n_arguments[0], self.min_length(1)
+        return shallowest + (height - 1) * n * (shallowest - 1)
+
     def max_operations(self, max_length: int) -> int:
         """Return the most operations of a sequence."""
         return (max_length - 1) // (self.overhead + self.n_arguments[0] - 1)

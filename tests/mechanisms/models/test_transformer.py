@@ -274,6 +274,22 @@ def test_ids_of_padding_may_be_any():
     torch.testing.assert_close(outputs[2], outputs[0])
 
 
+@pytest.mark.parametrize("kind", ["tokens", "vectors"])
+def test_masks_of_other_shapes_or_types_are_refused(kind):
+    config = replace(SMALL, inputs=kind, d_output=5)
+    model = Transformer(config, generator=torch.Generator().manual_seed(0)).eval()
+    inputs = torch.ones(4, 6).long() if kind == "tokens" else inputs_for(SMALL)
+    for shape in ((4, 5), (3, 6), (6,), (4, 6, 1)):
+        message = rf"mask must be \[batch, pos\] = \[4, 6\], got \[{', '.join(map(str, shape))}\]"
+        with pytest.raises(ValueError, match=message):
+            model(inputs, mask=torch.ones(shape, dtype=torch.bool))
+    for dtype in (torch.float32, torch.int64, torch.uint8):
+        with pytest.raises(TypeError, match=f"mask must be boolean, True for tokens, got {dtype}"):
+            model(inputs, mask=torch.ones(4, 6, dtype=dtype))
+    whole = model(inputs)
+    assert torch.equal(model(inputs, mask=torch.ones(1, 6, dtype=torch.bool)), whole)
+
+
 def test_padding_is_not_attended_to():
     model = build(SMALL)
     inputs = inputs_for(SMALL)

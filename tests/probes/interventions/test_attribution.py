@@ -154,6 +154,13 @@ CLEAN, CORRUPTED = pairs(3, differ_at=1)
         ({"clean": CLEAN[:2]}, ValueError, r"same shape, got \(2, 4\) and \(3, 4\)"),
         ({"clean": CLEAN[0], "corrupted": CORRUPTED[0]}, ValueError, r"\[example, pos\]"),
         ({"clean": CLEAN[:0], "corrupted": CORRUPTED[:0]}, ValueError, r"got \(0, 4\)"),
+        (
+            {"clean": CLEAN.float()},
+            TypeError,
+            "clean must hold token ids, integers, got torch.float32",
+        ),
+        ({"corrupted": CORRUPTED + 90}, ValueError, "corrupted must hold token ids from 0 to"),
+        ({"clean": CLEAN - 90}, ValueError, "clean must hold token ids from 0 to"),
         ({"granularity": "head"}, ValueError, "granularity must be one of .*, got 'head'"),
         ({"metric": lambda logits, rows: logits}, ValueError, r"metric must return .*\[1 examples"),
         ({"metric": lambda logits, rows: logits[:, 0, 0] / 0}, ValueError, "metric must be finite"),

@@ -182,6 +182,7 @@ def test_too_many_distinct_expressions_are_an_error(monkeypatch):
         ({"ood_depths": (7,)}, r"ood_depths must be a pair .*, got \(7,\)"),
         ({"nested": 1.5}, "nested must be a number from 0 to 1, got 1.5"),
         ({"nested": float("nan")}, "nested must be .*, got nan"),
+        ({"nested": 1.0}, r"nested must be below 1 .* got 1.0: .* of depth 8 then has 61 tokens"),
         ({"side": "left"}, "side must be one of balanced, right, got 'left'"),
         ({"max_length": 32}, "max_length must be an integer from 33 to 120, got 32"),
         ({"seed": -1}, "seed must be .*, got -1"),
@@ -208,3 +209,12 @@ def test_zero_is_the_most_frequent_answer(task, split):
     assert shares.argmax() == 0
     assert 0.2 < shares[0] < 0.33
     assert shares[1:].max() < 0.15
+
+
+def test_the_shortest_expressions_without_literals_beside_operations_just_fit():
+    sizes = {"n_train": 200, "n_id": 5, "n_valid": 5, "n_ood": 5}
+    depths = {"train_depth": 2, "valid_depths": (3, 3), "ood_depths": (4, 4)}
+    with pytest.raises(ValueError, match="shortest expression of depth 4 then has 29 tokens"):
+        ArithmeticConfig(**sizes, **depths, nested=1, max_length=28)
+    task = Arithmetic(ArithmeticConfig(**sizes, **depths, nested=1, max_length=29))
+    assert task.batch("ood", 0, 5).latents["length"].tolist() == [29] * 5

@@ -215,6 +215,10 @@ def test_golden_answers(split):
             {"n_tables": 26, "n_lone": 0, "ood_depths": (9, 16)},
             r"ood_depths must be .*, got \(9, 16\)",
         ),
+        (
+            {"n_tables": 1},
+            "n_symbols and n_tables must make at least 10 .* got 8 and 1, which make 8",
+        ),
         ({"n_id": 54_000}, "n_id must be an integer from 1 to 53134, got 54000"),
         ({"n_compositions": 529_361}, r"n_compositions must be .* to 529360, got 529361"),
         ({"n_valid": 0}, "n_valid must be .*, got 0"),
