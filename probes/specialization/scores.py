@@ -186,7 +186,7 @@ def _operation_names(operations: Sequence[str] | int) -> Sequence[str] | Int[np.
         if operations < 1:
             raise ValueError(f"operations must be at least 1, got {operations}")
         return np.arange(operations)
-    if isinstance(operations, str) or not operations or len(set(operations)) < len(operations):
+    if not operations or len(set(operations)) < len(operations):
         raise ValueError(f"operations must be one or more distinct names, got {operations!r}")
     return list(operations)
 
