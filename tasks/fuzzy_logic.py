@@ -106,7 +106,7 @@ class FuzzyLogic(StreamTask, CausalTask):
     terms: the names of the authors' code. Where the paper says OOD it means `test`, and `ood` are
     its unknown terms.
 
-    What is held out is drawn at random, and in rare draws a term is in `test` alone: in 3 of the
+    What is held out is drawn at random, and in some draws a term is in `test` alone: in 3 of the
     seeds from 0 to 299 with the default settings (89 is the first), and in one of those from 0 to
     20 with `held_out` of 0.7 (9). With K = 1 no term of `test` is in `train`.
     `numpy.setdiff1d(task.combinations("test"), task.combinations("train"))` are these terms.
