@@ -95,7 +95,7 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
         p_values: in [0, 1]; NaN (not tested) stays NaN and is not counted.
 
     Raises:
-        ValueError: `p_values` has not one dim.
+        ValueError: `p_values` has not one dim, or a number outside of [0, 1].
 
     Example:
         >>> holm(numpy.array([0.01, 0.04, numpy.nan])).tolist()
@@ -105,6 +105,8 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     if corrected.ndim != 1:
         raise ValueError(f"p_values must have one dim, got shape {corrected.shape}")
     tested = np.flatnonzero(~np.isnan(corrected))
+    if (wrong := (corrected[tested] < 0) | (corrected[tested] > 1)).any():
+        raise ValueError(f"p_values must be in [0, 1], got {corrected[tested][wrong][0]:g}")
     order = tested[np.argsort(corrected[tested], kind="stable")]
     steps = corrected[order] * np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(1, np.maximum.accumulate(steps))

@@ -96,6 +96,7 @@ def test_holm_by_hand():
         (lambda: paired_test([0.1, 0.2], np.inf), "margin must be finite, got inf"),
         (lambda: paired_test([0.1, 0.2], equal=True), "margin must be greater than 0 with equal"),
         (lambda: pairs_needed([0.1, 0.2], level=1), r"level must be in \(0, 1\), got 1"),
+        (lambda: holm([0.5, 1.5]), r"p_values must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_invalid_input_is_refused(call, message):
