@@ -1,8 +1,8 @@
 """Code digests: a hash of the source of everything that a function or class can run.
 
 Starting from a function or class, the names in its source are followed, across modules, to every
-function, class and constant of modscope and of the user's own modules. What no source shows, such
-as the values that a closure or a partial function holds, counts beside it. Comments, docstrings
+function, class and constant of modscope and of the user's own modules. What no source shows counts
+beside it: the values that closures, partial functions and instances hold. Comments, docstrings
 and layout do not count, nor does what type annotations refer to; libraries count only by their
 versions, which results record. What is reached by other ways than names is not followed: what a
 decorator or a base class has registered, and modules that are passed on as values.
@@ -13,6 +13,7 @@ single-file study, editing a measure does not invalidate the trained models.
 from __future__ import annotations
 
 import ast
+import copyreg
 import dataclasses
 import functools
 import hashlib
@@ -20,11 +21,16 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from importlib import import_module
+from inspect import Signature
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from studies.engine.folders import RunError
 
@@ -38,7 +44,7 @@ _BODY = "<module>"
 """The name for the statements of a module that neither define nor import."""
 
 VALUES = "values of closures and partial functions"
-"""What changed if a value did that is held by a function, but not written in its source."""
+"""What changed if a value did that a function or an instance holds, and its source does not show."""
 
 Definition = tuple[str, str]
 """The name of a module, and the name of a definition in it."""
@@ -50,11 +56,11 @@ def code_of(*roots: object) -> dict[str, str]:
     The modules are imported, so that what runs later is what was read now.
 
     Args:
-        roots: functions, classes, and instances; an instance counts by its class and the classes
-            and functions among its values.
+        roots: functions, classes, and instances. Of a dataclass, whose values are settings, only
+            its class and the classes, functions and other instances among its values count.
 
     Raises:
-        RunError: a definition is in no file, as in a notebook.
+        RunError: a definition is in no file, as in a notebook; or an instance cannot be read.
     """
     parts = _Parts(*roots)
     for module, name in sorted(parts.definitions):
@@ -102,8 +108,8 @@ class _Parts:
 
     Attributes:
         definitions: the definitions of their functions and classes.
-        values: texts of the plain values that functions hold, in order. Those of dataclasses do not
-            count: they are settings, which have a hash of their own.
+        values: texts of the plain values that functions and instances hold, in order. Those of
+            dataclasses do not count: they are settings, which have a hash of their own.
     """
 
     def __init__(self, *roots: object):
@@ -138,8 +144,9 @@ class _Parts:
             parts = root
         elif isinstance(root, set | frozenset):
             parts = sorted(root, key=repr)
-        elif type(root).__module__ != "builtins":
-            parts = (type(root),)
+        # The source shows signatures.
+        elif not isinstance(root, ModuleType | Signature):
+            parts, is_held = (type(root), *_state_of(root)), True
         for part in parts:
             self._add(part, is_held=is_held)
 
@@ -168,6 +175,45 @@ def _held_by(function: Any) -> Iterator[Any]:
         if "<" in function.__qualname__:
             yield function.__defaults__
             yield function.__kwdefaults__
+
+
+def _state_of(instance: Any) -> tuple[Any, ...]:
+    """What determines the behaviour of an instance beside its class: what pickle would store of it.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    if isinstance(instance, range | slice | PurePath | np.generic | np.dtype):
+        return (repr(instance),)
+    if isinstance(instance, Enum):
+        return (instance.name,)
+    reduce = copyreg.dispatch_table.get(type(instance), lambda held: held.__reduce_ex__(4))
+    try:
+        if isinstance(instance, np.ndarray) and instance.dtype != object:
+            content = hashlib.sha256(instance.tobytes()).hexdigest()
+            return str(instance.dtype), instance.shape, content
+        if isinstance(instance, torch.Tensor):
+            flat = instance.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            content = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+            return str(instance.dtype), tuple(instance.shape), content
+        reduced: Any = reduce(instance)
+    except Exception as error:
+        raise RunError(
+            f"a measure, view or setting holds a value of type {type(instance).__qualname__}, whose "
+            f"changes could not be seen: {error}. Make it where it is used, or leave it out of the "
+            "state of its class by `__getstate__`"
+        ) from error
+    if isinstance(reduced, str):
+        return (reduced,)
+    _, arguments, state, *items = (*reduced, None)[:5]
+    if isinstance(state, dict):
+        # What a property has cached follows from the rest, and appears only when it is used.
+        state = {
+            name: value
+            for name, value in state.items()
+            if not isinstance(getattr(type(instance), name, None), functools.cached_property)
+        }
+    return arguments, state, *(tuple(each) for each in items if each is not None)
 
 
 class _Module:

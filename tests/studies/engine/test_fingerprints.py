@@ -1,16 +1,24 @@
 """Code digests, on a small package that the tests write and edit."""
 
+import copy
+import enum
 import functools
 import importlib
+import operator
+import re
 import subprocess
 import sys
+import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from studies import raven_latent_code
-from studies.engine import fingerprints
+from studies.engine import RunError, fingerprints
 from studies.engine.fingerprints import VALUES, changed_files, code_of
 from studies.engine.measures import configured
 from studies.engine.trainees import run_training
@@ -279,6 +287,102 @@ def test_instances_count_by_their_class_and_values(package):
     bound = functools.partial(module.measure, model=module.Model)
     assert {*file_names(code_of(bound))} >= {"user.py", "deep.py"}
     assert code_of({"a": [module.Model]}) == code_of(module.Model)
+
+
+class Scaled:
+    """A measure as an instance of a plain class."""
+
+    def __init__(self, by, **more):
+        self.by = by
+        vars(self).update(more)
+
+    def __call__(self, trained):
+        return self.by
+
+    def run(self, trained):
+        return self.by
+
+    @functools.cached_property
+    def twice(self):
+        return 2 * self.by
+
+
+class Slotted:
+    __slots__ = ("by",)
+
+    def __init__(self, by):
+        self.by = by
+
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings, one of which is an object."""
+
+    value: object
+
+
+def holding(value):
+    def measure(trained):
+        return value
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (range(9), range(8)),
+        (slice(2), slice(3)),
+        (Path("a"), Path("b")),
+        (Kind.ONE, Kind.TWO),
+        (np.int64(1), np.int64(2)),
+        (np.array([1, 2, 50]), np.array([1, 2, 51])),
+        (np.zeros(4), np.zeros((2, 2))),
+        (np.array([Kind.ONE], object), np.array([Kind.TWO], object)),
+        (torch.ones(2, dtype=torch.bfloat16), torch.tensor([1, 2], dtype=torch.bfloat16)),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.float32, torch.float64),
+        (re.compile("a"), re.compile("b")),
+        (deque([1, 2]), deque([1, 3])),
+        (operator.itemgetter("a"), operator.itemgetter("b")),
+        (Slotted(1), Slotted(2)),
+        (Scaled([Scaled(1)]), Scaled([Scaled(2)])),
+    ],
+)
+@pytest.mark.parametrize(
+    "hold",
+    [holding, Scaled, lambda value: Scaled(value).run, lambda value: Config(Scaled(value))],
+    ids=["closure", "instance", "bound method", "setting"],
+)
+def test_values_of_instances_count(hold, first, second):
+    equal = copy.deepcopy(first)
+    assert code_of(hold(first)) == code_of(hold(equal))
+    assert changed_files(code_of(hold(first)), code_of(hold(second))) == [VALUES]
+
+
+def test_instances_that_refer_to_one_another_are_read_once():
+    parent = Scaled(1)
+    parent.child = Scaled(2, parent=parent)
+    first = code_of(parent)
+    parent.child.by = 3
+    assert changed_files(first, code_of(parent)) == [VALUES]
+
+
+def test_what_an_instance_has_cached_does_not_count():
+    measure = Scaled(1)
+    first = code_of(measure)
+    assert measure.twice == 2
+    assert code_of(measure) == first
+
+
+def test_an_instance_that_cannot_be_read_is_refused():
+    with pytest.raises(RunError, match="type lock, whose changes could not be seen"):
+        code_of(Scaled(threading.Lock()))
 
 
 def test_methods_of_builtins_do_not_count():
