@@ -19,6 +19,7 @@ import functools
 import hashlib
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -418,12 +419,18 @@ def _resolve_dynamic(module: str, name: str) -> set[Definition]:
 def _is_followed(module: str) -> bool:
     """Whether a module is modscope's or the user's, and not one of `BOOKKEEPING`."""
     top, _, path_in_package = module.partition(".")
-    if top in sys.stdlib_module_names or (
-        top == "studies" and path_in_package in {f"engine.{name}" for name in BOOKKEEPING}
-    ):
+    if top == "studies" and path_in_package in {f"engine.{name}" for name in BOOKKEEPING}:
         return False
     path = Path(getattr(_spec(module), "origin", None) or "")
-    return path.suffix == ".py" and (top in PACKAGES or not _is_installed(top, path))
+    return path.suffix == ".py" and (
+        top in PACKAGES or not (_is_installed(top, path) or _is_of_python(path))
+    )
+
+
+def _is_of_python(path: Path) -> bool:
+    """Whether a file is of the standard library, whose names a user's own modules can have too."""
+    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    return not folders.isdisjoint(path.resolve().parents)
 
 
 def _is_installed(top: str, path: Path) -> bool:

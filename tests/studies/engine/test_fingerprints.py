@@ -440,3 +440,17 @@ def test_libraries_do_not_count_wherever_they_are_installed(package, tmp_path, m
     (folder / "somelibrary-1.0.dist-info").mkdir()
     fingerprints.forget()
     assert code_of(helper) == {}
+
+
+def test_a_module_of_a_user_counts_if_python_has_one_of_that_name(tmp_path, monkeypatch):
+    """In a new process, since this one may have imported that of Python."""
+    (tmp_path / "wave.py").write_text("def gain():\n    return 1\n")
+    script = (
+        "from studies.engine.fingerprints import code_of\n"
+        "import calendar, wave\n"
+        "print([*code_of(wave.gain)], code_of(calendar.TextCalendar))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    arguments = {"cwd": tmp_path, "capture_output": True, "text": True}
+    process = subprocess.run([sys.executable, "-c", script], **arguments, check=True)
+    assert process.stdout.strip() == "['wave.py'] {}"
