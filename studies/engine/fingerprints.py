@@ -234,8 +234,16 @@ class _Module:
         self.nodes: dict[str, list[ast.AST]] = {_BODY: []}
         self.imported: dict[str, tuple[str, str | None]] = {}
         self.starred: list[str] = []
+        self._own: set[str] = set()
+        self._changing: list[ast.Assign | ast.AnnAssign | ast.AugAssign] = []
         self._tree = ast.parse(path.read_text())
         self._index(self._tree.body)
+        # They change what is not defined here, such as `helpers.SCALE = 3`, where `helpers` is imported.
+        self.nodes[_BODY] += [
+            node
+            for node in self._changing
+            if not all(root in self._own for root in _changed_names(node))
+        ]
 
     def _index(self, body: list[ast.stmt]) -> None:
         for node in body:
@@ -246,11 +254,14 @@ class _Module:
                     self.imported |= bound
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     self.nodes.setdefault(node.name, []).append(node)
+                    self._own.add(node.name)
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    for target in chain.from_iterable(map(ast.walk, targets)):
+                    self._changing.append(node)
+                    for target in _targets(node):
                         if isinstance(target, ast.Name):
                             self.nodes.setdefault(target.id, []).append(node)
+                            if isinstance(target.ctx, ast.Store):
+                                self._own.add(target.id)
                 case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                     pass
                 case ast.If() | ast.Try() | ast.With():
@@ -284,6 +295,23 @@ class _Module:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             bound[alias.asname or name] = (name, None)
         return bound
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.AST]:
+    """All nodes of what an assignment assigns to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return chain.from_iterable(map(ast.walk, targets))
+
+
+def _changed_names(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[str]:
+    """The name of each object of which an assignment changes a part; "" for other expressions."""
+    for target in _targets(node):
+        if isinstance(getattr(target, "ctx", None), ast.Store):
+            changed = target
+            while isinstance(changed, ast.Attribute | ast.Subscript):
+                changed = changed.value
+            if changed is not target:
+                yield changed.id if isinstance(changed, ast.Name) else ""
 
 
 def _conditions(node: ast.If | ast.Try | ast.With) -> list[ast.AST]:

@@ -88,6 +88,8 @@ def late(x):
     return x
 """,
     "dotted.py": """
+TABLE = {}
+
 def add(x):
     return x + 3
 
@@ -140,6 +142,23 @@ NAMED = read("id")
 IN_PART = partial(scaled, by=[1, {"deep": 2}])
 HIDDEN = call(lambda x: x + 1)
 METHOD = "{:.1f}".format
+""",
+    "changing.py": """
+import {name}.dotted
+from {name} import helpers
+from {name}.deep import Layer, OTHER
+from {name}.shared import *
+
+OWN = {}
+OWN[OTHER] = 1
+Layer.gain = 1
+helpers.SCALE = 1
+if OTHER:
+    {name}.dotted.TABLE["a"] = 1
+starred.gain, first = 1, OTHER
+
+def measure(trained):
+    return trained
 """,
 }
 
@@ -228,6 +247,29 @@ def test_edits_of_code_that_runs_change_the_digest(package, file, before, after)
 )
 def test_edits_of_code_that_does_not_run_keep_the_digest(package, file, before, after):
     assert changed_by_edit(package, file, before, after) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("OWN[OTHER] = 1", False),
+        ("Layer.gain = 1", True),
+        ("helpers.SCALE = 1", True),
+        ('dotted.TABLE["a"] = 1', True),
+        ("starred.gain, first = 1", True),
+    ],
+)
+def test_assignments_to_parts_of_imported_objects_count(package, text, counts):
+    """They change what other modules run; those to a module's own objects count with these."""
+    codes = []
+    for number in "12":
+        file = package / "changing.py"
+        file.write_text(file.read_text().replace(text, text.replace("= 1", f"= {number}")))
+        fingerprints.forget()
+        module = importlib.import_module(f"{package.name}.changing")
+        codes.append(code_of(module.measure))
+    changed = file_names(changed_files(*codes))
+    assert changed == (["changing.py"] if counts else [])
 
 
 @pytest.mark.parametrize(
