@@ -103,8 +103,7 @@ class Cell:
         """What the cell lacks to be complete; "" if it is."""
         if not self.finished:
             return "its training has not ended"
-        changed = [] if self._accept else self.other_code()
-        if changed:
+        if changed := [] if self._accept else self._changed():
             return f"it was trained with other code; changed since: {', '.join(changed)}"
         missing = [name for name in self._measures if not self.has(name)]
         return f"not measured, or by other code: {', '.join(missing)}" if missing else ""
@@ -215,6 +214,14 @@ class Cell:
         """The records of the code that has trained the model, in order of time."""
         return folders.read_json(self.folder / "config.json").get("codes", [])
 
+    def _changed(self) -> list[str]:
+        """The files that have changed since the last code that trained the model.
+
+        Code before it was accepted when the training was resumed.
+        """
+        codes = self._codes()
+        return changed_files(codes[-1]["files"], self.code()) if codes else []
+
     def check_code(self) -> None:
         """Check that the code is that of the model; record new code if it is the first or accepted.
 
@@ -224,8 +231,7 @@ class Cell:
         path, config, codes = self.folder / "config.json", plain(self.setup), self._codes()
         if codes and folders.read_json(path)["config"] != json.loads(json.dumps(config)):
             raise RunError(f"{self.folder} holds a run of another config: see {path}")
-        current = self.code()
-        changed = changed_files(codes[-1]["files"], current) if codes else []
+        changed = self._changed()
         if changed and not self._accept:
             raise RunError(
                 f"{self.folder} was trained with other code; changed since: {', '.join(changed)}. "
@@ -239,7 +245,7 @@ class Cell:
                 "git": folders.git_commits(sources_of(self.setup)),
                 "versions": folders.library_versions(),
                 "device": self.device,
-                "files": current,
+                "files": self.code(),
             }
             folders.write_json(path, {"config": config, "codes": [*codes, record]})
 

@@ -270,6 +270,10 @@ def test_an_edited_mechanism_is_detected_when_a_run_is_resumed(folder, monkeypat
     assert len(json.loads(result.attrs["accepted_code"])) == 1
     written = json.loads((last.parent / "config.json").read_text())
     assert [record["step"] for record in written["codes"]] == [0, 10]
+    # It is not to be accepted again, and results go on to say so.
+    assert folder.run()[0].taken_from_disk
+    redrawn = folder.result(redraw=True)
+    assert redrawn.attrs["accepted_code"] == result.attrs["accepted_code"]
 
 
 def test_code_that_changes_while_a_study_runs_is_detected(folder):
