@@ -71,7 +71,7 @@ def main(*studies: Study) -> None:
         ),
         **resources: Any,
     ) -> None:
-        with exit_on(ValueError, RunError):
+        with exit_on(ValueError, settings.SettingTypeError, RunError):
             if study not in by_name:
                 raise ValueError(f"--study must be one of {names}, got {study!r}")
             run = Run(by_name[study].plan(preset, changes or []), Resources(**resources))

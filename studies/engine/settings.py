@@ -16,6 +16,10 @@ import numpy as np
 Config = TypeVar("Config")
 
 
+class SettingTypeError(TypeError):
+    """A setting has a type that settings cannot have."""
+
+
 def plain(config: object) -> Any:
     """A config as JSON values; a dataclass includes its class name, which is part of its hash."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -31,6 +35,33 @@ def plain(config: object) -> Any:
         return getattr(config, "__qualname__", type(config).__qualname__)
     # Numbers of NumPy, as in np.arange(3), are no JSON.
     return config.item() if isinstance(config, np.generic) else config
+
+
+def check_types(config: object, path: str = "") -> None:
+    """Check that all settings have values that can be hashed and written as JSON.
+
+    Args:
+        config: a config, or the value of a setting.
+        path: its path; "" for a whole config.
+
+    Raises:
+        SettingTypeError: one does not.
+    """
+    if _is_group(config):
+        for name, value in _values(config).items():
+            check_types(value, f"{path}.{name}" if path else name)
+    elif isinstance(config, tuple):
+        for value in config:
+            check_types(value, path)
+    elif not (
+        config is None
+        or isinstance(config, bool | int | float | str | np.generic | type)
+        or callable(config)
+    ):
+        raise SettingTypeError(
+            f"setting {path} must be None, a bool, number, string, function or class, a tuple of "
+            f"these, or a frozen dataclass, got {config!r} of type {type(config).__qualname__}"
+        )
 
 
 def from_plain(values: Mapping[str, Any], like: Config) -> Config:
@@ -130,6 +161,7 @@ def parse(config: object, path: str, text: str) -> tuple[Any, ...]:
 
     Raises:
         ValueError: the setting is unknown or a group of settings, or a value has the wrong type.
+        SettingTypeError: values of the setting's type cannot be written as text.
     """
     if _is_group(value := get(config, path)):
         names = ", ".join(name for name, *_ in describe(value, f"{path}."))
@@ -256,11 +288,16 @@ def _documentation(config_class: type) -> dict[str, str]:
     return documentation
 
 
+def _name_of(hint: Any) -> str:
+    """An annotation as it is written."""
+    return hint.__qualname__ if type(hint) is type else str(hint)
+
+
 def _parse(text: str, types: Sequence[Any], path: str) -> Any:
     """Convert text to a value of one of `types`: None, or the first type that is not None."""
     if NoneType in types and text.lower() == "none":
         return None
-    target = next(allowed for allowed in types if allowed is not NoneType)
+    target = next((allowed for allowed in types if allowed is not NoneType), NoneType)
     if get_origin(target) is tuple:
         return tuple(_parse(part, get_args(target)[:1], path) for part in text.split(",") if part)
     if get_origin(target) is Literal:
@@ -268,6 +305,11 @@ def _parse(text: str, types: Sequence[Any], path: str) -> Any:
         if text not in options:
             raise ValueError(f"{path} must be one of {', '.join(options)}, got {text!r}")
         return options[text]
+    if not (isinstance(target, type) and issubclass(target, int | float | str)):
+        raise SettingTypeError(
+            f"setting {path} must be annotated as bool, int, float, str, a Literal or a tuple of "
+            f"these, or None, for its value to be given as text, got {_name_of(target)}"
+        )
     try:
         return {"true": True, "false": False}[text.lower()] if target is bool else target(text)
     except (KeyError, ValueError):

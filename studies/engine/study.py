@@ -178,8 +178,9 @@ class Study:
 
         Raises:
             ValueError: the preset or a setting is unknown, a value is not allowed, a preset's
-            changes put other values in place of those of its grids, there are no cells, or an axis
-            has the name of a dim of results.
+            changes put other values in place of those of its grids, there are no cells, two cells
+            would have one folder, or an axis has the name of a dim of results.
+            SettingTypeError: a setting has a type that settings cannot have.
         """
         presets = {"laptop": Preset()} | dict(self.presets)
         if preset not in presets:
@@ -261,6 +262,10 @@ class _Planner:
             {name: tuple(map(_python_number, values)) for name, values in grid.items()}
             for grid in grids
         ]
+        settings.check_types(self._setup)
+        settings.check_types(_with_settings(self._measures))
+        for path, values in (item for grid in self._grids for item in grid.items()):
+            settings.check_types(values, path)
         # Settings that were changed explicitly win over implied ones.
         self._explicit: set[str] = set()
         self.change(preset.changes.split(), replaces=preset.grids is None)
@@ -299,8 +304,10 @@ class _Planner:
         cells = dict.fromkeys(cell for grid in self._grids for cell in self._cells(grid))
         if not cells:
             raise ValueError(f"grids must have cells, got {self._grids}")
+        named: dict[str, Setup] = {}
         for cell in cells:
             cell.check()
+            _check_difference(cell, named.setdefault(config_hash(cell), cell))
         axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
         coordinates = _coordinate_names(list(axes))
         if taken := sorted({*coordinates} & TAKEN):
@@ -361,6 +368,19 @@ def _with_axis(
             yield grid | {name: values}
         elif own := tuple(value for value in values if value in grid[name]):
             yield grid | {name: own}
+
+
+def _check_difference(cell: Setup, other: Setup) -> None:
+    """Check that a cell and the one whose folder it would have are the same."""
+    if cell == other:
+        return
+    for path, value, _ in settings.describe(cell):
+        if value != settings.get(other, path):
+            name = settings.text_of(value)
+            raise ValueError(
+                f"values of {path} must have different names, by which folders are named, got "
+                f"{name} for both {settings.get(other, path)!r} and {value!r}"
+            )
 
 
 def _with_settings(measures: Mapping[str, Measure]) -> dict[str, Any]:

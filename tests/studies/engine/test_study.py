@@ -1,7 +1,12 @@
-from dataclasses import dataclass, replace
+import enum
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from studies.engine import Claim, Preset, Study, metric
 from studies.engine.execution import Resources, run
@@ -186,6 +191,76 @@ def test_wrong_grids_are_refused_before_training(grids, message):
     setup = Recurrent(**vars(TOY.setup))
     with pytest.raises(ValueError, match=message):
         replace(TOY, setup=setup, grids=grids).plan()
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open(ToySetup):
+    """A setup with a setting of any type."""
+
+    option: Any = 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Path("x"), Kind.ONE, torch.float32, frozenset({1}), torch.ones(2), [1, 2], (1, [2]),
+        np.ones(2), range(2),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["setup", "grid", "measure"])
+def test_settings_of_other_types_are_refused_with_their_path(where, value):
+    @dataclass(frozen=True)
+    class Measuring:
+        option: Any = field(default_factory=lambda: value)
+
+    study = replace(TOY, setup=Open(**vars(TOY.setup)))
+    found = value[1] if isinstance(value, tuple) else value
+    message = f"setting {'m.' if where == 'measure' else ''}option must be None, a bool, .*, got "
+    message += f"{re.escape(repr(found))} of type {type(found).__name__}"
+    if where == "setup":
+        study = replace(study, setup=replace(study.setup, option=value))
+    elif where == "grid":
+        study = replace(study, grids=({"option": (1, value)},))
+    else:
+        study = replace(study, measures={"m": Measuring()}, along_training=())
+    with pytest.raises(TypeError, match=message):
+        study.plan()
+
+
+def without_annotation(trained, layer=None):
+    return layer
+
+
+def test_settings_whose_type_cannot_be_written_as_text_are_refused_with_their_path():
+    setup, measures = Open(**vars(TOY.setup)), {"m": without_annotation}
+    study = replace(TOY, setup=setup, measures=measures, along_training=())
+    assert len(study.plan().cells) == 4
+    for change, hint in (("option=3", "typing.Any"), ("m.layer=3", "NoneType")):
+        path = change.partition("=")[0]
+        message = f"setting {path} must be annotated as bool, int, .* given as text, got {hint}"
+        with pytest.raises(TypeError, match=message):
+            study.plan("laptop", [change])
+    assert study.plan("laptop", ["m.layer=none"]).measures["m"].layer is None
+
+
+def scaled(factor):
+    def scale(value):
+        return factor * value
+
+    return scale
+
+
+def test_cells_that_share_a_name_are_refused():
+    """As of two functions of one name, since folders are named by names of functions."""
+    study = replace(TOY, setup=Open(**vars(TOY.setup)))
+    assert len(replace(study, grids=({"option": (abs, round)},)).plan().cells) == 2
+    grids = ({"option": (scaled(1), scaled(2))},)
+    with pytest.raises(ValueError, match="values of option must have different names, .* scaled.*"):
+        replace(study, grids=grids).plan()
 
 
 @pytest.mark.parametrize(
