@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -67,7 +68,7 @@ def main(*studies: Study) -> None:
         show: Show = False,
         # No Annotated: annotations are evaluated from text, which cannot refer to `names`.
         study: str = typer.Option(
-            next(iter(by_name)), help=f"one of {names}", hidden=len(by_name) == 1
+            next(iter(by_name)), help=f"one of {escape(names)}", hidden=len(by_name) == 1
         ),
         **resources: Any,
     ) -> None:
@@ -85,7 +86,7 @@ def main(*studies: Study) -> None:
     signature = inspect.signature(run_study, eval_str=True)
     *parameters, _ = signature.parameters.values()
     run_study.__signature__ = signature.replace(parameters=[*parameters, *resource_options()])  # pyright: ignore[reportFunctionMemberAccess]
-    run_study.__doc__ = "\n\n".join(study.question for study in by_name.values())
+    run_study.__doc__ = "\n\n".join(escape(study.question) for study in by_name.values())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(epilog=settings_help(by_name.values()))(run_study)
     app()
@@ -118,16 +119,20 @@ def resource_options() -> Iterator[inspect.Parameter]:
 
 
 def console(*tables: Table) -> Console:
-    """The console for output, wide enough for whole tables where it is a file or pipe."""
-    terminal = Console(highlight=False)
+    """The console for output, wide enough for whole tables where it is a file or pipe.
+
+    Text is printed as it is: in rich's markup `[ood]` would be a style, and not shown.
+    """
+    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
+    terminal = as_it_is()
     if terminal.is_terminal:
         return terminal
-    return Console(highlight=False, width=max(map(width_of, tables), default=FILE_WIDTH))
+    return as_it_is(width=max(map(width_of, tables), default=FILE_WIDTH))
 
 
 def width_of(table: Table) -> int:
     """The width of a table in a file: `FILE_WIDTH`, or where that cuts words off, its own width."""
-    unlimited = Console(width=10_000)
+    unlimited = Console(width=10_000, markup=False, emoji=False)
     measured = Measurement.get(unlimited, unlimited.options, table)
     return FILE_WIDTH if measured.minimum <= FILE_WIDTH else measured.maximum
 
@@ -139,9 +144,9 @@ def exit_on(*errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         write = console().print
-        write("[red]error:[/red]", end=" ")
+        write("error:", style="red", end=" ")
         # Whole paths, which can be copied: the terminal breaks lines itself.
-        write(str(error), markup=False, soft_wrap=True)
+        write(str(error), soft_wrap=True)
         raise typer.Exit(1) from error
 
 

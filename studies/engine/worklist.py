@@ -378,9 +378,9 @@ def run_list(entries: Sequence[Entry], options: Options, deadline: Deadline) -> 
     folders.write_json(path, {"calls": [*calls, call]})
     write = console().print
     for name, error in errors.items():
-        write(f"{name} failed: {error}", markup=False)
+        write(f"{name} failed: {error}")
     left = [f"{each['entry']} ({each['state']})" for each in records if each["state"] != "finished"]
-    write(f"left: {', '.join(left) or 'nothing'}", markup=False)
+    write(f"left: {', '.join(left) or 'nothing'}")
     write(f"report: {path}", soft_wrap=True)
     return call
 

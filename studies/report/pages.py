@@ -359,7 +359,7 @@ def _claims(width: int, result: xr.DataTree) -> str:
 def _block(shown: RenderableType | None, width: int) -> str:
     """A printed table as a block of text."""
     stream = StringIO()
-    Console(width=width, file=stream).print(shown)
+    Console(width=width, file=stream, markup=False, emoji=False).print(shown)
     lines = [line.rstrip() for line in stream.getvalue().strip("\n").splitlines()]
     return "\n".join(("```text", *lines, "```"))
 

@@ -3,17 +3,19 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from studies import coda_composition
+from studies.engine import Claim, Preset, Row, Section, Study, Table, metric
 from studies.engine.command import FILE_WIDTH, exit_on, width_of
 from tests.studies.command_line import command_line
-from tests.studies.engine.toy import TOY
+from tests.studies.engine.toy import TOY, ToySetup
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(
@@ -63,7 +65,7 @@ def test_a_study_that_only_the_script_defines_is_refused(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
         "from studies.engine import main\n"
-        "from tests.studies.engine.toy import TOY\n"
+        "from tests.studies.engine.toy import TOY, ToySetup\n"
         "from dataclasses import replace\n"
         'if __name__ == "__main__":\n'
         '    STUDY = replace(TOY, name="mine")\n'
@@ -87,7 +89,7 @@ def test_the_engine_has_all_names_that_it_exports():
 
 def test_tables_of_many_conditions_are_whole_in_files():
     for n_columns in (5, 20):
-        table = Table("right, ood", *[f"condition{number}" for number in range(n_columns)])
+        table = RichTable("right, ood", *[f"condition{number}" for number in range(n_columns)])
         table.add_row("", *["99.1 [98; 100]"] * n_columns)
         width = width_of(table)
         assert (width == FILE_WIDTH) == (n_columns == 5)
@@ -113,3 +115,54 @@ def test_a_path_in_an_error_is_not_broken(capsys):
     with pytest.raises(typer.Exit), exit_on(ValueError):
         raise ValueError(f"cannot write {path}")
     assert path in capsys.readouterr().out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked(ToySetup):
+    """A setup whose texts look like markup.
+
+    Args:
+        width: width [bold] of a layer, in [/a].
+        word: a word.
+    """
+
+    word: str = "[red]"
+
+
+def test_text_in_brackets_is_printed_as_it_is(tmp_path):
+    """In the markup of rich it is a style, which is not shown, or an error."""
+    text = "[ood] [/x] :smile:"
+    reading = metric("accuracy", "id")
+    claim = Claim(statement=f"claim {text}", source=text, reading=reading, of={}, exceeds=0.1)
+    study = Study(
+        name="marked",
+        question="question [ood] [/x]",
+        setup=Marked(model="mlp", training=replace(TOY.setup.training, n_steps=10, keep_at=())),
+        grids=({"word": ("[red]", "[/blue]")},),
+        presets={"own": Preset(departures={"width": f"departure {text}"})},
+        claims=(claim,),
+        table=Table(
+            title=f"title {text}",
+            rows=(Section(f"section {text}"), Row(f"row {text}", reading, note=f"note {text}")),
+        ),
+    )
+    words = ["--out", str(tmp_path / "[out]")]
+    shown = {
+        "--show": [f"departure {text}", f"claim {text} ({text})"],
+        "--help": ["question [ood] [/x]"],
+    }
+    for option, found in shown.items():
+        status, output = command_line(study, words=[*words, "--preset", "own", option])
+        output = " ".join(output.split())
+        assert status == 0
+        assert all(part in output for part in found), output
+    assert "width [bold] of a layer, in [/a]." in output
+    status, output = command_line(study, words=words)
+    output = " ".join(output.split())
+    assert status == 0
+    names = ("title", "section", "row", "note")
+    assert all(f"{name} {text}" in output for name in names), output
+    for part in (f"claim {text} ({text})", "[red]", "[/blue]", f"{tmp_path}/[out]/marked-"):
+        assert part in output
+    status, output = command_line(study, words=["seed=[/x]"])
+    assert "error: seed must be of type int, got '[/x]'" in output
