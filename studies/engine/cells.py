@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from studies.engine.checkpoints import Checkpoints, Trunk, load_weights, read_lo
 from studies.engine.examples import Examples, first_batch
 from studies.engine.fingerprints import changed_files, code_of, sources_of
 from studies.engine.folders import RunError
+from studies.engine.results import SchemaError
 from studies.engine.scoring import tested_entry, training_dataset
 from studies.engine.settings import plain, put
 from studies.engine.setup import Setup
@@ -58,6 +59,7 @@ class Cell:
         accept_code: accept models that other code trained, and resume their training.
         measures: the measures by name.
         along: names of the measures that are also taken at the checkpoints along training.
+        axes: names of the axes of the study, which variables of measures must not have.
         zoo: names of models of the zoo, by `identity_of_weights`. A cell that it has, and that has
             not begun to train, gets its model from there, in a folder of its own; but not if
             measures are taken along training, since the zoo has tested checkpoints only.
@@ -72,10 +74,11 @@ class Cell:
         accept_code: bool = False,
         measures: Mapping[str, Measure] | None = None,
         along: Sequence[str] = (),
+        axes: Collection[str] = (),
         zoo: Mapping[str, str] | None = None,
     ):
         self.setup, self.device = setup, device
-        self._measures, self._along = dict(measures or {}), along
+        self._measures, self._along, self._axes = dict(measures or {}), along, axes
         self.identity = folders.config_hash(setup)
         self.name = f"{setup.model}-seed{setup.seed}-{self.identity}"
         self.folder = root / "models" / self.name
@@ -250,30 +253,39 @@ class Cell:
             folders.write_json(path, {"config": config, "codes": [*codes, record]})
 
     def _measure(self, name: str) -> None:
-        """Compute a measure, at the tested checkpoint and if asked for along training; write it."""
+        """Compute a measure, at the tested checkpoint and if asked for along training; write it.
+
+        Raises:
+            SchemaError: it does not follow the schema, or cannot be written.
+        """
         log, setup = read_log(self.folder), self.setup
         tested = log[tested_entry(setup, log)]
         groups = {name: self._measure_at(name, setup.training.checkpoint, int(tested["step"]))}
         if name in self._along:
             steps = [step for step in setup.training.keep_at if step <= log[-1]["step"]]
             datasets = [self._measure_at(name, f"step-{step}", step) for step in steps]
-            groups[f"{name}_along_training"] = _concat_steps(steps, datasets)
-        tree = xr.DataTree()
-        for group, data in groups.items():
-            if data is not None:
-                tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
+            groups[f"{name}_along_training"] = _concat_steps(name, steps, datasets)
         made = {
             "at": folders.now(),
             "git": folders.git_commits(sources_of(setup, self._measures[name])),
         }
-        tree.attrs = {"code": json.dumps(self.code_of_measures(name)), "made": json.dumps(made)}
-        results.write_tree(tree, self.path_of(name))
+        attrs = {"code": json.dumps(self.code_of_measures(name)), "made": json.dumps(made)}
+        try:
+            tree = xr.DataTree()
+            for group, data in groups.items():
+                if data is not None:
+                    tree[group] = data if isinstance(data, xr.DataTree) else xr.DataTree(data)
+            tree.attrs = attrs
+            results.write_tree(tree, self.path_of(name))
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"measure {name!r} returns what no file can hold: {error}") from error
 
     def _measure_at(self, name: str, checkpoint: str, step: int) -> xr.Dataset | xr.DataTree | None:
         """The result of a measure for the model at a checkpoint.
 
         Raises:
             TypeError: it is no dataset, no tree of them, and not None.
+            SchemaError: it does not follow the schema.
         """
         model = initial_model(self.setup, self.device)
         load_weights(model, self.folder / f"{checkpoint}.safetensors", device=self.device)
@@ -284,9 +296,14 @@ class Cell:
             measured = self._measures[name](trained)
         if not (measured is None or isinstance(measured, xr.Dataset | xr.DataTree)):
             raise TypeError(
-                f"measure {name!r} must return an xarray.Dataset or DataTree, or None where it does "
-                f"not apply, got {type(measured).__name__}"
+                f"measure {name!r} must return an xarray.Dataset or DataTree, or None where it "
+                f"does not apply, got {type(measured).__name__}"
             )
+        if measured is not None:
+            try:
+                results.check_measured(measured, self._axes)
+            except SchemaError as error:
+                raise SchemaError(f"measure {name!r}: {error}") from None
         return measured
 
 
@@ -339,9 +356,24 @@ def train_together(cells: Sequence[Cell], *, position: int = 0, deadline: Deadli
             )
 
 
-def _concat_steps(steps: Sequence[int], datasets: list[Any]) -> xr.Dataset | None:
-    """The results of a measure along `train_step`; None if it does not apply to the model."""
-    if not datasets or datasets[0] is None:
+def _concat_steps(
+    name: str, steps: Sequence[int], datasets: Sequence[Any]
+) -> xr.Dataset | xr.DataTree | None:
+    """The results of a measure along `train_step`; None if it does not apply to the model.
+
+    Raises:
+        SchemaError: it applies at some steps only, or its results do not fit together.
+    """
+    without = [step for step, data in zip(steps, datasets, strict=True) if data is None]
+    if len(without) == len(steps):
         return None
+    if without:
+        raise SchemaError(
+            f"measure {name!r} must apply to a model at all checkpoints along training or at none, "
+            f"got None at steps {', '.join(map(str, without))} of {', '.join(map(str, steps))}"
+        )
     train_step = xr.Variable("train_step", steps, {"long_name": "training step"})
-    return cast(xr.Dataset, xr.concat(datasets, train_step, combine_attrs="override"))
+    try:
+        return xr.concat(datasets, train_step, combine_attrs="override")
+    except ValueError as error:
+        raise SchemaError(f"measure {name!r} along training: {error}") from error

@@ -150,6 +150,7 @@ class Run:
             accept_code=resources.accept_code,
             measures=plan.measures,
             along=plan.study.along_training,
+            axes=plan.axes,
             zoo=zoo.names_by_identity(plan.study) if resources.pretrained else None,
         )
         self.cells = list(map(cell, plan.cells))

@@ -45,7 +45,7 @@ _BODY = "<module>"
 """The name for the statements of a module that neither define nor import."""
 
 VALUES = "values of closures and partial functions"
-"""What changed if a value did that a function or an instance holds, and its source does not show."""
+"""What changed if a value did that a function or an instance holds, but no source shows."""
 
 Definition = tuple[str, str]
 """The name of a module, and the name of a definition in it."""
@@ -200,9 +200,9 @@ def _state_of(instance: Any) -> tuple[Any, ...]:
         reduced: Any = reduce(instance)
     except Exception as error:
         raise RunError(
-            f"a measure, view or setting holds a value of type {type(instance).__qualname__}, whose "
-            f"changes could not be seen: {error}. Make it where it is used, or leave it out of the "
-            "state of its class by `__getstate__`"
+            f"a measure, view or setting holds a value of type {type(instance).__qualname__}, "
+            f"whose changes could not be seen: {error}. Make it where it is used, or leave it out "
+            "of the state of its class by `__getstate__`"
         ) from error
     if isinstance(reduced, str):
         return (reduced,)
@@ -238,7 +238,7 @@ class _Module:
         self._changing: list[ast.Assign | ast.AnnAssign | ast.AugAssign] = []
         self._tree = ast.parse(path.read_text())
         self._index(self._tree.body)
-        # They change what is not defined here, such as `helpers.SCALE = 3`, where `helpers` is imported.
+        # They change what is not defined here, such as `helpers.SCALE = 3` for imported `helpers`.
         self.nodes[_BODY] += [
             node
             for node in self._changing

@@ -21,13 +21,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import netCDF4
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from studies.engine.folders import write_atomically
@@ -117,7 +118,9 @@ def check_result(tree: xr.DataTree) -> None:
     cells = {}
     for group in tree.subtree:
         if group.data_vars:
-            problems += [f"{group.path}: {problem}" for problem in _problems(group.to_dataset())]
+            data = group.to_dataset()
+            found = (*_problems(data), *_problems_of_storage(data))
+            problems += [f"{group.path}: {problem}" for problem in found]
         if "cell" in group.dims:
             cells[group.path] = tuple(group["cell"].to_numpy().tolist())
     if len(set(cells.values())) > 1:
@@ -126,13 +129,52 @@ def check_result(tree: xr.DataTree) -> None:
         raise SchemaError("; ".join(problems))
 
 
+def check_measured(measured: xr.Dataset | xr.DataTree, axes: Collection[str]) -> None:
+    """Check that what a measure returns for a cell will fit into a result.
+
+    Args:
+        measured: a dataset, or a tree of them.
+        axes: names of the coordinates of cells.
+
+    Raises:
+        SchemaError: it will not; the message lists all problems.
+    """
+    tree = measured if isinstance(measured, xr.DataTree) else xr.DataTree(measured)
+    problems = []
+    for group in tree.subtree:
+        data = group.to_dataset()
+        problems += _problems(data)
+        problems += [f"dim {dim} is that of models" for dim in data.dims if dim == "cell"]
+        problems += [
+            f"labels of {dim} must be different from one another, got {list(index)}"
+            for dim, index in data.indexes.items()
+            if not index.is_unique
+        ]
+        if clash := sorted({"chosen", *axes} & {*map(str, data.variables)}):
+            problems.append(f"variables must not have names of axes, got {', '.join(clash)}")
+    if problems:
+        raise SchemaError("; ".join(problems))
+
+
+def _problems_of_storage(data: xr.Dataset) -> Iterator[str]:
+    """What a file cannot hold, or would not describe, one message each."""
+    for name, values in data.variables.items():
+        if name in data.coords and not values.attrs.get("long_name"):
+            yield f"{name} has no long_name"
+        if values.dtype == object:
+            held = values.to_numpy().ravel()
+            if any(value is None for value in held):
+                yield f"{name} has None, which netCDF cannot store"
+            # Where a model has no text, there is NaN.
+            elif len({isinstance(value, str) for value in held if not pd.isna(value)}) > 1:
+                yield f"{name} has both text and numbers, which netCDF cannot store"
+
+
 def _problems(data: xr.Dataset) -> Iterator[str]:
     """Everything in a group that breaks the schema, one message each."""
-    for name, values in data.variables.items():
+    for name, values in data.data_vars.items():
         if not values.attrs.get("long_name"):
             yield f"{name} has no long_name"
-        if values.dtype == object and any(value is None for value in values.to_numpy().ravel()):
-            yield f"{name} has None, which netCDF cannot store"
     for dim in data.dims:
         if dim not in DIMS and dim not in data.coords:
             yield f"dim {dim} is not in the schema and has no coordinate"
@@ -152,6 +194,9 @@ def join_cells(cells: Mapping[str, xr.DataTree]) -> dict[str, xr.Dataset]:
 
     Args:
         cells: the measurements of each cell, by its name.
+
+    Raises:
+        SchemaError: the sizes of a dim without labels differ between cells.
     """
     groups: dict[str, list[xr.Dataset]] = {}
     for name, tree in cells.items():
@@ -161,7 +206,10 @@ def join_cells(cells: Mapping[str, xr.DataTree]) -> dict[str, xr.Dataset]:
                 groups.setdefault(group.path.strip("/"), []).append(data)
     joined = {}
     for path, datasets in groups.items():
-        data = xr.concat(datasets, "cell", join="outer", combine_attrs="drop_conflicts")
+        try:
+            data = xr.concat(datasets, "cell", join="outer", combine_attrs="drop_conflicts")
+        except xr.AlignmentError as error:
+            raise SchemaError(f"{path} of different cells cannot be joined: {error}") from error
         for dim in data.dims:
             # An outer join sorts strings; the order of first occurrence is more useful.
             if dim in data.coords and data[dim].dtype.kind in "OUT" and dim != "cell":

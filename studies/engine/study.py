@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,8 @@ class Study:
         presets = (preset.setup for preset in self.presets.values())
         setups = (self.setup, *(setup for setup in presets if setup is not None))
         paths = {path for setup in setups for path, *_ in settings.describe(setup)}
-        known = {name for path in paths for name in (*_coordinate_names([path]), _joined(path))}
+        taken = TAKEN.union(*(setup.metrics for setup in setups))
+        known = {n for path in paths for n in (*_coordinate_names([path], taken), _joined(path))}
         for claim in self.claims:
             other = claim.other if isinstance(claim.other, Mapping) else {}
             if unknown := sorted({*claim.of, *other} - known):
@@ -179,7 +180,7 @@ class Study:
         Raises:
             ValueError: the preset or a setting is unknown, a value is not allowed, a preset's
             changes put other values in place of those of its grids, there are no cells, two cells
-            would have one folder, or an axis has the name of a dim of results.
+            would have one folder, or an axis has the name of a variable of results.
             SettingTypeError: a setting has a type that settings cannot have.
         """
         presets = {"laptop": Preset()} | dict(self.presets)
@@ -244,8 +245,15 @@ class Plan:
         return [name for path in paths for name, other in self.axes.items() if other == path]
 
 
-TAKEN = frozenset({"cell", "chosen", "group", "split", "train_step"})
-"""Names of coordinates that all results have, which no axis can have."""
+TAKEN = frozenset(
+    {
+        *("cell", "chosen", "group", "split", "train_step"),
+        *("n_examples", "parameters", "operations", "depth"),
+        *("training_loss", "current_rate", "seconds", "tested_step", "validation", "updates"),
+        *("batch_size", "late_gain"),
+    }
+)
+"""Names of variables that all results have, which no axis can have."""
 
 
 class _Planner:
@@ -309,11 +317,12 @@ class _Planner:
             cell.check()
             _check_difference(cell, named.setdefault(config_hash(cell), cell))
         axes = dict.fromkeys(["model", "seed", *(name for grid in self._grids for name in grid)])
-        coordinates = _coordinate_names(list(axes))
-        if taken := sorted({*coordinates} & TAKEN):
+        taken = TAKEN | {*self._setup.metrics}
+        coordinates = _coordinate_names(list(axes), taken)
+        if clash := sorted({*coordinates} & taken):
             raise ValueError(
-                f"axes must not be named {', '.join(sorted(TAKEN))}, as dims of a result are, got "
-                f"{', '.join(taken)}"
+                f"axes must not be named {', '.join(sorted(taken))}, as dims, metrics and other "
+                f"variables of a result are, got {', '.join(clash)}"
             )
         return Plan(
             study=study,
@@ -397,11 +406,11 @@ def metrics_table(study: Study) -> Table:
     return Table(title=study.name.replace("_", " "), rows=tuple(rows))
 
 
-def _coordinate_names(paths: list[str]) -> dict[str, str]:
-    """Coordinate names for settings: the last part of the path where it is unique."""
+def _coordinate_names(paths: list[str], taken: Collection[str]) -> dict[str, str]:
+    """Coordinate names for settings: the last part of the path where it is unique and not taken."""
     last_parts = [path.rpartition(".")[2] for path in paths]
     return {
-        (name if last_parts.count(name) == 1 else _joined(path)): path
+        (name if last_parts.count(name) == 1 and name not in taken else _joined(path)): path
         for name, path in zip(last_parts, paths, strict=True)
     }
 

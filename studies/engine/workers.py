@@ -18,6 +18,7 @@ import cloudpickle
 from tqdm import tqdm
 
 from studies.engine.folders import RunError
+from studies.engine.results import SchemaError
 from studies.engine.training import OutOfTime, TrainingError
 
 Job = Callable[[], Any]
@@ -26,7 +27,7 @@ MAX_ATTEMPTS = 4
 """How often a job whose process dies is tried."""
 
 
-EXPECTED = (OutOfTime, RunError, TrainingError, ValueError)
+EXPECTED = (OutOfTime, RunError, TrainingError, SchemaError, ValueError)
 """Errors of jobs that keep their class."""
 
 

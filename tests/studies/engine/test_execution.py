@@ -505,7 +505,7 @@ def test_what_a_user_can_put_right_ends_the_command_line_without_a_traceback(fol
     runs = ["seed=0", "--workers", "1", "--out", str(folder.path / "runs")]
     folder.edit(folder.study_file, '{"long_name": "norm"}', "{}")
     status, output = command_line(folder.study(), words=runs)
-    assert (status, "error: /norm: norm has no long_name" in output) == (1, True)
+    assert (status, "measure 'norm': norm has no long_name" in output) == (1, True)
     (last,) = folder.path.glob("runs/models/*/last.safetensors")
     last.write_text("cut off")
     status, output = command_line(folder.study(), words=[*runs, "--show"])
@@ -630,7 +630,7 @@ def test_a_model_that_refuses_its_settings_ends_the_run_with_its_reason(tmp_path
 def test_a_measure_has_random_numbers_of_its_own(tmp_path):
     def draw(trained):
         drawn = [random.random(), np.random.random(), float(torch.rand(()))]  # noqa: NPY002
-        return xr.Dataset({"drawn": ("source", drawn, {"long_name": "random numbers"})})
+        return xr.Dataset({"drawn": ("feature", drawn, {"long_name": "random numbers"})})
 
     def drawn(folder, names, seed=0):
         setup = replace(TOY.setup, seed=seed)

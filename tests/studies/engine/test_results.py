@@ -160,6 +160,12 @@ def test_cells_with_different_labels_are_joined_with_nan():
     assert joined["only"]["kind"].to_numpy().tolist() == ["z", "a"]
 
 
+def test_cells_with_sizes_that_do_not_fit_are_refused_with_the_group():
+    trees = [xr.DataTree.from_dict({"mine": xr.Dataset({"a": ("x", [0.0] * n)})}) for n in (2, 3)]
+    with pytest.raises(SchemaError, match=r"mine of different cells cannot be joined: .* sizes"):
+        join_cells(dict(zip("ab", trees, strict=True)))
+
+
 @pytest.mark.parametrize("free", [0, 10**9])
 def test_a_file_that_cannot_be_written_is_an_error_that_says_why(tmp_path, monkeypatch, free):
     def fails(self, *_, **__):

@@ -11,6 +11,7 @@ import torch
 from studies.engine import Claim, Preset, Study, metric
 from studies.engine.execution import Resources, run
 from studies.engine.results import read_result
+from studies.engine.study import TAKEN
 from tests.studies.engine.toy import TOY, LargestConfig, ToySetup, Weights
 
 
@@ -179,12 +180,36 @@ class Recurrent(ToySetup):
     cell: str = "lstm"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Metrical(ToySetup):
+    """A setup with a setting that has the name of a metric."""
+
+    accuracy: float = 0.1
+
+
+def test_axes_that_have_names_of_variables_of_results_are_refused_before_training():
+    study = replace(TOY, setup=Metrical(**vars(TOY.setup)))
+    with pytest.raises(ValueError, match=r"axes must not be named accuracy, .*, got accuracy"):
+        study.plan("laptop", ["accuracy=0.1,0.2"])
+    # Those of a group have a longer name.
+    plan = TOY.plan("laptop", ["training.batch_size=8,16"])
+    assert plan.axes["training_batch_size"] == "training.batch_size"
+
+
+def test_names_of_all_variables_of_results_are_taken(tmp_path):
+    folder = run(TOY, changes=["training.n_steps=10"], resources=Resources(root=tmp_path))
+    result = read_result(folder / "result.nc")
+    found = {name for group in ("training", "costs") for name in result[group].data_vars}
+    of_metrics = {"accuracy", "loss", "operations_in_training", "depth_in_training"}
+    assert found - of_metrics <= TAKEN
+
+
 @pytest.mark.parametrize(
     ("grids", "message"),
     [
         ((), "grids must have cells, got"),
         (({"seed": ()},), "grids must have cells, got"),
-        (({"cell": ("lstm", "gru")},), "axes must not be named cell, chosen, .*, got cell"),
+        (({"cell": ("lstm", "gru")},), "axes must not be named accuracy, .* cell, .*, got cell"),
     ],
 )
 def test_wrong_grids_are_refused_before_training(grids, message):
@@ -259,7 +284,7 @@ def test_cells_that_share_a_name_are_refused():
     study = replace(TOY, setup=Open(**vars(TOY.setup)))
     assert len(replace(study, grids=({"option": (abs, round)},)).plan().cells) == 2
     grids = ({"option": (scaled(1), scaled(2))},)
-    with pytest.raises(ValueError, match="values of option must have different names, .* scaled.*"):
+    with pytest.raises(ValueError, match=r"values of option must have different names, .* scaled"):
         replace(study, grids=grids).plan()
 
 
