@@ -67,7 +67,8 @@ def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: 
     """Score a model, in evaluation mode, on batches of a split.
 
     Raises:
-        ValueError: `setup.scores` does not return exactly the metrics of the setup.
+        ValueError: `setup.scores` does not return exactly the metrics of the setup, each with two
+            numbers per example; or the groups of two batches have different names.
     """
     metrics = tuple(setup.metrics)
     numerators, denominators, member, clusters = [], [], [], []
@@ -80,9 +81,21 @@ def score(setup: Setup, model: nn.Module, batches: Iterable[Batch[Any]], split: 
                     f"scores must be given for metrics {', '.join(metrics)}, "
                     f"got {', '.join(scores)}"
                 )
+            for name in metrics:
+                if any(value.shape != (len(batch),) for value in scores[name]):
+                    shapes = " and ".join(str(list(value.shape)) for value in scores[name])
+                    raise ValueError(
+                        f"scores of {name} must be two tensors [batch], here [{len(batch)}], "
+                        f"got {shapes}"
+                    )
             numerators.append(_columns(scores[name][0] for name in metrics))
             denominators.append(_columns(scores[name][1] for name in metrics))
-            groups = {ALL: torch.ones(len(batch))} | setup.groups(batch)
+            before, groups = groups, {ALL: torch.ones(len(batch))} | setup.groups(batch)
+            if before and list(before) != list(groups):
+                raise ValueError(
+                    "groups must have the same names, in the same order, in every batch, got "
+                    f"{', '.join(before)} and {', '.join(groups)}"
+                )
             member.append(_columns(groups.values()).astype(bool))
             if (cluster := setup.cluster(batch)) is not None:
                 clusters.append(cluster.cpu().numpy())
