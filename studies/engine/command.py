@@ -234,7 +234,7 @@ def as_imported(study: Study) -> Study:
     A script runs as `__main__`, under which worker processes could not find its classes.
 
     Raises:
-        ValueError: the file does not define the study when it is imported.
+        ValueError: the file does not define the study when it is imported, or its name has dots.
     """
     script = sys.modules["__main__"]
     path = getattr(script, "__file__", None)
@@ -242,6 +242,11 @@ def as_imported(study: Study) -> Study:
     if path is None or name is None:
         return study
     file = Path(path).resolve()
+    if "." in file.stem:
+        raise ValueError(
+            f"a file of studies must have a name without further dots, got {file.name}: worker "
+            "processes import it by its name"
+        )
     package, folder = [file.stem], file.parent
     while (folder / "__init__.py").exists():
         package, folder = [folder.name, *package], folder.parent

@@ -240,6 +240,7 @@ class Run:
             },
             "report": code_of(*self._report()),
             "roles": folders.config_hash(roles),
+            "question": study.question,
             "claims": folders.config_hash([study.claims, study.trained]),
             "table": folders.config_hash(study.table),
             "reported": folders.config_hash([setup.paper() for setup in setups]),

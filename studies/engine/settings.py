@@ -201,8 +201,16 @@ def read(changes: Sequence[str], *configs: object) -> dict[str, tuple[Any, ...]]
 
 
 def read_single(changes: str, config: object) -> dict[str, Any]:
-    """Parse changes such as `"n_steps=100 clip=none"` into one value per setting; see `read`."""
-    return {name: value for name, (value,) in read(changes.split(), config).items()}
+    """Parse changes such as `"n_steps=100 clip=none"` into one value per setting; see `read`.
+
+    Raises:
+        ValueError: see `read`; or a setting has several values.
+    """
+    values_of = read(changes.split(), config)
+    for name, values in values_of.items():
+        if len(values) > 1:
+            raise ValueError(f"{name} must have a single value in {changes!r}, got {values}")
+    return {name: value for name, (value,) in values_of.items()}
 
 
 def changed(config: Config, changes: str) -> Config:

@@ -281,6 +281,13 @@ class _Planner:
             name: {key: settings.read_single(text, self._setup) for key, text in table.items()}
             for name, table in (study.where if preset.where is None else preset.where).items()
         }
+        models = self._setup.models()
+        if unknown := [
+            name for name in self._where.get("model", ()) if models and name not in models
+        ]:
+            raise ValueError(
+                f"`where` must be of models {', '.join(models)}, got {', '.join(unknown)}"
+            )
 
     def change(self, changes: Sequence[str], *, replaces: bool = True) -> None:
         """Apply changes such as `["seed=0,1"]` to the setup, the grids and the measures.

@@ -79,6 +79,18 @@ def test_a_study_that_only_the_script_defines_is_refused(tmp_path):
     assert message in " ".join(process.stderr.split())
 
 
+def test_a_file_that_workers_cannot_import_is_refused(tmp_path):
+    script = tmp_path / "mine.v2.py"
+    script.write_text(
+        "from studies.engine import main\nfrom tests.studies.engine.toy import TOY\nmain(TOY)\n"
+    )
+    command = [sys.executable, str(script), "--show"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert process.returncode == 1
+    assert "name without further dots, got mine.v2.py" in " ".join(process.stderr.split())
+
+
 def test_the_engine_has_all_names_that_it_exports():
     engine = importlib.import_module("studies.engine")
     for name in engine.__all__:

@@ -231,7 +231,12 @@ def test_what_a_study_adds_is_made_with_the_models_on_disk(tmp_path):
     folder = run(plain, changes=changes, resources=resources)
     first = read_result(folder / "result.nc")
     models = modification_times(tmp_path / "models")
-    for more in ({"tuned": TOY.tuned}, {"along_training": ("weights",)}, {"export": export}):
+    for more in (
+        {"tuned": TOY.tuned},
+        {"along_training": ("weights",)},
+        {"export": export},
+        {"question": "Which is not?"},
+    ):
         plain = replace(plain, **more)
         again = Run(plain.plan("laptop", changes), resources)
         if "along_training" in more:
@@ -243,6 +248,7 @@ def test_what_a_study_adds_is_made_with_the_models_on_disk(tmp_path):
     assert {path.suffix for path in changed if changed[path] != models.get(path)} == {".nc"}
     assert (folder / "exported.txt").read_text() == "toy"
     last = read_result(folder / "result.nc")
+    assert last.attrs["question"] == "Which is not?"
     assert last["weights_along_training"].sizes["train_step"] == 2
     assert "weights_along_training" not in first.children
 

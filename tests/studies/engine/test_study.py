@@ -60,6 +60,19 @@ def test_axes_and_the_command_line_win_over_implied_settings():
     assert {rate for *_, rate in cells_of(study.plan("rates"))} == {1e-3, 1e-2}
 
 
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"model": {"mpl": "width=16"}}, "`where` must be of models mlp, linear, got mpl"),
+        ({"modle": {"mlp": "width=16"}}, "unknown setting 'modle'"),
+        ({"model": {"mlp": "width=8,16"}}, "width must have a single value in 'width=8,16', got"),
+    ],
+)
+def test_implied_settings_that_would_not_apply_are_refused(where, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TOY, where=where).plan()
+
+
 def test_presets_change_settings_of_cells_and_measures():
     plan = TOY.plan("wide")
     assert plan.cells[0].width == 16
