@@ -260,9 +260,7 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
         # Which of its models were trained on which is not in a result.
         machine = "a GPU and a CPU" if "cpu" in devices else "a GPU"
         pair_minutes = per_seed / 60
-    return table.assign(
-        minutes=missing * pair_minutes, pair_minutes=pair_minutes, machine=machine
-    )
+    return table.assign(minutes=missing * pair_minutes, pair_minutes=pair_minutes, machine=machine)
 
 
 def _superseded(found: pd.DataFrame) -> list[str]:

@@ -659,7 +659,7 @@ def test_a_measure_has_random_numbers_of_its_own(tmp_path):
 def test_a_measure_that_returns_no_dataset_is_named(tmp_path):
     cell = Cell(TOY.setup, root=tmp_path, measures={"norm": lambda trained: xr.DataArray(1.0)})
     cell.train()
-    with pytest.raises(TypeError, match="measure 'norm' must return .*, got DataArray"):
+    with pytest.raises(TypeError, match=r"measure 'norm' must return .*, got DataArray"):
         cell.measure()
 
 
