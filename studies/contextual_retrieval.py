@@ -297,6 +297,7 @@ VIEWS = {
             columns={f"fitted on: {name}": {"fitted": split} for split, name in FITTED.items()},
             lines="control",
             references={"chance": values("pairing", "chance", search="pooled")},
+            seeds="points",
             ylabel="choices that agree",
             ylim=(0.0, 1.03),
         ),
