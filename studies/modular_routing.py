@@ -86,6 +86,15 @@ TUNING = engine.Preset(
         {"model": ("monolithic",), RATE: RATES_ALONE, **APART},
     ),
 )
+# In `tuning` one router was best at the highest of three temperatures, another at the lowest.
+BEYOND = engine.Preset(
+    changes="scores.n_test=500",
+    grids=(
+        {"model": ("cross_attention",), "temperature": (30.0, 100.0), RATE: RATES, **APART},
+        {"model": ("concatenation",), "temperature": (1.0, 3.0), RATE: RATES, **APART},
+    ),
+    measures=(),
+)
 # Chosen in `tuning` by the loss on `id`, of twelve settings for each router and objective. Training
 # on all paths does not converge without a reward of entropy.
 TUNED: engine.Where = {
@@ -221,6 +230,7 @@ STUDY = engine.Study(
             changes=f"{TESTED}task.seed=0,1,2 seed=0,1,2,3,4,5,6,7,8,9", where=TUNED
         ),
         "tuning": TUNING,
+        "beyond": BEYOND,
         # New networks: the six of `functional` left open by how much these differ.
         "bottlenecks": engine.Preset(
             changes=TESTED,
