@@ -246,7 +246,12 @@ def _comparisons_of(file: str, result: xr.DataTree, settings: Mapping[str, str])
     tried = fairness["values_tried"].to_numpy()
     # With a number nothing is compared that was tuned for one side.
     table["tried"] = [min(tried[i] for i in pair) if min(pair) >= 0 else 1 for pair in sides]
-    draws = [{pair[1:] for pair in pairs_of(result, one.cells)} for one in conditions_of(result)]
+    # A draw of the data is a setting of its own, or follows from the seed.
+    of_seed = config_of(result).get("where", {}).get("seed", {})
+    draws = [
+        {(*drawn, str(of_seed.get(str(seed)))) for seed, *drawn in pairs_of(result, one.cells)}
+        for one in conditions_of(result)
+    ]
     compared_draws = [[draws[i] for i in pair if i >= 0] for pair in sides]
     table["draws"] = [len(set.intersection(*of)) if of else 1 for of in compared_draws]
     table.loc[table.verdict == NOT_COMPARABLE, ["tried", "draws"]] = 1

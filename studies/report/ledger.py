@@ -133,8 +133,10 @@ def _reasons_of(not_comparable: Any) -> Iterator[str]:
             longest[reason] = row if known is None or row.updates > known.updates else known
     for reason, row in sorted(longest.items()):
         if reason.endswith((" is not trained", " still improves")):
-            twice = f"{count(2 * row.n_pairs * row.pair_minutes)} min on {row.machine}"
-            yield f"{reason} after {count(row.updates)} updates (twice as many: {twice})"
+            minutes = 2 * row.n_pairs * row.pair_minutes
+            twice = f" (twice as many: {count(minutes)} min on {row.machine})"
+            # Some are trained for a single update, to count their operations.
+            yield f"{reason} after {count(row.updates)} updates{twice if row.updates > 1 else ''}"
         else:
             yield reason
 
@@ -152,7 +154,9 @@ def _pairs_of(undecided: Any) -> str:
         parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {time}")
     far = known[~(known.seeds_needed <= MANY_PAIRS)]
     if len(far):
-        time = _time_of(far, (MANY_PAIRS - far.n_pairs) * far.pair_minutes)
+        # Where there are as many already, it takes at least as many again.
+        missing = (MANY_PAIRS - far.n_pairs).where(far.n_pairs < MANY_PAIRS, far.n_pairs)
+        time = _time_of(far, missing * far.pair_minutes)
         parts.append(
             f"more than {MANY_PAIRS} pairs, over {time}: differences too small ({len(far)})"
         )
