@@ -133,10 +133,8 @@ def _reasons_of(not_comparable: Any) -> Iterator[str]:
             longest[reason] = row if known is None or row.updates > known.updates else known
     for reason, row in sorted(longest.items()):
         if reason.endswith((" is not trained", " still improves")):
-            minutes = 2 * row.n_pairs * row.pair_minutes
-            twice = f" (twice as many: {count(minutes)} min on {row.machine})"
-            # Some are trained for a single update, to count their operations.
-            yield f"{reason} after {count(row.updates)} updates{twice if row.updates > 1 else ''}"
+            twice = f"{count(2 * row.n_pairs * row.pair_minutes)} min on {row.machine}"
+            yield f"{reason} after {count(row.updates)} updates (twice as many: {twice})"
         else:
             yield reason
 

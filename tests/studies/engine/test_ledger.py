@@ -273,6 +273,16 @@ def test_more_pairs_do_not_count_beside_more_draws_of_the_data(draws, verdict):
     assert entry_of(tree, "first")["verdict"] == verdict
 
 
+@pytest.mark.parametrize(("updates", "verdict"), [(1, "not run"), (2, "not comparable")])
+def test_models_that_were_made_to_be_counted_are_not_asked_what_they_learned(updates, verdict):
+    result = result_with(*CLEAR)
+    result["claims"]["verdict"] = result["claims"]["verdict"].astype("<U20")
+    result["claims"]["verdict"][:] = "not comparable"
+    result["fairness"]["updates"][:] = updates
+    tree = ledger({"counts.nc": result}, {"someone_2020": PAPER}, REMEDIES)
+    assert entry_of(tree, "first")["verdict"] == verdict
+
+
 def test_draws_that_follow_from_the_seed_count():
     many = result_with(*MORE)
     where = {"seed": {str(seed): {"task.seed": seed} for seed in range(4)}}
@@ -360,8 +370,8 @@ def test_a_condition_that_comparisons_share_is_named_once_with_its_longest_train
     comparisons = pd.DataFrame(
         {
             "verdict": REFUSED * 3,
-            "reason": ["A is not trained; no room", "A is not trained", "B is not trained"],
-            "updates": [1000, 3000, 1],
+            "reason": ["A is not trained; no room", "A is not trained", "A is not trained"],
+            "updates": [1000, 3000, 2000],
             "n_pairs": [2, 3, 4],
             "pair_minutes": [10.0, 5.0, 20.0],
             "machine": ["2 cores", "a GPU", "2 cores"],
@@ -369,8 +379,7 @@ def test_a_condition_that_comparisons_share_is_named_once_with_its_longest_train
     )
     claim = SimpleNamespace(verdict="not comparable", lacks="")
     longest = "A is not trained after 3,000 updates (twice as many: 30 min on a GPU)"
-    counted = "B is not trained after 1 updates"
-    assert _needs(claim, comparisons) == f"{longest}; {counted}; no room"
+    assert _needs(claim, comparisons) == f"{longest}; no room"
 
 
 @pytest.mark.parametrize(("n_files", "verdict"), [(1, "holds"), (3, "undecided")])
