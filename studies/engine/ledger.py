@@ -102,10 +102,10 @@ def ledger(
         _comparisons_of(file, result, settings[result.attrs["study"]])
         for file, result in results.items()
     ]
-    found = pd.concat(tables)
+    found = pd.concat(tables, ignore_index=True)
     # Models of a single update are there to be counted: what they have not learned is no finding.
     counted = (found.updates <= 1) & (found.verdict == NOT_COMPARABLE)
-    found = found[~counted].reset_index(drop=True)
+    found = found.drop(index=np.flatnonzero(counted)).reset_index(drop=True)
     found["superseded_by"] = _superseded(found)
     statements = list(zip(found.study, found.statement, strict=True))
     resting = [
