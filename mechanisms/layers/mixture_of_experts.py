@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 from transformer_lens.hook_points import HookPoint
@@ -91,10 +91,7 @@ class MixtureOfExperts(nn.Module):
         points = self if hooks is None else hooks
         weights = points.hook_expert_weights((x @ self.W_gate).softmax(-1))
         indices = points.hook_expert_indices(weights.topk(self.top_k, dim=-1).indices)
-        selected = torch.zeros_like(weights).scatter(-1, indices, weights.gather(-1, indices))
-        total = selected.sum(-1, keepdim=True)
-        # A hook may have set all weights to zero.
-        selected = selected / total.masked_fill(total == 0, 1)
+        selected = weights_of_chosen(weights, indices)
 
         pre = einsum(x, self.W_in, "batch pos d, expert d mlp -> batch pos expert mlp")
         post = points.hook_post(gelu(points.hook_pre(pre + self.b_in), approximate="tanh"))
@@ -102,3 +99,13 @@ class MixtureOfExperts(nn.Module):
         weighted = post * selected.unsqueeze(-1)
         out = einsum(weighted, self.W_out, "batch pos expert mlp, expert mlp d -> batch pos d")
         return out + selected @ self.b_out
+
+
+def weights_of_chosen(
+    weights: Float[Tensor, "*batch expert"], indices: Int[Tensor, "*batch chosen"]
+) -> Float[Tensor, "*batch expert"]:
+    """The weights of the chosen experts, which sum to 1, and 0 for all others."""
+    chosen = torch.zeros_like(weights).scatter(-1, indices, weights.gather(-1, indices))
+    total = chosen.sum(-1, keepdim=True)
+    # A hook may have set all weights to zero.
+    return chosen / total.masked_fill(total == 0, 1)

@@ -16,6 +16,7 @@ from transformer_lens.hook_points import HookPoint
 from mechanisms.differentiation import widened
 from mechanisms.hooking import observed
 from mechanisms.initialization import lecun_normal, zeros
+from mechanisms.layers.mixture_of_experts import weights_of_chosen
 from mechanisms.modular.module_pools import MlpPoolConfig, ModulePool, PoolConfig
 from mechanisms.modular.operands import OperandSlots
 from mechanisms.modular.routers import RouterConfig, RouterSizes, Scores
@@ -351,10 +352,7 @@ class ModularNetwork(HookedRootModule):
         if self.config.selection == "top_k":
             assert self.config.top_k is not None
             indices = points.hook_expert_indices(probs.topk(self.config.top_k, dim=-1).indices)
-            top = torch.zeros_like(probs).scatter(-1, indices, probs.gather(-1, indices))
-            total = top.sum(-1, keepdim=True)
-            # A hook may have set all probabilities to zero.
-            return points.hook_module_choice(top / total.masked_fill(total == 0, 1))
+            return points.hook_module_choice(weights_of_chosen(probs, indices))
         # p(variable, module) = p(module) p(variable | module), so that a changed p(module) counts.
         # A hook may have set a probability to zero.
         log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()

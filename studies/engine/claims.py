@@ -19,7 +19,7 @@ import xarray as xr
 from jaxtyping import Float
 
 import probes
-from studies.engine.fairness import Fairness, TrainedIf
+from studies.engine.fairness import STILL_IMPROVES, Fairness, TrainedIf
 from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, varied
 from studies.engine.results import described
 from studies.engine.setup import Metric
@@ -346,7 +346,7 @@ def _may_come_to_it(
     lacks = metric.sign() * (claim.margin - differences.mean())
     state = fairness.data.isel(condition=first.number)
     improves = state["still_improving"].item() == 1
-    return f"{state['label'].item()} still improves" if lacks > 0 and improves else ""
+    return f"{state['label'].item()} {STILL_IMPROVES}" if lacks > 0 and improves else ""
 
 
 def _is_of_more(claim: Claim) -> bool:

@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -28,6 +27,7 @@ from studies.engine.folders import REPORT, RunError
 from studies.engine.results import SchemaError, read_result
 from studies.engine.study import Study
 from studies.engine.training import TrainingError
+from studies.report.table import plain_console
 from studies.report.verdicts import render_claims, render_fairness
 
 FILE_WIDTH = 100
@@ -119,20 +119,17 @@ def resource_options() -> Iterator[inspect.Parameter]:
 
 
 def console(*tables: Table) -> Console:
-    """The console for output, wide enough for whole tables where it is a file or pipe.
-
-    Text is printed as it is: in rich's markup `[ood]` would be a style, and not shown.
-    """
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False)
-    terminal = as_it_is()
+    """The console for output, wide enough for whole tables where it is a file or pipe."""
+    terminal = plain_console(highlight=False)
     if terminal.is_terminal:
         return terminal
-    return as_it_is(width=max(map(width_of, tables), default=FILE_WIDTH))
+    width = max(map(width_of, tables), default=FILE_WIDTH)
+    return plain_console(highlight=False, width=width)
 
 
 def width_of(table: Table) -> int:
     """The width of a table in a file: `FILE_WIDTH`, or where that cuts words off, its own width."""
-    unlimited = Console(width=10_000, markup=False, emoji=False)
+    unlimited = plain_console(width=10_000)
     measured = Measurement.get(unlimited, unlimited.options, table)
     return FILE_WIDTH if measured.minimum <= FILE_WIDTH else measured.maximum
 

@@ -12,6 +12,9 @@ import xarray as xr
 from studies.engine.readings import Condition, conditions_of, metric, varied
 from studies.engine.results import described
 
+NOT_TRAINED, STILL_IMPROVES = "is not trained", "still improves"
+"""Reasons not to compare a condition, after its label: what it has learned is not all there is."""
+
 STILL_IMPROVING = 0.02
 """A condition still improves if more than this share of its total improvement came in the last
 fifth of training."""
@@ -76,7 +79,7 @@ class Fairness:
         numbers = [condition.number for condition in (first, second) if condition is not None]
         data = self.data.isel(condition=numbers)
         untrained = data["label"].to_numpy()[data["trained"].to_numpy() == 0]
-        reasons = [] if of_learning else [f"{label} is not trained" for label in untrained]
+        reasons = [] if of_learning else [f"{label} {NOT_TRAINED}" for label in untrained]
         n_tried = data["values_tried"].to_numpy()
         if len(set(n_tried)) > 1:
             reasons.append(f"tuned unequally: {n_tried[0]:.0f} against {n_tried[1]:.0f} settings")

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from probes.capturing.digests import digest_of
 from studies.engine.folders import RunError
 
 PACKAGES = ("mechanisms", "tasks", "probes", "studies")
@@ -190,13 +191,9 @@ def _state_of(instance: Any) -> tuple[Any, ...]:
         return (instance.name,)
     reduce = copyreg.dispatch_table.get(type(instance), lambda held: held.__reduce_ex__(4))
     try:
-        if isinstance(instance, np.ndarray) and instance.dtype != object:
-            content = hashlib.sha256(instance.tobytes()).hexdigest()
-            return str(instance.dtype), instance.shape, content
-        if isinstance(instance, torch.Tensor):
-            flat = instance.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            content = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-            return str(instance.dtype), tuple(instance.shape), content
+        is_array = isinstance(instance, np.ndarray) and instance.dtype != object
+        if is_array or isinstance(instance, torch.Tensor):
+            return (digest_of("an array", instance),)
         reduced: Any = reduce(instance)
     except Exception as error:
         raise RunError(

@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from studies.engine.claims import LEAST_SHARE, NOT_COMPARABLE, NOT_RUN, UNDECIDED, VERDICTS
+from studies.engine.fairness import NOT_TRAINED, STILL_IMPROVES
 from studies.engine.ledger import COUNTS, rows_of
 from studies.engine.remedies import CORES
 from studies.report.table import count, short
@@ -132,7 +133,7 @@ def _reasons_of(not_comparable: Any) -> Iterator[str]:
             known = longest.get(reason)
             longest[reason] = row if known is None or row.updates > known.updates else known
     for reason, row in sorted(longest.items()):
-        if reason.endswith((" is not trained", " still improves")):
+        if reason.endswith((NOT_TRAINED, STILL_IMPROVES)):
             twice = f"{count(2 * row.n_pairs * row.pair_minutes)} min on {row.machine}"
             yield f"{reason} after {count(row.updates)} updates (twice as many: {twice})"
         else:
@@ -150,7 +151,7 @@ def _pairs_of(undecided: Any) -> str:
     if len(near):
         time = _time_of(near, near.minutes)
         parts.append(f"up to {near.seeds_needed.max():.0f} pairs, {time}")
-    far = known[~(known.seeds_needed <= MANY_PAIRS)]
+    far = known.drop(index=near.index)
     if len(far):
         # Where there are as many already, it takes at least as many again.
         missing = (MANY_PAIRS - far.n_pairs).where(far.n_pairs < MANY_PAIRS, far.n_pairs)

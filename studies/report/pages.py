@@ -32,14 +32,14 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from jinja2 import Environment, StrictUndefined
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from studies.engine.claims import NOT_RUN, VERDICTS
 from studies.engine.readings import varied
 from studies.engine.results import config_of
 from studies.engine.study import Study
 from studies.report.ledger import difference
-from studies.report.table import count, short
+from studies.report.table import count, plain_console, short
 from studies.report.verdicts import render_claims, render_fairness
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -359,7 +359,7 @@ def _claims(width: int, result: xr.DataTree) -> str:
 def _block(shown: RenderableType | None, width: int) -> str:
     """A printed table as a block of text."""
     stream = StringIO()
-    Console(width=width, file=stream, markup=False, emoji=False).print(shown)
+    plain_console(width=width, file=stream).print(shown)
     lines = [line.rstrip() for line in stream.getvalue().strip("\n").splitlines()]
     return "\n".join(("```text", *lines, "```"))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 from rich.box import SIMPLE
+from rich.console import Console
 from rich.table import Table as RichTable
 
 import probes
@@ -55,6 +56,15 @@ def short(value: float) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-")
     return f"{value:.2g}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
+
+
+def plain_console(**options: Any) -> Console:
+    """A console that prints text as it is: in rich's markup `[ood]` is a style, and not shown.
+
+    Args:
+        options: further arguments of the console.
+    """
+    return Console(markup=False, emoji=False, **options)
 
 
 def count(value: float) -> str:
