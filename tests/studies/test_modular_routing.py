@@ -334,8 +334,8 @@ PRESETS = {
     "bottlenecks": (2 * 24, 6000, 10),
     "all_paths": (2 * 24, 6000, 10),
     "second_best": (2 * 78, 6000, 10),
-    "tuning": (3 * 12 * (4 + 4 + 1), 6000, 10),
-    "beyond": (3 * 8 * 2, 6000, 10),
+    "tuning": (3 * (12 * (4 + 1) + 2 * 4), 6000, 10),
+    "tuning-on-all-paths": (3 * 12 * 4, 6000, 10),
     "paper": (1200, 50_000, 30),
     "paper-sizes": (1050, 50_000, 30),
     "paper-true-modules": (140, 50_000, 30),
@@ -362,8 +362,8 @@ def test_every_preset_trains_its_networks(preset):
         loss.backward()
 
 
-# `beyond` measures no paths.
-@pytest.mark.parametrize("preset", [name for name in PLANS if name != "beyond"])
+# Where rates are chosen, no paths are measured.
+@pytest.mark.parametrize("preset", [name for name in PLANS if not name.startswith("tuning")])
 def test_every_held_out_combination_has_enough_examples_to_choose_its_path(preset):
     plan = PLANS[preset].plan(preset, [])
     paths = plan.measures["paths"]
@@ -411,8 +411,10 @@ def test_settings_that_were_tuned_are_those_of_every_preset_but_the_papers(prese
     for (model, objective), settings_ in found.items():
         if preset.startswith("paper"):
             assert settings_ == {(3e-4, 3.0, 0.0)}
-        elif preset in ("tuning", "beyond"):
-            assert len(settings_) == (12 if preset == "tuning" else 8)
+        elif preset == "tuning":
+            assert len(settings_) == 12 + 4 * (model in ("cross_attention", "concatenation"))
+        elif preset == "tuning-on-all-paths":
+            assert len(settings_) == 12
         else:
             rate = 1e-3 if model == "encoder" else 3e-3
             temperature = {"structural_oracle": 10, "encoder": 10, "cross_attention": 30}
