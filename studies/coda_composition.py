@@ -317,6 +317,7 @@ ARITHMETIC = engine.Study(
         "operators": partial(
             plots.points, readings=OPERATORS, xlabel="right answers, out of distribution"
         ),
+        "tuning": plots.tuning,
         **views.DRAWN,
         **LAST,
         "composition": partial(plots.only, view=views.composition, **TANH_SIGMOID),
@@ -391,6 +392,7 @@ SIGNED_PAIRS = engine.Study(
     browsers=BROWSERS,
     views={
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
+        "tuning": plots.tuning,
         **drawn("heads", alignment="heads"),
         **drawn(
             "single",

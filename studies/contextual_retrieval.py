@@ -280,6 +280,7 @@ VIEWS = {
     "losses_ood": partial(retrieval.losses, split="ood"),
     "shares": partial(plots.points, readings=SHARE, xlabel="error / that of always answering 0"),
     "training": partial(plots.training, metric="error", references=ZERO, log="y"),
+    "tuning": partial(plots.tuning, log="y"),
     "combinations": partial(
         drawings.matrices, data=values("combinations", "error"), title="mean absolute error", **MAP
     ),

@@ -270,6 +270,7 @@ VIEWS = {
         ylabel="R^2 of the answer",
         ylim=(-1.02, 1.02),
     ),
+    "tuning": plots.tuning,
     "n_points": partial(answers, setting="n_points"),
     "held_out": partial(answers, setting="held_out"),
     "samples": views.samples,

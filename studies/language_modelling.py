@@ -255,6 +255,7 @@ STUDY = engine.Study(
     table=TABLE,
     views={
         "training": partial(plots.training, metric="loss"),
+        "tuning": plots.tuning,
         "losses": partial(
             plots.points,
             separate=True,

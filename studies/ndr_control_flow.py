@@ -403,6 +403,7 @@ VIEWS = {
         separate=True,
     ),
     "training": functools.partial(plots.training, metric="accuracy", references=CHANCE),
+    "tuning": plots.tuning,
     **{
         f"scores_{nodes}": functools.partial(
             by_depth,

@@ -279,6 +279,7 @@ STUDY = engine.Study(
     views={
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="exact match"),
         "training": partial(plots.training, metric="exact_match", references=CHANCE),
+        "tuning": plots.tuning,
         "pointing": partial(plots.points, readings=FIRST, xlabel="first fact weighed most, ood"),
         "pointing_second": partial(
             plots.points, readings=SECOND, xlabel="second fact weighed most, ood"

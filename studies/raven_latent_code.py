@@ -309,6 +309,7 @@ ERASURES = {
 }
 VIEWS = {
     "accuracy": partial(plots.training, metric="accuracy", references=LIMITS),
+    "tuning": plots.tuning,
     "loss": partial(
         plots.lines,
         data=values("training", "training_loss"),

@@ -244,6 +244,7 @@ TRANSLATION = engine.Study(
     table=TRANSLATION_TABLE,
     views={
         "training": partial(plots.training, metric="accuracy"),
+        "tuning": plots.tuning,
         "bleu": partial(plots.points, readings=TRANSLATED, xlabel="BLEU"),
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="sentences right in every word"),
         "alignment": partial(plots.points, readings=POINTS, xlabel="pointing to the aligned word"),
@@ -298,6 +299,7 @@ ALGOLISP = engine.Study(
     table=ALGOLISP_TABLE,
     views={
         "training": partial(plots.training, metric="accuracy"),
+        "tuning": plots.tuning,
         "accuracy": partial(plots.points, readings=RIGHT, xlabel="programs right in every token"),
         "solved": partial(
             plots.points,

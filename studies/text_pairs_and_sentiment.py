@@ -240,6 +240,7 @@ COMMON: dict[str, Any] = {
 }
 VIEWS = {
     "accuracy": partial(plots.points, readings=RIGHT, xlabel="right answers"),
+    "tuning": plots.tuning,
     **views.DRAWN,
     "signs": partial(plots.points, readings=SIGNS, xlabel="balanced accuracy of signs"),
     "matches": partial(plots.points, readings=MATCHES, xlabel="balanced accuracy of matches"),

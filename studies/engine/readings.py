@@ -107,7 +107,7 @@ class Reading:
             selected = np.isin(cells["model"], models)
             for name, value in settings.items():
                 if name in cells:
-                    actual = _with_none(cells[name].to_numpy())
+                    actual = with_none(cells[name].to_numpy())
                     selected &= [given is None or given == value for given in actual]
                 else:
                     selected &= setup[name] == value
@@ -216,7 +216,7 @@ def conditions_of(result: xr.DataTree) -> list[Condition]:
     scores = result["scores"].to_dataset()
     axes = json.loads(result.attrs["axes"])
     names = [name for name in axes["coordinates"] if name not in axes["pairs"] + axes["tuned"]]
-    columns = [_with_none(scores[name].to_numpy()) for name in names]
+    columns = [with_none(scores[name].to_numpy()) for name in names]
     chosen = np.flatnonzero(scores["chosen"])
     fixed = _fixed(result.attrs["config"], tuple(axes["coordinates"].values()))
     cells: dict[tuple[Any, ...], list[int]] = {}
@@ -345,7 +345,7 @@ def most_seeds(result: xr.DataTree) -> int:
     return max(len(np.unique(seeds[condition.cells])) for condition in conditions_of(result))
 
 
-def _with_none(values: np.ndarray) -> list[Any]:
+def with_none(values: np.ndarray) -> list[Any]:
     """The values of a coordinate, with None for NaN and "", which mean that it does not apply.
 
     Beside NaN, whole numbers are stored as floats: they are turned back.

@@ -14,7 +14,9 @@ a study binds the other arguments with `functools.partial`. Arguments that sever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
@@ -26,8 +28,8 @@ from matplotlib.ticker import MaxNLocator
 
 from probes.plots import COLOURS, CONTROL, DASHES, MARKERS, line
 from probes.plots.axes import put_names
-from studies.engine.readings import Reading, conditions_of
-from studies.report.names import colours_of, name_of
+from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, with_none
+from studies.report.names import colours_of, name_of, setting_names
 from studies.report.panels import (
     CONDITIONS,
     SMALL,
@@ -149,6 +151,80 @@ def training(
         ylim=(-0.02, 1.02) if is_share else None,
         log=log,
     )
+
+
+def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
+    """The score that chooses tuned settings, at all values that were tried: a panel per condition.
+
+    Along the first setting of which a condition has several values, with a line for each
+    combination of the others; dots are cells, of the seeds and draws of the data that all of these
+    have. A ring marks what was chosen, so that it is seen where better values may lie beyond those
+    tried. None if nothing was chosen.
+
+    Args:
+        result, log: see the module's docstring; the x-axis has a logarithmic scale.
+    """
+    scores, conditions = result["scores"].to_dataset(), conditions_of(result)
+    varied = [
+        name
+        for name in json.loads(result.attrs["axes"])["tuned"]
+        if any(len(np.unique(scores[name][condition.tried])) > 1 for condition in conditions)
+    ]
+    if not varied:
+        return None
+    along, *others = varied
+    columns = {name: with_none(scores[name].to_numpy()) for name in others}
+    tried = [
+        ", ".join(setting_names({name: column[cell] for name, column in columns.items()}))
+        for cell in range(scores.sizes["cell"])
+    ]
+    positions = np.unique(scores[along])
+    at = scores[along].to_numpy() == positions[:, None]
+    score = result["training"]["validation"].drop_vars(varied)
+    score = score.where(xr.DataArray(at, {along: positions}, (along, "cell")))
+    shown = [
+        replace(one, cells=_compared(result, condition, varied))
+        for one, condition in zip(shown_conditions(result), conditions, strict=True)
+    ]
+    table = score.assign_coords(tried=("cell", tried)).to_dataset(name="value")
+    ylabel = f"{result.attrs['selection']}, validation"
+    figure, drawn = facets(table, shown, columns=CONDITIONS, ylabel=ylabel)
+    names = list(dict.fromkeys(tried))
+    for panel in drawn:
+        for number, name in enumerate(names):
+            curve = panel.data.sel(cell=panel.data["tried"] == name)
+            style = {
+                "marker": MARKERS[number % len(MARKERS)],
+                "linestyle": DASHES[number % len(DASHES)],
+            }
+            if has_values(curve):
+                _draw_along(
+                    panel.axis,
+                    curve,
+                    along,
+                    "dots",
+                    color=panel.shown.colour,
+                    label=name or None,
+                    **style,
+                )
+        chosen = panel.data["value"].where(panel.data["chosen"] == 1).mean("cell")
+        panel.axis.plot(positions, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
+        panel.axis.label_outer()
+    figure = finished(figure, log=f"x{log}")
+    for axis in figure.axes if figure else ():
+        axis.set_xticks(positions, [f"{value:g}" for value in positions], fontsize=7)
+    return figure
+
+
+def _compared(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> np.ndarray:
+    """The cells by which the tried values of tuned settings are compared; see `chosen_cells`."""
+    columns = [with_none(result["scores"][name].to_numpy()) for name in tuned]
+    pairs = dict(zip(condition.tried.tolist(), pairs_of(result, condition.tried), strict=True))
+    of_values: dict[tuple[Any, ...], set[Any]] = {}
+    for cell, pair in pairs.items():
+        of_values.setdefault(tuple(column[cell] for column in columns), set()).add(pair)
+    shared = set.intersection(*of_values.values())
+    return np.array([cell for cell, pair in pairs.items() if pair in shared or not shared])
 
 
 def against(

@@ -340,6 +340,7 @@ def benchmark(
         },
         views={
             "training": partial(plots.training, metric=headline, log="" if about.percent else "y"),
+            "tuning": plots.tuning,
             "loss": partial(
                 over_training,
                 data=values("training", "training_loss"),

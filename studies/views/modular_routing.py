@@ -203,6 +203,7 @@ def by_size(readings: Mapping[str, Reading], setting: str, ylabel: str, log: str
 
 VIEWS = {
     "training": partial(plots.training, metric="loss", references=CONSTANT, log="y"),
+    "tuning": partial(plots.tuning, log="y"),
     "losses": partial(plots.points, readings=LOSSES, log=True, xlabel=ERROR),
     "routed": partial(
         plots.points, readings={"familiar": ID, "held out": OOD}, log=True, xlabel=ERROR

@@ -272,6 +272,54 @@ def result_of_sizes():
     return result_of([*cells, {"model": "b", "seed": 0, "id": 0.5, "ood": 0.3}])
 
 
+TRIED = {(0.1, 3): (0.2, 0.4), (0.3, 3): (0.5, 0.7), (0.1, 30): (0.3, 0.3)}
+"""Validation scores of two seeds, by rate and temperature."""
+
+
+def tuned_result():
+    """A model with two tuned settings, and one that was tried at two rates and has no other."""
+    cells = [
+        {"model": "a", "rate": rate, "heat": heat, "seed": seed, "id": score, "ood": 0.5}
+        for (rate, heat), scores in TRIED.items()
+        for seed, score in enumerate(scores)
+    ]
+    # A further seed of the best.
+    cells.append(cells[2] | {"seed": 2, "id": 0.1})
+    cells += [
+        {"model": "b", "rate": rate, "heat": None, "seed": 0, "id": rate, "ood": 0.5}
+        for rate in (0.3, 0.1)
+    ]
+    result = result_of(cells, tuned=("rate", "heat"))
+    result.attrs["selection"] = "id/accuracy"
+    return result
+
+
+def test_tuning_shows_what_was_tried_and_rings_what_was_chosen():
+    figure = plots.tuning(tuned_result())
+    first, second = figure.axes
+    assert [axis.get_title() for axis in figure.axes] == ["a", "b"]
+    assert first.get_ylabel() == "id/accuracy, validation"
+    np.testing.assert_allclose(curve(first, "heat=3"), [[0.1, 0.3], [0.3, 0.6]])
+    np.testing.assert_allclose(curve(first, "heat=30"), [[0.1, 0.3]])
+    np.testing.assert_allclose(second.lines[0].get_xydata(), [[0.1, 0.1], [0.3, 0.3]])
+    for axis, chosen in ((first, [np.nan, 0.6]), (second, [np.nan, 0.3])):
+        (ring,) = (line for line in axis.lines if line.get_label() == "chosen")
+        np.testing.assert_allclose(ring.get_ydata(), chosen)
+    dots = [line.get_ydata() for line in first.lines if line.get_marker() == "."]
+    np.testing.assert_allclose(dots[0], [0.2, 0.4, 0.5, 0.7])
+    assert [text.get_text() for text in first.get_xticklabels()] == ["0.1", "0.3"]
+    assert legend_texts(figure) == ["chosen", "heat=3", "heat=30"]
+
+
+def test_nothing_was_chosen_where_each_model_has_a_rate_of_its_own():
+    cells = [
+        {"model": model, "rate": rate, "seed": 0, "id": 0.5, "ood": 0.5}
+        for model, rate in (("a", 0.1), ("b", 0.3))
+    ]
+    assert plots.tuning(result_of(cells, tuned=("rate",))) is None
+    assert plots.tuning(result_of(cells)) is None
+
+
 def test_readings_against_a_setting_are_sorted_by_it_with_a_dot_for_each_seed():
     figure = plots.against(result_of_sizes(), readings={"ood": OOD}, setting="size", ylabel="right")
     line, dots = figure.axes[0].lines
