@@ -191,24 +191,18 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     figure, drawn = facets(table, shown, columns=CONDITIONS, ylabel=ylabel)
     names = list(dict.fromkeys(tried))
     for panel in drawn:
+        chosen = panel.data["value"].where(panel.data["chosen"] == 1).mean("cell")
+        panel.axis.plot(positions, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
         for number, name in enumerate(names):
             curve = panel.data.sel(cell=panel.data["tried"] == name)
             style = {
+                "color": panel.shown.colour if panel.shown else COLOURS[0],
                 "marker": MARKERS[number % len(MARKERS)],
                 "linestyle": DASHES[number % len(DASHES)],
+                "label": name or None,
             }
             if has_values(curve):
-                _draw_along(
-                    panel.axis,
-                    curve,
-                    along,
-                    "dots",
-                    color=panel.shown.colour,
-                    label=name or None,
-                    **style,
-                )
-        chosen = panel.data["value"].where(panel.data["chosen"] == 1).mean("cell")
-        panel.axis.plot(positions, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
+                _draw_along(panel.axis, curve, along, "dots", **style)
         panel.axis.label_outer()
     figure = finished(figure, log=f"x{log}")
     for axis in figure.axes if figure else ():

@@ -301,7 +301,7 @@ def test_tuning_shows_what_was_tried_and_rings_what_was_chosen():
     assert first.get_ylabel() == "id/accuracy, validation"
     np.testing.assert_allclose(curve(first, "heat=3"), [[0.1, 0.3], [0.3, 0.6]])
     np.testing.assert_allclose(curve(first, "heat=30"), [[0.1, 0.3]])
-    np.testing.assert_allclose(second.lines[0].get_xydata(), [[0.1, 0.1], [0.3, 0.3]])
+    np.testing.assert_allclose(second.lines[1].get_xydata(), [[0.1, 0.1], [0.3, 0.3]])
     for axis, chosen in ((first, [np.nan, 0.6]), (second, [np.nan, 0.3])):
         (ring,) = (line for line in axis.lines if line.get_label() == "chosen")
         np.testing.assert_allclose(ring.get_ydata(), chosen)
