@@ -380,9 +380,9 @@ CHOSEN = "1: no other value of the tuned settings has a better selecting metric,
 def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> np.ndarray:
     """Mark the cells whose tuned settings are the best of their condition.
 
-    The best settings have the best selecting metric on the validation examples, averaged over the
-    seeds and draws of the data that all settings of the condition have: further ones of the best
-    do not undo the choice.
+    The best settings have the best selecting metric on the validation examples. Any two are
+    compared by averages over the seeds and draws of the data that both have: further ones of the
+    best alone do not undo the choice, and further ones of the two best decide between them.
 
     Args:
         groups: with `scores` and `training`.
@@ -410,15 +410,20 @@ def chosen_cells(groups: Mapping[str, xr.Dataset], axes: Mapping[str, Any]) -> n
 
 
 def _best(candidates: Mapping[Labels, Mapping[Labels, float]]) -> Labels:
-    """The candidate with the greatest mean over the repeats that all have, the first of equals."""
-    shared = set[Labels].intersection(*(set(of_one) for of_one in candidates.values()))
+    """The best candidate by the repeats that all have, unless another beats it by those of both."""
 
-    def mean(candidate: Labels) -> float:
+    def mean(candidate: Labels, repeats: set[Labels]) -> float:
         of_one = candidates[candidate]
-        of_repeats = [of_one[repeat] for repeat in sorted(shared or of_one)]
+        of_repeats = [of_one[repeat] for repeat in sorted(repeats or of_one)]
         return preference(float(np.mean(of_repeats)))
 
-    return max(candidates, key=mean)
+    shared = set[Labels].intersection(*(set(of_one) for of_one in candidates.values()))
+    best, *others = sorted(candidates, key=lambda one: mean(one, shared), reverse=True)
+    for other in others:
+        both = set(candidates[best]).intersection(candidates[other])
+        if mean(other, both) > mean(best, both):
+            best = other
+    return best
 
 
 def draw(path: Path, name: str, view: Callable[[xr.DataTree], Figure | None]) -> Exhibit | None:

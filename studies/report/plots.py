@@ -157,9 +157,9 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     """The score that chooses tuned settings, at all values that were tried: a panel per condition.
 
     Along the first setting of which a condition has several values, with a line for each
-    combination of the others; dots are cells, of the seeds and draws of the data that all of these
-    have. A ring marks what was chosen, so that it is seen where better values may lie beyond those
-    tried. None if nothing was chosen.
+    combination of the others: means over the seeds and draws of the data that all of these have.
+    Dots are all cells. A ring marks what was chosen, so that it is seen where better values may lie
+    beyond those tried, and where further seeds of two have decided. None if nothing was chosen.
 
     Args:
         result, log: see the module's docstring; the x-axis has a logarithmic scale.
@@ -183,26 +183,34 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     score = result["training"]["validation"].drop_vars(varied)
     score = score.where(xr.DataArray(at, {along: positions}, (along, "cell")))
     shown = [
-        replace(one, cells=_compared(result, condition, varied))
+        replace(one, cells=condition.tried)
         for one, condition in zip(shown_conditions(result), conditions, strict=True)
     ]
-    table = score.assign_coords(tried=("cell", tried)).to_dataset(name="value")
+    compared = np.isin(
+        np.arange(len(tried)),
+        np.concatenate([_compared(result, condition, varied) for condition in conditions]),
+    )
+    table = score.assign_coords(tried=("cell", tried), compared=("cell", compared))
+    table = table.to_dataset(name="value")
     ylabel = f"{result.attrs['selection']}, validation"
     figure, drawn = facets(table, shown, columns=CONDITIONS, ylabel=ylabel)
     names = list(dict.fromkeys(tried))
     for panel in drawn:
-        chosen = panel.data["value"].where(panel.data["chosen"] == 1).mean("cell")
+        colour = panel.shown.colour if panel.shown else COLOURS[0]
+        compared = panel.data.sel(cell=panel.data["compared"])
+        chosen = compared["value"].where(compared["chosen"] == 1).mean("cell")
         panel.axis.plot(positions, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
         for number, name in enumerate(names):
-            curve = panel.data.sel(cell=panel.data["tried"] == name)
+            curve = compared.sel(cell=compared["tried"] == name)
             style = {
-                "color": panel.shown.colour if panel.shown else COLOURS[0],
+                "color": colour,
                 "marker": MARKERS[number % len(MARKERS)],
                 "linestyle": DASHES[number % len(DASHES)],
                 "label": name or None,
             }
             if has_values(curve):
                 _draw_along(panel.axis, curve, along, "dots", **style)
+        _draw_dots(panel.axis, panel.data.sel(cell=~panel.data["compared"]), along, colour)
         panel.axis.label_outer()
     figure = finished(figure, log=f"x{log}")
     for axis in figure.axes if figure else ():
@@ -211,7 +219,7 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
 
 
 def _compared(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> np.ndarray:
-    """The cells by which the tried values of tuned settings are compared; see `chosen_cells`."""
+    """The cells of a condition with seeds and draws of the data that all tried values have."""
     columns = [with_none(result["scores"][name].to_numpy()) for name in tuned]
     pairs = dict(zip(condition.tried.tolist(), pairs_of(result, condition.tried), strict=True))
     of_values: dict[tuple[Any, ...], set[Any]] = {}
@@ -423,14 +431,19 @@ def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: A
             # Only its end has a marker, which tells colours that look alike apart.
             axis.lines[-1].set(markevery=[-1], lw=1.2)
     if seeds == "dots":
-        values_of_cells = data["value"].transpose(along, "cell").to_numpy()
-        x = np.broadcast_to(positions[:, None], values_of_cells.shape)
-        finite = np.isfinite(values_of_cells)
-        axis.plot(x[finite], values_of_cells[finite], ".", ms=3, color=style["color"], alpha=0.5)
+        _draw_dots(axis, data, along, style["color"])
     if positions.max() >= 10_000:
         # Labels of five digits run into each other at more ticks.
         axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.set(xlabel=name_of(along), ylabel=ylabel)
+
+
+def _draw_dots(axis: Axes, data: xr.Dataset, along: str, colour: str) -> None:
+    """Draw the values of all cells along a dim as dots."""
+    of_cells = data["value"].transpose(along, "cell").to_numpy()
+    x = np.broadcast_to(_positions(data[along])[:, None], of_cells.shape)
+    finite = np.isfinite(of_cells)
+    axis.plot(x[finite], of_cells[finite], ".", ms=3, color=colour, alpha=0.5)
 
 
 def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, label: str) -> None:

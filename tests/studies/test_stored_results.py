@@ -1,6 +1,7 @@
 """Stored results follow the schema, and pages say what they hold."""
 
 import functools
+import json
 import re
 from copy import copy
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from rich.measure import Measurement
 
 from studies.engine import read_result
 from studies.engine.command import FILE_WIDTH
+from studies.engine.execution import chosen_cells
 from studies.engine.paper_claims import read_claims
 from studies.engine.results import config_of, load_tree
 from studies.ledger import (
@@ -204,6 +206,14 @@ def test_verdicts_and_settings_are_those_of_the_present_study(path):
     for name in ("fairness", "claims", "summary"):
         xr.testing.assert_allclose(new[name].to_dataset(), stored[name].to_dataset())
     assert config_of(new) == config_of(stored)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_tuned_settings_are_chosen_by_the_present_rule(path):
+    stored = stored_in(path)
+    groups = {name: stored[name].to_dataset() for name in ("scores", "training")}
+    chosen = chosen_cells(groups, json.loads(stored.attrs["axes"]))
+    assert chosen.tolist() == groups["scores"]["chosen"].to_numpy().tolist()
 
 
 def test_the_ledger_is_that_of_the_stored_results():

@@ -383,6 +383,19 @@ def test_further_seeds_of_the_chosen_value_do_not_undo_the_choice():
     assert claims["n_pairs"].item() == 5
 
 
+def test_further_seeds_of_the_two_best_values_decide_between_them():
+    """By the seeds that all three have, another of the two would be chosen."""
+    validation = {0.1: (0.5, 0.4), 0.2: (0.7, 0.6, 0.1, 0.2), 0.3: (0.6, 0.6, 0.6, 0.6)}
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": 0.5, "validation": v, "ood": rate}
+        for rate, values in validation.items()
+        for s, v in enumerate(values)
+    ]
+    claims = judged(result_of(cells, tuned=("rate",)), replace(BETTER, exceeds=0.0))
+    assert claims["effect"].item() == pytest.approx(0.3)
+    assert claims["n_pairs"].item() == 4
+
+
 def test_p_values_are_corrected_for_the_number_of_claims():
     result = two_models([0.60, 0.62, 0.61, 0.66], [0.55, 0.58, 0.59, 0.57])
     alone = judged(result)
