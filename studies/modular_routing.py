@@ -75,24 +75,7 @@ def drawn_anew(numbers: Iterable[int], **axes: tuple[Any, ...]) -> tuple[Grid, .
 RATE, RATES = "training.learning_rate", (3e-4, 1e-3, 3e-3, 1e-2)
 RATES_ALONE = (1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)
 APART: Grid = {"seed": (100, 101, 102)}
-# Of three temperatures one router was best at the highest, another at the lowest: one beyond.
-TUNING = engine.Preset(
-    changes="scores.n_test=500",
-    grids=(
-        {"model": MODULAR, "temperature": (3.0, 10.0, 30.0), RATE: RATES, **APART},
-        {"model": ("cross_attention",), "temperature": (100.0,), RATE: RATES, **APART},
-        {"model": ("concatenation",), "temperature": (1.0,), RATE: RATES, **APART},
-        {"model": ("monolithic",), RATE: RATES_ALONE, **APART},
-    ),
-    measures=(),
-)
-TUNING_ON_ALL_PATHS = engine.Preset(
-    changes="scores.n_test=500 objective=all_paths entropy=0.01,0.03,0.1",
-    grids=({"model": MODULAR, RATE: RATES, **APART},),
-    measures=(),
-)
-# Chosen by the loss on `id`, of twelve settings for each router and objective. Training on all
-# paths does not converge without a reward of entropy.
+# Chosen in `routing_tuning`. Training on all paths does not converge without a reward of entropy.
 TUNED: engine.Where = {
     "model": {
         "structural_oracle": "temperature=10.0",
@@ -130,12 +113,12 @@ def of_paper(changes: str, departures: Mapping[str, str], **options: Any) -> eng
     return engine.Preset(changes=PAPERS_OWN + changes, departures=departures, **options)
 
 
-SMOKE = (
+SMALL = (
     "n_validation=30 scores.n_test=300 seed=0,1 task.n_operators=3 task.n_points=150 "
     "task.n_id=40 task.n_ood=200 n_modules=4 d_mlp=8 d_model=16 d_key=8 d_encoder=16 "
-    "training.n_steps=20 training.batch_size=32 training.warmup_steps=5 training.evaluate_every=10 "
-    "specialization.n=300 combinations.n=300 paths.n=300 paths.examples=1,4"
+    "training.n_steps=20 training.batch_size=32 training.warmup_steps=5 training.evaluate_every=10"
 )
+SMOKE = f"{SMALL} specialization.n=300 combinations.n=300 paths.n=300 paths.examples=1,4"
 PRESETS = {
     # Further claims, one preset each.
     "selection": TESTED + BOTH + MODULAR_ONLY,
@@ -225,8 +208,6 @@ STUDY = engine.Study(
         "pairs": engine.Preset(
             changes=f"{TESTED}task.seed=0,1,2 seed=0,1,2,3,4,5,6,7,8,9", where=TUNED
         ),
-        "tuning": TUNING,
-        "tuning-on-all-paths": TUNING_ON_ALL_PATHS,
         # New networks: the six of `functional` left open by how much these differ.
         "bottlenecks": engine.Preset(
             changes=TESTED,
@@ -297,7 +278,35 @@ SIZES = replace(
     | {"paper-sizes": PAPERS_SIZES},
     claims=CLAIMS_ABOUT_SIZES,
 )
+# A study of its own, whose few networks of a single draw decide no claim.
+TUNING = replace(
+    STUDY,
+    name="routing_tuning",
+    question="At which learning rate and temperature does each router learn best?",
+    grids=(
+        {"model": MODULAR, "temperature": (3.0, 10.0, 30.0), RATE: RATES, **APART},
+        # Of three temperatures one router was best at the highest, another at the lowest.
+        {"model": ("cross_attention",), "temperature": (100.0,), RATE: RATES, **APART},
+        {"model": ("concatenation",), "temperature": (1.0,), RATE: RATES, **APART},
+        {"model": ("monolithic",), RATE: RATES_ALONE, **APART},
+    ),
+    presets={
+        "smoke": engine.Preset(
+            changes=SMALL,
+            grids=({"model": MODELS, "temperature": (3.0, 10.0), RATE: RATES[:2]},),
+        ),
+        "all-paths": engine.Preset(
+            changes="objective=all_paths entropy=0.01,0.03,0.1",
+            grids=({"model": MODULAR, RATE: RATES, **APART},),
+        ),
+    },
+    measures={},
+    claims=(),
+    table=engine.Table(title="Losses", rows=(Row("ID", ID, short),)),
+    views={name: VIEWS[name] for name in ("training", "tuning")},
+    browsers={},
+)
 
 
 if __name__ == "__main__":
-    engine.main(STUDY, SIZES)
+    engine.main(STUDY, SIZES, TUNING)

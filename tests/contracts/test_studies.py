@@ -48,7 +48,9 @@ def test_every_preset_selects_in_distribution_or_names_its_protocol(study):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_study_has_presets_a_question_and_sources_of_its_claims(study):
-    assert {"smoke", "paper"} <= set(study.presets)
+    assert "smoke" in study.presets
+    # What only chooses settings has no claims, and is not of a paper's size.
+    assert "paper" in study.presets or not study.claims
     assert all(claim.source for claim in study.claims)
     assert study.question.endswith("?")
 
