@@ -10,6 +10,7 @@ network.
     python studies/modular_routing.py --preset smoke
     python studies/modular_routing.py selection_bottleneck=false,true objective=sampled,all_paths
     python studies/modular_routing.py --study routing_sizes --preset operators --together 6
+    python studies/modular_routing.py --study routing_tuning --together 3
     python studies/modular_routing.py --preset paper --device cuda --scheduler tcp://HOST:8786
 """
 
