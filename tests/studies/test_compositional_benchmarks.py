@@ -126,7 +126,7 @@ def test_all_is_there(name, plans, results, folders):
     headline = "perplexity" if name == "text" else "accuracy"
     assert np.isfinite(result["scores"][headline].isel(split=0).sel(group=ALL)).all()
     drawn = {view: draw(result) for view, draw in study.views.items()}
-    others = {f"value_scores_R{n}" for n in (3, 4, 6, 8)} | {"cutoffs"}
+    others = {f"value_scores_R{n}" for n in (3, 4, 6, 8)} | {"cutoffs", "tuning"}
     assert {view for view, figure in drawn.items() if figure is None} == others & set(drawn)
     plt.close("all")
     if name == "scan":

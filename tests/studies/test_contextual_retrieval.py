@@ -49,7 +49,8 @@ def test_all_is_there_for_each_model_that_it_applies_to(result, folder):
     pairs = np.isfinite(result["pairing"]["entropy"]).any(("group", "model_search"))
     assert pairs.to_numpy().tolist() == [False] * 6 + [True] * 6 + [False] * 3
     assert STUDY.table.render(result).row_count == 5
-    for name in STUDY.views:
+    # One rate was tried.
+    for name in set(STUDY.views) - {"tuning"}:
         assert (folder / f"{name}.png").stat().st_size > 1000
 
 

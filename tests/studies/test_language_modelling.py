@@ -135,8 +135,9 @@ def test_all_is_there(result, folder):
     ]
     assert coordinates["positions"].to_numpy().tolist() == ["relative"] * 2 + ["rotary"] * 2
     for name, view in STUDY.views.items():
-        assert view(result) is not None
-        assert (folder / f"{name}.png").stat().st_size > 1000
+        # One rate was tried.
+        assert (view(result) is None) == (name == "tuning")
+        assert name == "tuning" or (folder / f"{name}.png").stat().st_size > 1000
     stream = StringIO()
     Console(width=90, file=stream).print(STUDY.table.render(result))
     assert all(word in stream.getvalue() for word in ("compositional", "rotary", "- softmax"))

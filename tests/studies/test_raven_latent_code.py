@@ -48,8 +48,9 @@ def test_the_decoder_has_its_controls_and_splits(result):
 
 
 def test_the_figures_are_drawn_from_the_file_alone(result, smoke):
-    # One size, one number of features, one share held out: nothing is drawn against them.
+    # One size, one number of features, one share held out, one rate: nothing is drawn against them.
     missing = {"scaling_instances", "scaling_depth", "scaling_width", "n_features", "held_out"}
+    missing |= {"tuning"}
     for name, view in STUDY.views.items():
         assert (view(result) is None) == (name in missing), name
         for kind in ("png", "pdf"):

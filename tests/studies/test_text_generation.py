@@ -40,8 +40,8 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "words", "undrawn"),
     [
-        ("translation", ["CoDA", "BLEU, ood", "aligned", "M<0"], ["ablation"]),
-        ("algolisp", ["CoDA", "right, ood", "solved, id"], []),
+        ("translation", ["CoDA", "BLEU, ood", "aligned", "M<0"], ["tuning", "ablation"]),
+        ("algolisp", ["CoDA", "right, ood", "solved, id"], ["tuning"]),
     ],
 )
 def test_the_table_and_every_view_are_drawn(name, words, undrawn, results):
