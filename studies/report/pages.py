@@ -347,12 +347,17 @@ def _table(studies: Mapping[str, Study], width: int, result: xr.DataTree) -> str
 
 
 def _claims(width: int, result: xr.DataTree) -> str:
-    """The claims of a result with their verdicts, and notes on its conditions, folded."""
+    """The claims of a result with their verdicts, and notes on its conditions, folded.
+
+    Only the notes if no claim was run.
+    """
+    notes = "\n".join(f"- {note}" for note in render_fairness(result))
+    if (table := render_claims(result)) is None:
+        return notes
     verdicts = [one for one in result["claims"]["verdict"].to_numpy() if one != NOT_RUN]
     counts = ", ".join(f"{name}: {verdicts.count(name)}" for name in VERDICTS if name in verdicts)
     summary = f"<details><summary>Verdicts on {len(verdicts)} comparisons ({counts})</summary>"
-    notes = "\n".join(f"- {note}" for note in render_fairness(result))
-    parts = (summary, _block(render_claims(result), width), notes, "</details>")
+    parts = (summary, _block(table, width), notes, "</details>")
     return "\n\n".join(filter(None, parts))
 
 

@@ -162,7 +162,7 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     beyond those tried, and where further seeds of two have decided. None if nothing was chosen.
 
     Args:
-        result, log: see the module's docstring; the x-axis has a logarithmic scale.
+        result, log: see the module's docstring; positive numbers have a logarithmic x-axis.
     """
     scores, conditions = result["scores"].to_dataset(), conditions_of(result)
     varied = [
@@ -178,10 +178,13 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
         ", ".join(setting_names({name: column[cell] for name, column in columns.items()}))
         for cell in range(scores.sizes["cell"])
     ]
-    positions = np.unique(scores[along])
-    at = scores[along].to_numpy() == positions[:, None]
+    labels = np.array(
+        sorted({one for one in with_none(scores[along].to_numpy()) if one is not None})
+    )
+    at = scores[along].to_numpy() == labels[:, None]
     score = result["training"]["validation"].drop_vars(varied)
-    score = score.where(xr.DataArray(at, {along: positions}, (along, "cell")))
+    score = score.where(xr.DataArray(at, {along: labels}, (along, "cell")))
+    x = _positions(score[along])
     shown = [
         replace(one, cells=condition.tried)
         for one, condition in zip(shown_conditions(result), conditions, strict=True)
@@ -199,7 +202,7 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
         colour = panel.shown.colour if panel.shown else COLOURS[0]
         compared = panel.data.sel(cell=panel.data["compared"])
         chosen = compared["value"].where(compared["chosen"] == 1).mean("cell")
-        panel.axis.plot(positions, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
+        panel.axis.plot(x, chosen, "o", ms=10, mfc="none", color="black", label="chosen")
         for number, name in enumerate(names):
             curve = compared.sel(cell=compared["tried"] == name)
             style = {
@@ -212,10 +215,26 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
                 _draw_along(panel.axis, curve, along, "dots", **style)
         _draw_dots(panel.axis, panel.data.sel(cell=~panel.data["compared"]), along, colour)
         panel.axis.label_outer()
-    figure = finished(figure, log=f"x{log}")
+    are_positive = labels.dtype.kind in "if" and labels[0] > 0
+    figure = finished(figure, log=f"x{log}" if are_positive else log)
+    ticks = dict(zip(x.tolist(), labels.tolist(), strict=True))
+    if are_positive:
+        ticks = _far_apart(ticks)
     for axis in figure.axes if figure else ():
-        axis.set_xticks(positions, [f"{value:g}" for value in positions], fontsize=7)
+        names = [
+            f"{one:g}" if isinstance(one, int | float) else name_of(one) for one in ticks.values()
+        ]
+        axis.set_xticks(list(ticks), names, fontsize=7)
     return figure
+
+
+def _far_apart(ticks: Mapping[float, Any]) -> dict[float, Any]:
+    """Ticks of a logarithmic axis, without those whose labels would run into the one before."""
+    kept: dict[float, Any] = {}
+    for x, label in ticks.items():
+        if not kept or np.log(x / max(kept)) >= np.log(max(ticks) / min(ticks)) / 7:
+            kept[x] = label
+    return kept
 
 
 def _compared(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> np.ndarray:

@@ -146,6 +146,11 @@ def test_below_claims_stands_what_a_reader_may_judge_otherwise(result):
     claims = rendered(changed, "{{ claims() }}")
     note = "best tuned value at the edge of those tried: a"
     assert claims.endswith(f"\n```\n\n- {note}\n\n</details>")
+    # Without claims that were run there is nothing to fold.
+    verdicts = result["claims"].to_dataset().copy(deep=True)
+    verdicts["verdict"][:] = "not run"
+    changed["claims"] = xr.DataTree(verdicts)
+    assert rendered(changed, "{{ claims() }}") == f"- {note}"
 
 
 N_STEPS = "training.n_steps"

@@ -312,6 +312,28 @@ def test_tuning_shows_what_was_tried_and_rings_what_was_chosen():
     assert legend_texts(figure) == ["chosen", "heat=3", "heat=30"]
 
 
+@pytest.mark.parametrize(
+    ("tried", "ticks"),
+    [
+        ((1e-4, 2e-4, 1e-3, 5e-3, 7e-3, 1e-2), ["0.0001", "0.0002", "0.001", "0.005", "0.01"]),
+        ((0.0, 0.01, 0.02), ["0", "0.01", "0.02"]),
+        (("muon", "adam"), ["adam", "muon"]),
+    ],
+)
+def test_ticks_of_tuning_are_the_values_that_have_room(tried, ticks):
+    cells = [
+        {"model": "a", "rate": rate, "seed": 0, "id": score, "ood": 0.5}
+        for rate, score in zip(tried, np.linspace(0, 1, len(tried)), strict=True)
+    ]
+    result = result_of(cells, tuned=("rate",))
+    result.attrs["selection"] = "id/accuracy"
+    figure = plots.tuning(result)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ticks
+    ring, line = figure.axes[0].lines[:2]
+    assert np.isfinite(ring.get_ydata()).sum() == 1
+    assert sorted(line.get_ydata()) == pytest.approx(np.linspace(0, 1, len(tried)))
+
+
 def test_nothing_was_chosen_where_each_model_has_a_rate_of_its_own():
     cells = [
         {"model": model, "rate": rate, "seed": 0, "id": 0.5, "ood": 0.5}
