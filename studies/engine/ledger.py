@@ -102,7 +102,8 @@ def ledger(
         _comparisons_of(file, result, settings[result.attrs["study"]])
         for file, result in results.items()
     ]
-    found = pd.concat(tables, ignore_index=True)
+    # The columns of empty tables have other types, which others would take.
+    found = pd.concat([one for one in tables if len(one)] or tables, ignore_index=True)
     # Models of a single update are there to be counted: what they have not learned is no finding.
     counted = (found.updates <= 1) & (found.verdict == NOT_COMPARABLE)
     found = found.drop(index=np.flatnonzero(counted)).reset_index(drop=True)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -150,6 +151,18 @@ CLEAR = [0.80, 0.82, 0.81], [0.50, 0.53, 0.51]
 def entry_of(tree, name):
     claims = tree["claims"].to_dataset()
     return claims.isel(claim=claims["id"].to_numpy().tolist().index(name))
+
+
+def test_a_result_without_claims_changes_nothing_in_the_ledger():
+    result = result_with(*CLEAR)
+    without = result.copy()
+    without["claims"] = xr.DataTree(replace(toy.TOY, claims=()).judge(result)["claims"])
+    alone = ledger({"r.nc": result}, {"someone_2020": PAPER}, REMEDIES)
+    both = ledger({"r.nc": result, "s.nc": without}, {"someone_2020": PAPER}, REMEDIES)
+    for name in ("claims", "comparisons"):
+        xr.testing.assert_identical(both[name].to_dataset(), alone[name].to_dataset())
+        kinds = [{key: of.dtype for key, of in one[name].items()} for one in (both, alone)]
+        assert kinds[0] == kinds[1]
 
 
 def test_the_ledger_has_every_claim_of_the_papers():
