@@ -103,6 +103,8 @@ SORT_OF_CLEVR = benchmark(
                 {"model": ("compositional",), "n_retrievals": (2, 3, 4, 8), **seeds(3, first=3)},
             ),
         ),
+        # What `retrievals` leaves out between four and eight.
+        "more-retrievals": Preset(changes="scores.n_test=10000", grids=grids(5, 6, 7, n_seeds=3)),
         # With three seeds the two were alike: six new ones were to show that nothing is gained.
         "more-heads": Preset(
             changes="scores.n_test=10000",

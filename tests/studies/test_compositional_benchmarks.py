@@ -341,6 +341,7 @@ def test_a_pairing_is_tight_where_each_search_uses_one_retrieval_in_a_layer():
 N_CELLS = {
     # Seeds times models.
     ("sort_of_clevr", "retrievals"): 3 * (1 + 5 + 1 + 1) + 3 * (4 + 1),
+    ("sort_of_clevr", "more-retrievals"): 3 * (1 + 3),
     ("sort_of_clevr", "more-heads"): 2 * 6,
     ("sort_of_clevr", "counts"): 3 * (1 + 4),
     ("sort_of_clevr", "paper"): 5 * (1 + 4 + 4 + 1 + 2 + 2 + 1),
