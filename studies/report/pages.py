@@ -361,7 +361,7 @@ def _claims(width: int, result: xr.DataTree) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _block(shown: RenderableType | None, width: int) -> str:
+def _block(shown: RenderableType, width: int) -> str:
     """A printed table as a block of text."""
     stream = StringIO()
     plain_console(width=width, file=stream).print(shown)

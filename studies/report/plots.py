@@ -28,7 +28,7 @@ from matplotlib.ticker import MaxNLocator
 
 from probes.plots import COLOURS, CONTROL, DASHES, MARKERS, line
 from probes.plots.axes import put_names
-from studies.engine.readings import Condition, Reading, conditions_of, pairs_of, with_none
+from studies.engine.readings import Reading, conditions_of, pairs_of, with_none
 from studies.report.names import colours_of, name_of, setting_names
 from studies.report.panels import (
     CONDITIONS,
@@ -172,32 +172,15 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     ]
     if not varied:
         return None
-    along, *others = varied
-    columns = {name: with_none(scores[name].to_numpy()) for name in others}
-    tried = [
-        ", ".join(setting_names({name: column[cell] for name, column in columns.items()}))
-        for cell in range(scores.sizes["cell"])
-    ]
-    labels = np.array(
-        sorted({one for one in with_none(scores[along].to_numpy()) if one is not None})
-    )
-    at = scores[along].to_numpy() == labels[:, None]
-    score = result["training"]["validation"].drop_vars(varied)
-    score = score.where(xr.DataArray(at, {along: labels}, (along, "cell")))
-    x = _positions(score[along])
+    table = _by_tried_values(result, varied)
+    along, names = varied[0], list(dict.fromkeys(table["tried"].to_numpy().tolist()))
+    labels, x = table[along].to_numpy(), _positions(table[along])
     shown = [
         replace(one, cells=condition.tried)
         for one, condition in zip(shown_conditions(result), conditions, strict=True)
     ]
-    compared = np.isin(
-        np.arange(len(tried)),
-        np.concatenate([_compared(result, condition, varied) for condition in conditions]),
-    )
-    table = score.assign_coords(tried=("cell", tried), compared=("cell", compared))
-    table = table.to_dataset(name="value")
     ylabel = f"{result.attrs['selection']}, validation"
     figure, drawn = facets(table, shown, columns=CONDITIONS, ylabel=ylabel)
-    names = list(dict.fromkeys(tried))
     for panel in drawn:
         colour = panel.shown.colour if panel.shown else COLOURS[0]
         compared = panel.data.sel(cell=panel.data["compared"])
@@ -221,10 +204,10 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
     if are_positive:
         ticks = _far_apart(ticks)
     for axis in figure.axes if figure else ():
-        names = [
+        texts = [
             f"{one:g}" if isinstance(one, int | float) else name_of(one) for one in ticks.values()
         ]
-        axis.set_xticks(list(ticks), names, fontsize=7)
+        axis.set_xticks(list(ticks), texts, fontsize=7)
     return figure
 
 
@@ -237,15 +220,32 @@ def _far_apart(ticks: Mapping[float, Any]) -> dict[float, Any]:
     return kept
 
 
-def _compared(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> np.ndarray:
-    """The cells of a condition with seeds and draws of the data that all tried values have."""
-    columns = [with_none(result["scores"][name].to_numpy()) for name in tuned]
-    pairs = dict(zip(condition.tried.tolist(), pairs_of(result, condition.tried), strict=True))
-    of_values: dict[tuple[Any, ...], set[Any]] = {}
-    for cell, pair in pairs.items():
-        of_values.setdefault(tuple(column[cell] for column in columns), set()).add(pair)
-    shared = set.intersection(*of_values.values())
-    return np.array([cell for cell, pair in pairs.items() if pair in shared or not shared])
+def _by_tried_values(result: xr.DataTree, tuned: Sequence[str]) -> xr.Dataset:
+    """The selecting score as `value` [cell, first of the tuned settings], NaN at other values.
+
+    With the coordinates [cell] `tried`, the values of the other settings in words, and `compared`,
+    whether all values that the condition tried have the cell's seed and draw of the data.
+    """
+    scores, (along, *others) = result["scores"].to_dataset(), tuned
+    columns = {name: with_none(scores[name].to_numpy()) for name in tuned}
+    settings = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+    tried = [", ".join(setting_names({name: one[name] for name in others})) for one in settings]
+    compared = np.zeros(len(tried), bool)
+    for condition in conditions_of(result):
+        pairs = dict(zip(condition.tried.tolist(), pairs_of(result, condition.tried), strict=True))
+        of_values: dict[tuple[Any, ...], set[Any]] = {}
+        for cell, pair in pairs.items():
+            of_values.setdefault(tuple(settings[cell].values()), set()).add(pair)
+        shared = set.intersection(*of_values.values())
+        for cell, pair in pairs.items():
+            compared[cell] = pair in shared or not shared
+    labels = np.array(sorted({one for one in columns[along] if one is not None}))
+    at = xr.DataArray(scores[along].to_numpy() == labels[:, None], {along: labels}, (along, "cell"))
+    score = result["training"]["validation"].drop_vars(tuned).where(at)
+    score = score.assign_coords(tried=("cell", tried), compared=("cell", compared))
+    return score.to_dataset(name="value")
 
 
 def against(
