@@ -312,7 +312,9 @@ def _descend(problems: _Problems, weights: Tensor, tolerance: float, max_passes:
         # Near the minimum rounding hides the decrease of the value, but not that of the slope:
         # the conditions of Wolfe as approximated by Hager & Zhang 2005.
         slope, trial_slope = (gradient * step).sum(dim=1), (trial_gradient * step).sum(dim=1)
-        is_flat = trial_value <= value + _ROUNDING * torch.finfo(dtype).eps * value.abs()
+        # A small value is a difference of terms of order 1, which set its rounding.
+        rounding = _ROUNDING * torch.finfo(dtype).eps * value.abs().clamp(min=1)
+        is_flat = trial_value <= value + rounding
         accepted = trial_value <= value + _ARMIJO * slope
         accepted |= is_flat & (trial_slope <= (2 * _ARMIJO - 1) * slope)
         change = trial_gradient - gradient

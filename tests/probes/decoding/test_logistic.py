@@ -179,19 +179,38 @@ def test_separable_data_converge():
     assert (fit.predict(torch.from_numpy(x))[0].numpy() == y).all()
 
 
-def test_folds_with_a_single_class_are_solved_at_once(monkeypatch):
+@pytest.fixture
+def evaluations(monkeypatch):
+    """An entry per evaluation of the objective."""
+    made = []
+    objective = _Problems.objective
+    monkeypatch.setattr(
+        _Problems, "objective", lambda self, weights: made.append(1) or objective(self, weights)
+    )
+    return made
+
+
+def test_small_losses_do_not_stall_in_rounding(evaluations):
+    """Of one positive among 200 the loss is a small difference of larger terms."""
+    for seed in range(20):
+        x, _ = problem(seed, samples=200, features=8)
+        y = (np.arange(200) == seed).astype(int)
+        fit_logistic_cv(
+            torch.from_numpy(x),
+            torch.from_numpy(y)[None],
+            torch.arange(200) % 5,
+            PENALTIES,
+            classes=2,
+        )
+    assert len(evaluations) < 20 * 100
+
+
+def test_folds_with_a_single_class_are_solved_at_once(evaluations):
     """One positive among all samples: the fold that holds it out has nothing to learn."""
     x, _ = problem(4, samples=200, features=8)
     y = np.zeros(200, dtype=int)
     y[3] = 1
     fold = np.arange(200) % 5
-    evaluations = []
-    objective = _Problems.objective
-    monkeypatch.setattr(
-        _Problems,
-        "objective",
-        lambda self, weights: evaluations.append(1) or objective(self, weights),
-    )
     fit, chosen, losses = fit_logistic_cv(
         torch.from_numpy(x), torch.from_numpy(y)[None], torch.from_numpy(fold), PENALTIES, classes=2
     )
