@@ -372,6 +372,15 @@ SIGNED_PAIRS = engine.Study(
             ),
             measures=(),
         ),
+        # The width of the paper's figure of E and N, which are sums over it.
+        "width": Preset(
+            changes=f"{TESTED} d_model=200 seed=0,1,2,3,4",
+            grids=(
+                BY_NETWORKS
+                | grid(gate_centring=("none", "matrix"))
+                | {"training.learning_rate": (5e-4, 1e-3, 2e-3)},
+            ),
+        ),
         "paper": Preset(
             changes=PAPER,
             setup=PAPERS_PAIRS,

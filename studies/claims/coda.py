@@ -136,6 +136,8 @@ EITHER_CENTRING = {name: value for name, value in coda().items() if name != "gat
 # A factor of N below 1 is there to keep its sigmoid from saturating.
 PRINTED = {"beta": 1.0}
 """The factor of N that the paper prints."""
+DRAWN = PRINTED | {"alignment": "networks", "projection": "linear", "d_model": 200}
+"""What the paper draws: N is a sum over the width, so that it grows with it."""
 
 # Claims
 
