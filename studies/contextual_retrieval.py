@@ -79,9 +79,10 @@ FEWER = (
 )
 FASTER = "It learns faster: its error is lower {}"
 SPECIALISED = (
-    "Its retrievals specialise: choices agree with a pairing more than with one of shuffled "
-    "preferences"
+    "Its retrievals specialise: choices agree with a pairing, more than halfway from that with one "
+    "of shuffled preferences to always"
 )
+FOLLOWED = "Choices of retrievals agree with a pairing more than with one of shuffled preferences"
 SWITCHES = (
     "Its use of retrievals differs more between familiar and held-out combinations than the use "
     "on all combinations differs from an even one"
@@ -110,7 +111,8 @@ CLAIMS = (
             ("over training", THROUGHOUT),
         )
     ),
-    exceeds(SPECIALISED, AGREE - SHUFFLED, 0.0, "Mittal et al. 2021, figures 5 and 11"),
+    exceeds(SPECIALISED, AGREE - SHUFFLED / 2, 0.5, "Mittal et al. 2021, figures 5 and 11"),
+    exceeds(FOLLOWED, AGREE - SHUFFLED, 0.0, "ours"),
     exceeds(SWITCHES, SWITCH, 0.0, "Mittal et al. 2021, figure 4"),
     less(PAIRS, OOD, "ours", than={"model": "multi_head_pairs"}),
     exceeds(PREFERRED, familiar(group="ood") - CHANCE_OOD / 2, 0.5, "ours"),

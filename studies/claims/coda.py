@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -136,8 +136,8 @@ EITHER_CENTRING = {name: value for name, value in coda().items() if name != "gat
 # A factor of N below 1 is there to keep its sigmoid from saturating.
 PRINTED = {"beta": 1.0}
 """The factor of N that the paper prints."""
-DRAWN = PRINTED | {"alignment": "networks", "projection": "linear", "d_model": 200}
-"""What the paper draws: N is a sum over the width, so that it grows with it."""
+DRAWN = {"alignment": "networks", "projection": "linear", "beta": 1.0, "d_model": 200}
+"""What the paper draws: E and N are sums over the width, and grow with it."""
 
 # Claims
 
@@ -179,21 +179,29 @@ def claims_of_both(*centrings: str) -> Iterator[Claim]:
     for e, n in list(product(("tanh", "sigmoid"), GATES))[1:]:
         statement = f"tanh(E) * sigmoid(N) is better than {e}(E) * {n}(N)"
         yield learns(statement, f"{TAY}Table 9", coda(), coda(affinity=e, gate=n))
-    for what, reading in (
-        ("closes: N < -3 for a tenth of the pairs", CLOSED),
-        ("opens: N > 3 for a tenth of the pairs, where N is centred", OPEN_CENTRED),
-    ):
-        yield weighs(f"The gate {what}", f"{TAY}section 5", reading, 0.1, **PRINTED)
+    yield from of_weights("{}", f"ours, after {TAY}section 5", {})
     for section, statement, reading, than in (
-        (5, "E is saturated early, and less at the end", EARLY, 0.0),
-        (5, "tanh(E) has both signs: the rarer for a tenth of the pairs", RARER, 0.1),
-        (5, "tanh(E) concentrates around 0: within 0.1 for a tenth", SMALL_E, 0.1),
-        (5, "tanh(E) is more often negative than positive", MORE_NEGATIVE, 0.0),
         (5, "M follows tanh(E): their correlation is above 0.5", FOLLOWS, 0.5),
         (5, "M is near 0 more often than tanh(E)", SMALL_M - SMALL_E, 0.0),
         (1, "CoDA subtracts: a twentieth of M is below -0.1", NEGATIVE, 0.05),
     ):
         yield weighs(statement, f"{TAY}section {section}", reading, than)
+
+
+def of_weights(words: str, source: str, more: Mapping[str, Any]) -> Iterator[Claim]:
+    """The claims about E and N in the paper's visualization, for some models."""
+    for statement, reading, than in (
+        ("E is saturated early, and less at the end", EARLY, 0.0),
+        ("tanh(E) has both signs: the rarer for a tenth of the pairs", RARER, 0.1),
+        ("tanh(E) concentrates around 0: within 0.1 for a tenth", SMALL_E, 0.1),
+        ("tanh(E) is more often negative than positive", MORE_NEGATIVE, 0.0),
+    ):
+        yield weighs(words.format(statement), source, reading, than, **more)
+    for statement, reading in (
+        ("the gate closes: N < -3 for a tenth of the pairs", CLOSED),
+        ("the gate opens: N > 3 for a tenth of the pairs, where N is centred", OPEN_CENTRED),
+    ):
+        yield weighs(words.format(statement), source, reading, 0.1, **PRINTED | more)
 
 
 def claims_of_lines() -> Iterator[Claim]:
@@ -216,6 +224,7 @@ def claims_of_lines() -> Iterator[Claim]:
 def claims_of_pairs() -> Iterator[Claim]:
     """All claims about signed pairs."""
     yield from claims_of_both("row", "matrix")
+    yield from of_weights("At the width that the paper draws {}", f"{TAY}figure 2", DRAWN)
     headed, single = ({"alignment": name} for name in ("heads", "networks"))
     statement = "In the base model for pairs CoDA answers better than softmax attention"
     yield learns(statement, f"{TAY}Table 3", coda(**single), SOFTMAX | single)

@@ -690,7 +690,7 @@ def test_the_ablation_keeps_other_settings_apart():
 
 def test_that_the_gate_opens_is_asked_where_n_is_centred():
     """Otherwise it is at most 0, and its sigmoid at most a half."""
-    (claim,) = (one for one in ARITHMETIC.claims if one.statement.startswith("The gate opens"))
+    (claim,) = (one for one in ARITHMETIC.claims if one.statement.startswith("the gate opens"))
     centring = ["none", "matrix", "none"]
     coords = {"cell": range(3), "side": ["low", "high"], "gate_centring": ("cell", centring)}
     shares = xr.DataArray(

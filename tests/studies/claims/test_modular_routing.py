@@ -203,6 +203,8 @@ def test_claims_about_all_paths():
     lower = [cell(name, objective="all_paths", id=0.0005) for name in MODULAR]
     assert verdicts(all_models() + lower, "All paths lower") == ["holds"] * 3
     assert verdicts(all_models() + lower, "All paths do not lower") == ["contradicted"]
+    alike = [cell(name, objective="all_paths") for name in MODULAR]
+    assert verdicts(all_models() + alike, "All paths do not lower") == ["holds"]
     higher = [cell(name, objective="all_paths", id=0.1) for name in MODULAR]
     assert verdicts(all_models() + higher, "All paths lower") == ["contradicted"] * 3
     assert verdicts(all_models() + higher, "All paths do not lower") == ["holds"]
@@ -296,13 +298,18 @@ def test_claims_about_the_number_of_points():
     ]
     assert verdicts(rows, "More points lower the specialization of the enc") == ["holds"] * 2
     assert verdicts(rows, "More points do not raise the OOD loss of the enc") == ["holds"] * 2
+    raised = [row | {"ood": 0.5} if row["n_points"] > 1000 else row for row in rows]
+    assert verdicts(raised, "More points do not raise the OOD loss of the enc") == [
+        "contradicted"
+    ] * 2
     rows = [row | {"objective": "sampled"} for row in rows]
     assert verdicts(rows, "More points lower the specialization of the enc") == ["not run"]
 
     small = [row | {"n_operators": 3} for row in by_points("encoder", id=up)]
     assert verdicts(small, "With |S| = 3 more points raise") == ["holds"]
-    assert verdicts(by_points("encoder", id=down), "With |S| = 5 they lower") == ["holds"]
-    assert verdicts(by_points("encoder", id=up), "With |S| = 5 they lower") == ["contradicted"]
+    statement = "With |S| = 5 more points do not raise"
+    for values, verdict in ((down, "holds"), ((0.3, 0.3), "holds"), (up, "contradicted")):
+        assert verdicts(by_points("encoder", id=values), statement) == [verdict]
 
 
 def test_functional_bottlenecks_are_compared_by_collapse():

@@ -54,7 +54,20 @@ def lookup(models=LOOKUP, **changed):
         for at, direction in ((0, "forward"), (2, "backward"))
         for seed in range(SEEDS)
     ]
-    return with_curves(result_of(rows))
+    return with_curves(by_depth(result_of(rows)))
+
+
+def by_depth(tree):
+    """A result whose right answers `ood` are those of nine and ten functions, all of eight."""
+    scores = tree["scores"].to_dataset()
+    eight = xr.where(scores["split"] == "ood", 1.0, np.nan)
+    shallow = scores["accuracy"].where(eight.isnull(), (scores["accuracy"] + eight) / 2)
+    groups = {"all": shallow, "depth 8": eight * xr.ones_like(scores["accuracy"])}
+    groups |= {f"depth {n}": scores["accuracy"] for n in (9, 10)}
+    along = xr.concat([one.isel(group=0, drop=True) for one in groups.values()], "group")
+    along = along.assign_coords(group=list(groups)).assign_attrs(scores["accuracy"].attrs)
+    tree["scores"] = xr.DataTree(scores.drop_dims("group").assign(accuracy=along))
+    return tree
 
 
 def trees(steps=None, **changed):
@@ -185,6 +198,23 @@ def test_reads_on_backward_table_lookup(beginning, changed):
     assert verdicts(STUDY, with_reads(lookup()), beginning) == alike("holds")
     other = verdicts(STUDY, with_reads(lookup(), **changed), beginning)
     assert other == alike("contradicted")
+
+
+@pytest.mark.parametrize("model", ["ndr", "abs_rel_gate"])
+def test_gates_open_in_order_backward(model):
+    tree = lookup()
+    n_cells = tree["scores"].sizes["cell"]
+    score = np.zeros((n_cells, 3)) + jitter(tree["scores"]["seed"].to_numpy())[:, None]
+    score *= [1, 0, 0]
+    score[tree["scores"]["model"].to_numpy() == model, :2] += [0.8, 0.3]
+    coords = {"control": ["trained", "shuffled", "untrained"], "metric": ["tau"], "nodes": ["gate"]}
+    coords |= {"depth": ["all"], "correct": ["all"]}
+    dims = ("cell", "control", "metric", "nodes", "depth", "correct")
+    data = {"score": (dims, score[:, :, None, None, None, None])}
+    tree["control_flow"] = xr.DataTree(xr.Dataset(data, coords))
+    for control in ("shuffled", "untrained"):
+        beginning = f"Backward, the gates of {model} open in order: tau x 100 above that of {control}"
+        assert verdicts(STUDY, tree, beginning) == alike("holds")
 
 
 def test_the_cause_of_a_failure_is_asked_where_there_is_one():
