@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -163,12 +164,19 @@ def _shown(point: HookPoint, activation: Tensor) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """A tensor itself, or those of a tuple or mapping, the `logits` first."""
+    """A tensor itself, or those of a tuple, mapping or dataclass, the `logits` first."""
+    if not isinstance(output, Mapping) and is_dataclass(output):
+        output = _named(output)
     if isinstance(output, Mapping):
         values = [output[name] for name in sorted(output, key=lambda name: name != "logits")]
     else:
         values = list(output) if isinstance(output, tuple | list) else [output]
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def _named(output: Any) -> dict[str, Any]:
+    """The values of the fields of a dataclass."""
+    return {field.name: getattr(output, field.name) for field in fields(output)}
 
 
 def _replaced(output: Any, old: Tensor, new: Tensor) -> Any:
@@ -178,6 +186,11 @@ def _replaced(output: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(output, Mapping):
         changed = copy(output)
         changed[next(name for name, value in output.items() if value is old)] = new  # pyright: ignore[reportIndexIssue]
+        return changed
+    if is_dataclass(output):
+        changed = copy(output)
+        name = next(name for name, value in _named(output).items() if value is old)
+        object.__setattr__(changed, name, new)  # it may be frozen
         return changed
     changed = [new if value is old else value for value in output]
     return type(output)(*changed) if hasattr(output, "_fields") else type(output)(changed)

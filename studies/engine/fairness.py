@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import xarray as xr
 
-from studies.engine.readings import Condition, conditions_of, metric, varied
+from studies.engine.readings import Condition, conditions_of, metric, pairs_of, varied
 from studies.engine.results import described
 
 NOT_TRAINED, STILL_IMPROVES = "is not trained", "still improves"
@@ -97,7 +97,8 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         For each condition: `parameters`, `operations` (of a forward pass for one example, as
         tested), `operations_in_training`, `depth` and `depth_in_training` (blocks, or steps),
         `updates`, `examples` and `seconds` of training, `values_tried` (number of values of the
-        tuned settings), `at_edge` (1 if the chosen value is the smallest or largest tried),
+        tuned settings), `values_tied` (those as good as the chosen one on validation, itself
+        included), `at_edge` (1 if the chosen value is the smallest or largest tried),
         `still_improving`, `trained` (-1: not judged), `n_seeds`, `label`.
     """
     conditions, label_names = conditions_of(result), varied(result)
@@ -118,6 +119,10 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         "examples": ("examples of training", mean(training["updates"] * training["batch_size"])),
         "seconds": ("seconds of training", mean(training["seconds"].max("train_step"))),
         "values_tried": ("values of the tuned settings that were tried", n_tried),
+        "values_tied": (
+            "values of the tuned settings with the best validation score, of which the first counts",
+            [float(_tied(result, condition, tuned)) for condition in conditions],
+        ),
         "at_edge": ("1: the chosen value is the least or greatest of those tried", at_edge),
         "still_improving": (
             "1: the selecting metric improved in the last fifth of training",
@@ -170,6 +175,23 @@ def _tuning(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> 
         values = np.unique(column[condition.tried])
         at_edge |= len(values) > 1 and bool(column[condition.cells[0]] in values[[0, -1]])
     return n_tried, at_edge
+
+
+def _tied(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> int:
+    """How many tried values have the mean validation score of the chosen one, over shared seeds."""
+    columns = [result["scores"][name].to_numpy() for name in tuned]
+    scores: dict[tuple[str, ...], dict[tuple[object, ...], float]] = {}
+    pairs, values = pairs_of(result, condition.tried), result["training"]["validation"].to_numpy()
+    for cell, pair in zip(condition.tried, pairs, strict=True):
+        # As text, because settings that do not apply are NaN, which is not equal to itself.
+        tried = tuple(repr(column[cell]) for column in columns)
+        scores.setdefault(tried, {})[pair] = values[cell]
+    chosen = scores[tuple(repr(column[condition.cells[0]]) for column in columns)]
+    shared = [[pair for pair in of_one if pair in chosen] for of_one in scores.values()]
+    return sum(
+        bool(both) and bool(np.isclose(np.mean([chosen[p] - of_one[p] for p in both]), 0))
+        for both, of_one in zip(shared, scores.values(), strict=True)
+    )
 
 
 def _is_trained(result: xr.DataTree, cells: np.ndarray, trained: TrainedIf | None) -> float:

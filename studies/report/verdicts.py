@@ -88,7 +88,7 @@ def too_small(comparison: Any) -> str:
 
 
 def render_fairness(result: xr.DataTree) -> list[str]:
-    """Notes on conditions that are not trained, still improve, or have an edge value tuned."""
+    """Notes on conditions that are not trained, still improve, or have a tuned value to doubt."""
     fairness = result["fairness"].to_dataset()
     notes = []
     for flag, value, note in (
@@ -99,4 +99,8 @@ def render_fairness(result: xr.DataTree) -> list[str]:
         labels = fairness["label"].to_numpy()[fairness[flag].to_numpy() == value]
         if len(labels):
             notes.append(f"{note}: {'; '.join(map(str, labels))}")
+    tied = fairness["values_tied"].to_numpy() > 1
+    if tied.any():
+        labels = "; ".join(map(str, fairness["label"].to_numpy()[tied]))
+        notes.append(f"tuned values with equal validation scores, of which the first counts: {labels}")
     return notes

@@ -1,5 +1,6 @@
 """Models without hooks: plain torch modules, and models of transformers built from configs."""
 
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -291,6 +292,34 @@ def test_embeddings_of_positions_are_not_taken_for_examples():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"slots": True}], ids=str)
+def test_outputs_may_be_dataclasses(options):
+    """Of a submodule and of the model, whose answer is the tensor `logits`."""
+    Out = make_dataclass("Out", ["hidden", ("mask", object, None), ("logits", object, None)], **options)
+
+    class Block(nn.Module):
+        def forward(self, x):
+            return Out(2 * x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x):
+            hidden = self.block(x).hidden
+            return Out(hidden, None, hidden + 1)
+
+    x = torch.arange(6.0).reshape(3, 2)
+    model = hooked(Model())
+    codes = {"code": Quantity("block.hook_out", ("example", "d"))}
+    data = capture(model, [batch_of(x)], codes | {"answer": Quantity(None, ("example", "logit"))})
+    np.testing.assert_array_equal(data["code"], 2 * x)
+    np.testing.assert_array_equal(data["answer"], 2 * x + 1)
+    zeros = model.run_with_hooks(x, fwd_hooks=[("block.hook_out", lambda code, hook: 0 * code)])
+    np.testing.assert_array_equal(zeros, torch.ones(3, 2))
+
+
 def test_nested_tensors_are_refused_with_the_way_out():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.Sequential()

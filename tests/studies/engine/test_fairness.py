@@ -29,6 +29,18 @@ def test_conditions_have_the_number_of_tuned_values_and_whether_the_best_is_at_t
     assert data["label"].to_numpy().tolist() == ["a", "b"]
 
 
+def test_values_that_are_as_good_as_the_chosen_one_are_counted():
+    """Two rates of `a` are perfect for all seeds that both have; of `b` one is, on average."""
+    right = {("a", 0.1): [1, 1], ("a", 0.2): [1, 1], ("b", 0.1): [0.9, 0.9], ("b", 0.2): [1, 0.9]}
+    cells = [
+        {"model": m, "rate": rate, "seed": s, "id": value, "ood": 0.5}
+        for (m, rate), values in right.items()
+        for s, value in enumerate(values)
+    ] + [{"model": "a", "rate": 0.1, "seed": 2, "id": 0.5, "ood": 0.5}]
+    data = assess(result_of(cells, tuned=("rate",)), None).data
+    assert data["values_tied"].to_numpy().tolist() == [2, 1]
+
+
 def test_a_tuned_setting_that_does_not_apply_is_one_value():
     without = [{"model": "c", "rate": None, "seed": s, "id": 0.5, "ood": 0.5} for s in range(5)]
     data = assess(result_of(cells_with_rates() + without, tuned=("rate",)), None).data

@@ -188,6 +188,10 @@ def test_conditions_that_are_not_trained_or_still_improve_are_named():
         "still improving at the end of training: b",
         "best tuned value at the edge of those tried: b",
     ]
+    result["fairness"]["values_tied"][:] = [1, 3]
+    assert render_fairness(result)[-1] == (
+        "tuned values with equal validation scores, of which the first counts: b"
+    )
 
 
 def test_rows_with_the_same_label_must_be_in_different_sections():
