@@ -83,9 +83,11 @@ def check(
         size: number of examples in a batch; a prime number divides few sizes of finite splits.
 
     Raises:
-        ValueError: the task breaks a rule, and the message lists all that it breaks; `disjoint`
-            names what the task does not have.
-        TypeError: `task` has no `splits` or `batch`, or a batch is no `tasks.Batch` of tensors.
+        ValueError: the task breaks a rule, and the message lists all that it breaks (where
+            single batches break one, the rules that compare batches are not tried); it has no
+            split; `disjoint` names what the task does not have.
+        TypeError: `task` is a class, or has no `splits` or `batch`; a batch is no `tasks.Batch` of
+            tensors.
 
     Example:
         >>> config = tasks.RavenConfig(n_features=2)
@@ -98,19 +100,23 @@ def check(
     # There the file of the task may be imported, which may call this function, without end.
     if _IS_ELSEWHERE in os.environ:
         return
+    if isinstance(task, type):
+        raise TypeError(f"task must be an instance, got the class {task.__name__}")
     if not isinstance(task, Task):
         missing = [name for name in ("splits", "batch") if not hasattr(task, name)]
         raise TypeError(
             "task must have splits and batch(split, index, size, device), got "
             f"{type(task).__name__} without {' and '.join(missing)}"
         )
+    if not task.splits:
+        raise ValueError(f"{type(task).__name__} must have a split, got splits {task.splits!r}")
     # Pickled before the first draw, so that the copies are as new as the task.
     request = _request(build or task, is_task=build is None)
     states = _random_states()
     batches = _draw(task, [(split, index) for split in task.splits for index in _INDICES], size)
     touched = [name for name, state in _random_states().items() if state != states[name]]
     single = _draw(task, [(split, 0) for split in task.splits], 1)
-    broken = [*_batches(batches, size), *_batches(single, 1)]
+    broken = list(dict.fromkeys([*_batches(batches, size), *_batches(single, 1)]))
     # The other rules compare rows.
     if not broken:
         broken = [

@@ -523,3 +523,23 @@ def test_what_is_no_task_is_refused():
 
     with pytest.raises(TypeError, match=r"latents\['word'\] must be a tensor, got list"):
         tasks.check(HasALatentOfWords())
+
+
+def test_a_class_is_no_task():
+    with pytest.raises(TypeError, match="must be an instance, got the class Parity"):
+        tasks.check(Parity)
+
+
+def test_a_task_must_have_a_split():
+    task = Parity()
+    task.splits = ()
+    with pytest.raises(ValueError, match=r"Parity must have a split, got splits \(\)"):
+        tasks.check(task)
+
+
+def test_a_rule_that_all_batches_break_is_named_once():
+    task = Parity()
+    task.described = lambda bits: replace(Parity.described(task, bits), latents={})
+    with pytest.raises(ValueError, match="there are none") as error:
+        tasks.check(task, build=Parity)
+    assert str(error.value).count("there are none") == 1
