@@ -25,6 +25,32 @@ class Sequences(NamedTuple):
     end: Int[Tensor, " batch"]
 
 
+def check_shape(name: str, value: Tensor, *sizes: str | int) -> None:
+    """Raise unless a tensor has these sizes; a name stands for any.
+
+    Raises:
+        ValueError: it has others.
+
+    Example:
+        >>> check_shape("inputs", torch.zeros(3, 10), "batch", "pos", 14)
+        Traceback (most recent call last):
+        ValueError: inputs must be [batch, pos, 14], got [3, 10]
+    """
+    fits = value.ndim == len(sizes) and all(
+        isinstance(size, str) or size == actual
+        for size, actual in zip(sizes, value.shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join(map(str, sizes))
+        raise ValueError(f"{name} must be [{expected}], got {list(value.shape)}")
+
+
+def _check_dtype(name: str, ids: Tensor) -> None:
+    # Others are no indices, or masks.
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} must be int64 or int32, got {ids.dtype}")
+
+
 def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     """The sequences as they are, without marks.
 
@@ -33,8 +59,9 @@ def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
         n_tokens: number of token ids.
 
     Raises:
-        ValueError: an id is n_tokens or greater, a token follows padding, or a sequence has no
-            token. Only checked on the CPU, since on other devices the check would force a
+        TypeError: ids are not int64 or int32.
+        ValueError: tokens are not [batch, pos]; an id is n_tokens or greater, a token follows
+            padding, or a sequence has no token. Only checked on the CPU, since on other devices the check would force a
             synchronisation, and outside of `torch.compile` and the transforms of `torch.func`.
     """
     mask = _are_tokens(tokens, n_tokens)
@@ -53,16 +80,17 @@ def enclose(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
         n_tokens: number of token ids; EOS gets the id n_tokens, BOS n_tokens + 1.
 
     Raises:
-        ValueError: an id is n_tokens or greater, or a token follows padding. Only checked as
-            `mask_padding` says.
+        TypeError: ids are not int64 or int32.
+        ValueError: tokens are not [batch, pos]; an id is n_tokens or greater, or a token follows
+            padding. Only checked as `mask_padding` says.
 
     Example:
         >>> ids, length, end = enclose(torch.tensor([[3, 1, -1]]), 10)
         >>> ids.tolist(), end.tolist()
         ([[11, 3, 1, 10, 0]], [3])
     """
-    batch, n_positions = tokens.shape
     end = _are_tokens(tokens, n_tokens).sum(1) + 1
+    batch, n_positions = tokens.shape
     ids = tokens.new_zeros(batch, n_positions + 2)
     ids[:, 1:-1] = tokens.clamp(min=0)
     ids[:, 0] = n_tokens + 1
@@ -83,6 +111,7 @@ def rows_of_table(
         name: what the ids are, for the error.
 
     Raises:
+        TypeError: ids are not int64 or int32.
         ValueError: an id is neither. (A negative one would be counted from the end of the table.)
             Only checked as `mask_padding` says.
 
@@ -90,6 +119,7 @@ def rows_of_table(
         >>> rows_of_table(torch.tensor([[3, 1, -1]]), 10, padding=-1).tolist()
         [[3, 1, 0]]
     """
+    _check_dtype(name, ids)
     rows = ids if padding is None else ids.masked_fill(ids == padding, 0)
     if _can_be_checked(rows) and rows.numel():
         for extreme in map(int, rows.aminmax()):
@@ -101,6 +131,8 @@ def rows_of_table(
 
 def _are_tokens(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Bool[Tensor, "batch pos"]:
     """Where there are tokens, not padding; checked as `mask_padding` says."""
+    check_shape("tokens", tokens, "batch", "pos")
+    _check_dtype("tokens", tokens)
     is_token = tokens >= 0
     if _can_be_checked(tokens) and tokens.numel():
         if (largest := int(tokens.max())) >= n_tokens:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral
 from typing import Any, get_args
 
 
 def check_sizes(
     config: object, *required: str, optional: tuple[str, ...] = (), minimum: int = 1
 ) -> None:
-    """Raise unless settings are numbers of at least `minimum`; `optional` ones may be None.
+    """Raise unless settings are integers of at least `minimum`; `optional` ones may be None.
 
     Raises:
-        TypeError: one is no number.
+        TypeError: one is no integer.
         ValueError: one is less.
     """
     passed = [name for name in optional if getattr(config, name) is not None]
     for name in (*required, *passed):
         value = getattr(config, name)
-        if not isinstance(value, Real):
-            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
         if value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 

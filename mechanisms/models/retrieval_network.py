@@ -14,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 
 from mechanisms.initialization import lecun_normal, redraw_uniformly, zeros
 from mechanisms.protocols import AttentionProtocol
+from mechanisms.sequences import check_shape
 from mechanisms.validation import check_choice, check_sizes
 
 Initialization = Literal["lecun_normal", "uniform"]
@@ -121,7 +122,12 @@ class RetrievalNetwork(HookedRootModule):
     def forward(
         self, inputs: Float[Tensor, "batch pos d_input"]
     ) -> Float[Tensor, "batch pos d_output"]:
-        """The outputs for all objects; their order has no effect on them."""
+        """The outputs for all objects; their order has no effect on them.
+
+        Raises:
+            ValueError: inputs are not [batch, pos, d_input].
+        """
+        check_shape("inputs", inputs, "batch", "pos", self.config.d_input)
         hidden = linear(inputs, self.W_in.T, self.b_in).relu()
         x = self.hook_embed(linear(hidden, self.W_E.T, self.b_E))
         x = self.blocks[0](x)

@@ -25,7 +25,7 @@ from mechanisms.layers.depth import SteppedModel, stack_blocks
 from mechanisms.layers.residual import ResidualBlock
 from mechanisms.models.initial_weights import redraw_as_fairseq
 from mechanisms.protocols import AttentionProtocol, ComponentConfig
-from mechanisms.sequences import rows_of_table
+from mechanisms.sequences import check_shape, rows_of_table
 from mechanisms.validation import check_choice, check_dropout, check_positive, check_sizes
 
 Inputs = Literal["vectors", "tokens"]
@@ -292,7 +292,9 @@ class Embed(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """The embedding of every token."""
         if self.b_E is None:
+            check_shape("tokens", inputs, "batch", "pos")
             return self.W_E[rows_of_table(inputs, len(self.W_E))]
+        check_shape("inputs", inputs, "batch", "pos", len(self.W_E))
         return linear(inputs, self.W_E.T, self.b_E)
 
 
@@ -367,8 +369,8 @@ class Transformer(SteppedModel):
             n_steps: number of steps with shared weights; None for `n_layers`.
 
         Raises:
-            TypeError: `mask` is not boolean.
-            ValueError: `mask` has another shape; as for `set_steps`, or for ids as for
+            TypeError: `mask` is not boolean, or as for `rows_of_table`.
+            ValueError: inputs or `mask` have another shape; as for `set_steps`, or for ids as for
                 `rows_of_table`.
         """
         n_steps = self._prepare_steps(n_steps)

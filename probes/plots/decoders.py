@@ -41,7 +41,8 @@ def decoding(
 
     Raises:
         KeyError: the result is not that of a decoder.
-        ValueError: a further dim has several labels, such as `split`.
+        ValueError: `along` is no dim of the score; a further dim has several labels, such as
+            `split`.
 
     Example:
         >>> probes.plots.decoding(decode(train, {"ood": ood}))
@@ -49,6 +50,9 @@ def decoding(
     ax = given_or_current(ax)
     if "metric" in result.dims:
         result = result.isel(metric=0) if metric is None else result.sel(metric=metric)
+    dims = [str(dim) for dim in result.get("score", xr.DataArray()).dims if dim != "control"]
+    if dims and along not in dims:
+        raise ValueError(f"along must be a dim of the score, one of {dims}, got {along!r}")
     score = variable_of(result, "score", "control", along, probe=_DECODERS)
     lines(result, "score", ax, along=along)
     metric = str(result["metric"].item()) if "metric" in result.coords else "score"

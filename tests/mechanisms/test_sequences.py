@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
+import mechanisms
 from mechanisms.sequences import rows_of_table
 
 
@@ -31,3 +32,36 @@ def test_ids_are_taken_as_they_are_inside_of_vmap():
     ids = torch.tensor([[2, -1, 0], [1, 2, -1]])
     rows = vmap(lambda one: rows_of_table(one, 3, padding=-1))(ids)
     assert torch.equal(rows, rows_of_table(ids, 3, padding=-1))
+
+
+TRANSFORMER = {"d_input": 9, "d_output": 3, "d_model": 8, "n_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "error", "message"),
+    [
+        ("tokens", torch.zeros(2, 5), TypeError, "token ids must be int64 or int32, got .*float32"),
+        ("tokens", torch.ones(2, 5).bool(), TypeError, "token ids must be int64 .*bool"),
+        ("tokens", torch.ones(5).long(), ValueError, r"tokens must be \[batch, pos\], got \[5\]"),
+        ("vectors", torch.zeros(2, 5, 7), ValueError, r"inputs must be \[batch, pos, 9\], got \[2, 5"),
+        ("router", torch.ones(5).long(), ValueError, r"tokens must be \[batch, pos\], got \[5\]"),
+        ("router", torch.ones(2, 5), TypeError, "tokens must be int64 or int32, got torch.float32"),
+        ("retrieval", torch.ones(2, 5, 7), ValueError, r"inputs must be \[batch, pos, 9\], got \[2"),
+    ],
+)
+def test_inputs_of_other_shapes_and_types_are_named(build, given, error, message):
+    if build == "router":
+        sizes = {"d_input": 9, "d_output": 3, "d_model": 8, "d_mlp": 8, "n_heads": 2, "n_steps": 2}
+        model = mechanisms.NeuralDataRouter(mechanisms.NeuralDataRouterConfig.named("ndr", **sizes))
+    elif build == "retrieval":
+        attention = mechanisms.AttentionConfig(n_heads=2, d_head=4)
+        sizes = {"d_input": 9, "d_output": 1, "d_model": 8, "d_mlp": 8}
+        config = mechanisms.RetrievalNetworkConfig(attention=attention, **sizes)
+        model = mechanisms.RetrievalNetwork(config)
+    else:
+        attention = mechanisms.AttentionConfig(n_heads=2, d_head=4)
+        mlp = mechanisms.FeedForwardConfig(d_mlp=8)
+        parts = {"attention": attention, "feed_forward": mlp, "positions": "none"}
+        model = mechanisms.Transformer(mechanisms.TransformerConfig(**TRANSFORMER, **parts, inputs=build))
+    with pytest.raises(error, match=message):
+        model(given)

@@ -69,5 +69,5 @@ def test_tokens_and_biases_have_all_their_dims(config):
 
 
 def test_a_number_of_heads_is_a_number():
-    with pytest.raises(TypeError, match="n_heads must be a number, got '2'"):
+    with pytest.raises(TypeError, match="n_heads must be an integer, got '2'"):
         mechanisms.AttentionConfig(n_heads="2", d_head=4)

@@ -125,3 +125,10 @@ def test_results_of_other_probes_and_missing_selections_are_refused(decoded):
         plots.decoding(decoded, ax)
     with pytest.raises(ValueError, match=r"select one label: result.isel\(split=0\)"):
         plots.confusion(decoded.sel(layer="all"), ax)
+
+
+def test_along_is_a_dim_of_the_score(decoded, ax):
+    by_step = decoded.sel(split="ood").rename(layer="step")
+    with pytest.raises(ValueError, match=r"along must be .*\['step'.*\], got 'layer'"):
+        plots.decoding(by_step, ax)
+    plots.decoding(by_step, ax, along="step")
