@@ -146,7 +146,7 @@ def test_each_preset_trains_what_it_should():
         ("signed_pairs", "laptop"): (3 + 4 + (1 + 16 + 8 + 1 + 2 + 2)) * 2,
         ("signed_pairs", "smoke"): 3 + 3 + (1 + 4 + 1 + 1),
         ("signed_pairs", "ablation"): 16 + 3 + 1,
-        ("signed_pairs", "width"): 2 * 3 * 5,
+        ("signed_pairs", "width"): 2 * 3 * 5 + 7,
         ("signed_pairs", "paper"): (3 + 3 + (1 + 16 + 8 + 1 + 2 + 2)) * 3,
     }
     assert {key: len(STUDIES[key[0]].plan(key[1]).cells) for key in numbers} == numbers
