@@ -61,8 +61,9 @@ def mask_padding(tokens: Int[Tensor, "batch pos"], n_tokens: int) -> Sequences:
     Raises:
         TypeError: ids are not int64 or int32.
         ValueError: tokens are not [batch, pos]; an id is n_tokens or greater, a token follows
-            padding, or a sequence has no token. Only checked on the CPU, since on other devices the check would force a
-            synchronisation, and outside of `torch.compile` and the transforms of `torch.func`.
+            padding, or a sequence has no token. Ids are only checked on the CPU, since on other
+            devices the check would force a synchronisation, and outside of `torch.compile` and the
+            transforms of `torch.func`.
     """
     mask = _are_tokens(tokens, n_tokens)
     if _can_be_checked(tokens) and not mask.any(1).all():

@@ -36,9 +36,7 @@ share of the attainable that is no severe collapse."""
 ID_SHARE, OOD_SHARE = ID / engine.metric("loss_constant", "id"), OOD / CONSTANT_OOD
 # Above 1 if specialization is not full or the OOD loss is not low.
 SHORTFALL = ((1 - SPECIAL) / (1 - FULL)).apply(np.maximum, OOD_SHARE / LOW)
-LOG_ID, LOG_OOD, LOG_SPECIAL = (
-    (reading + 1e-3).apply(np.log2) for reading in (ID, OOD, SPECIAL)
-)
+LOG_ID, LOG_OOD, LOG_SPECIAL = ((reading + 1e-3).apply(np.log2) for reading in (ID, OOD, SPECIAL))
 NOT_BY_A_TENTH = float(np.log2(0.9))
 """The margin of "does not": logarithms of losses may differ by less than that."""
 

@@ -126,9 +126,7 @@ def learning_steps(split: str, share: float = GOOD) -> Reading:
 
 def where_failing(reading: Reading) -> Reading:
     """This reading for networks that are right in less than `FAILED` of deeper expressions."""
-    return reading.apply(
-        lambda values, right: np.where(right < FAILED, values, np.nan), LONGER
-    )
+    return reading.apply(lambda values, right: np.where(right < FAILED, values, np.nan), LONGER)
 
 
 # Claims of the paper
@@ -265,7 +263,8 @@ def of_reads() -> Iterator[Claim]:
     )
     for model, control in product(("ndr", "abs_rel_gate"), CONTROLS):
         yield Claim(
-            f"Backward, the gates of {model} open in order: tau x 100 above that of {control} graphs",
+            f"Backward, the gates of {model} open in order: tau x 100 above that of {control} "
+            "graphs",
             f"{PAPER}, figures 2, 6 and 8",
             flow("tau", "gate") - flow("tau", "gate", control),
             {"model": model} | BACKWARD,

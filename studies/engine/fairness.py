@@ -120,7 +120,7 @@ def assess(result: xr.DataTree, trained: TrainedIf | None) -> Fairness:
         "seconds": ("seconds of training", mean(training["seconds"].max("train_step"))),
         "values_tried": ("values of the tuned settings that were tried", n_tried),
         "values_tied": (
-            "values of the tuned settings with the best validation score, of which the first counts",
+            "values of the tuned settings with the best score, of which the first counts",
             [float(_tied(result, condition, tuned)) for condition in conditions],
         ),
         "at_edge": ("1: the chosen value is the least or greatest of those tried", at_edge),

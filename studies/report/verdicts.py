@@ -102,5 +102,5 @@ def render_fairness(result: xr.DataTree) -> list[str]:
     tied = fairness["values_tied"].to_numpy() > 1
     if tied.any():
         labels = "; ".join(map(str, fairness["label"].to_numpy()[tied]))
-        notes.append(f"tuned values with equal validation scores, of which the first counts: {labels}")
+        notes.append(f"tuned values with equal scores, of which the first counts: {labels}")
     return notes

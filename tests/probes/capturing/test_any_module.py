@@ -295,7 +295,8 @@ def test_embeddings_of_positions_are_not_taken_for_examples():
 @pytest.mark.parametrize("options", [{}, {"frozen": True}, {"slots": True}], ids=str)
 def test_outputs_may_be_dataclasses(options):
     """Of a submodule and of the model, whose answer is the tensor `logits`."""
-    Out = make_dataclass("Out", ["hidden", ("mask", object, None), ("logits", object, None)], **options)
+    names = ["hidden", ("mask", object, None), ("logits", object, None)]
+    Out = make_dataclass("Out", names, **options)
 
     class Block(nn.Module):
         def forward(self, x):

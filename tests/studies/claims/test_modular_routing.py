@@ -299,9 +299,9 @@ def test_claims_about_the_number_of_points():
     assert verdicts(rows, "More points lower the specialization of the enc") == ["holds"] * 2
     assert verdicts(rows, "More points do not raise the OOD loss of the enc") == ["holds"] * 2
     raised = [row | {"ood": 0.5} if row["n_points"] > 1000 else row for row in rows]
-    assert verdicts(raised, "More points do not raise the OOD loss of the enc") == [
-        "contradicted"
-    ] * 2
+    assert (
+        verdicts(raised, "More points do not raise the OOD loss of the enc") == ["contradicted"] * 2
+    )
     rows = [row | {"objective": "sampled"} for row in rows]
     assert verdicts(rows, "More points lower the specialization of the enc") == ["not run"]
 

@@ -213,7 +213,8 @@ def test_gates_open_in_order_backward(model):
     data = {"score": (dims, score[:, :, None, None, None, None])}
     tree["control_flow"] = xr.DataTree(xr.Dataset(data, coords))
     for control in ("shuffled", "untrained"):
-        beginning = f"Backward, the gates of {model} open in order: tau x 100 above that of {control}"
+        beginning = f"Backward, the gates of {model} open in order: tau x 100 above that of "
+        beginning += control
         assert verdicts(STUDY, tree, beginning) == alike("holds")
 
 

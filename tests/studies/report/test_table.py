@@ -190,7 +190,7 @@ def test_conditions_that_are_not_trained_or_still_improve_are_named():
     ]
     result["fairness"]["values_tied"][:] = [1, 3]
     assert render_fairness(result)[-1] == (
-        "tuned values with equal validation scores, of which the first counts: b"
+        "tuned values with equal scores, of which the first counts: b"
     )
 
 
