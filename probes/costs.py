@@ -32,7 +32,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 @checked
-def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float:
+def count_operations(
+    model: nn.Module, answer: Answer, n_examples: int, *, of_layers: bool = False
+) -> float:
     """Count the floating-point operations of a forward pass in evaluation mode, per example.
 
     Uses torch's counter: matrix products and convolutions only; a multiplication with an addition
@@ -42,6 +44,8 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
         model: the model; the training flags of its modules are restored.
         answer: runs the model on some examples.
         n_examples: number of these examples.
+        of_layers: without batched matrix products, such as those of queries and keys, which
+            counters that see modules alone (such as pytorch-OpCounter) leave out.
 
     Raises:
         ValueError: `n_examples` is less than 1.
@@ -54,7 +58,9 @@ def count_operations(model: nn.Module, answer: Answer, n_examples: int) -> float
         raise ValueError(f"n_examples must be at least 1, got {n_examples}")
     with evaluating(model), _without_fused_kernels(), FlopCounterMode(display=False) as counter:
         answer(model)
-    return counter.get_total_flops() / n_examples
+    counts = counter.get_flop_counts().get("Global", {})
+    batched = [torch.ops.aten.bmm, torch.ops.aten.baddbmm] if of_layers else []
+    return sum(n for operation, n in counts.items() if operation not in batched) / n_examples
 
 
 @contextmanager
@@ -98,9 +104,10 @@ def count_blocks(model: nn.Module) -> int:
 
 @checked
 def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Dataset:
-    """Measure the `parameters`, `operations` and `depth` of a model, each a scalar.
+    """Measure `parameters`, `operations`, `layer_operations` and `depth` of a model, as scalars.
 
-    See `count_parameters`, `count_operations` (which takes the same arguments) and `count_blocks`.
+    See `count_parameters`, `count_operations` (which takes the same arguments; `layer_operations`
+    are those `of_layers`) and `count_blocks`.
 
     Example:
         >>> costs = measure_costs(torch.nn.Linear(3, 4), lambda model: model(torch.zeros(2, 3)), 2)
@@ -111,6 +118,10 @@ def measure_costs(model: nn.Module, answer: Answer, n_examples: int) -> xr.Datas
     counts = {
         "parameters": (count_parameters(model), "trained parameters"),
         "operations": (count_operations(model, answer, n_examples), operations),
+        "layer_operations": (
+            count_operations(model, answer, n_examples, of_layers=True),
+            f"{operations}, without products of activations",
+        ),
         "depth": (count_blocks(model), "blocks, or steps"),
     }
     return xr.Dataset(

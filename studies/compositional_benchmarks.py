@@ -30,6 +30,7 @@ from studies.setups import pictures, scan, text
 from studies.setups.benchmark import (
     ABOUT_AS_MANY_OPERATIONS,
     ABOUT_AS_MANY_PARAMETERS,
+    ABOUT_AS_MANY_WITH_PRODUCTS,
     AS_MANY_OPERATIONS,
     COMPOSITIONAL,
     MULTI_HEAD,
@@ -224,6 +225,7 @@ TRIANGLES = benchmark(
         AS_MANY_OPERATIONS,
         ABOUT_AS_MANY_PARAMETERS,
         ABOUT_AS_MANY_OPERATIONS,
+        ABOUT_AS_MANY_WITH_PRODUCTS,
         linear_scorer("accuracy", metric("accuracy", "test"), "Table 9"),
         PAIR_TIGHTLY,
     ),

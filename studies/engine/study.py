@@ -248,7 +248,7 @@ class Plan:
 TAKEN = frozenset(
     {
         *("cell", "chosen", "group", "split", "train_step"),
-        *("n_examples", "parameters", "operations", "depth"),
+        *("n_examples", "parameters", "operations", "layer_operations", "depth"),
         *("training_loss", "current_rate", "seconds", "tested_step", "validation", "updates"),
         *("batch_size", "late_gain"),
     }

@@ -39,8 +39,11 @@ def test_operations_that_are_done_piece_by_piece_are_counted():
     projections = n * d_model * (4 * searches + retrievals) * width
     attending = searches * n**2 * width * (1 + retrievals)
     folding = n * searches * width**2
-    result = count_operations(Itself(config, d_model), lambda model: model(x), len(x))
+    model = Itself(config, d_model)
+    result = count_operations(model, lambda model: model(x), len(x))
     assert result == 2 * (projections + attending + folding)
+    of_layers = count_operations(model, lambda model: model(x), len(x), of_layers=True)
+    assert of_layers == 2 * (projections + folding)
 
 
 N, LENGTH, D, MLP = 2, 5, 16, 32
@@ -160,7 +163,7 @@ def test_costs_are_all_of_these():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4))
     costs = measure_costs(model, lambda model: model(torch.zeros(5, 3)), 5)
     result = {name: value.item() for name, value in costs.items()}
-    assert result == {"parameters": 16, "operations": 24, "depth": 0}
+    assert result == {"parameters": 16, "operations": 24, "layer_operations": 24, "depth": 0}
     assert all(value.attrs["long_name"] for value in costs.values())
     with pytest.raises(ValueError, match="n_examples must be at least 1, got 0"):
         count_operations(model, lambda model: None, 0)
