@@ -158,7 +158,7 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
 
     Along the first setting of which a condition has several values, with a line for each
     combination of the others: means over the seeds and draws of the data that all of these have.
-    Dots are all cells. A ring marks what was chosen, so that it is seen where better values may lie
+    Dots are all cells, hollow where not all values have their seed. A ring marks what was chosen, so that it is seen where better values may lie
     beyond those tried, and where further seeds of two have decided. None if nothing was chosen.
 
     Args:
@@ -196,7 +196,10 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
             }
             if has_values(curve):
                 _draw_along(panel.axis, curve, along, "dots", **style)
-        _draw_dots(panel.axis, panel.data.sel(cell=~panel.data["compared"]), along, colour)
+        further = panel.data.sel(cell=~panel.data["compared"])
+        if has_values(further):
+            style = {"marker": "o", "mfc": "none", "label": "seeds not at all values"}
+            _draw_dots(panel.axis, further, along, colour, **style)
         panel.axis.label_outer()
     are_positive = labels.dtype.kind in "if" and labels[0] > 0
     figure = finished(figure, log=f"x{log}" if are_positive else log)
@@ -457,12 +460,13 @@ def _draw_along(axis: Axes, data: xr.Dataset, along: str, seeds: str, **style: A
     axis.set(xlabel=name_of(along), ylabel=ylabel)
 
 
-def _draw_dots(axis: Axes, data: xr.Dataset, along: str, colour: str) -> None:
+def _draw_dots(axis: Axes, data: xr.Dataset, along: str, colour: str, **style: Any) -> None:
     """Draw the values of all cells along a dim as dots."""
     of_cells = data["value"].transpose(along, "cell").to_numpy()
     x = np.broadcast_to(_positions(data[along])[:, None], of_cells.shape)
     finite = np.isfinite(of_cells)
-    axis.plot(x[finite], of_cells[finite], ".", ms=3, color=colour, alpha=0.5)
+    style = {"marker": ".", "ms": 3, "color": colour, "alpha": 0.5, "ls": "none"} | style
+    axis.plot(x[finite], of_cells[finite], **style)
 
 
 def _draw_cells(axis: Axes, cells: xr.Dataset, strip: np.ndarray, colour: str, label: str) -> None:

@@ -307,9 +307,11 @@ def test_tuning_shows_what_was_tried_and_rings_what_was_chosen():
         np.testing.assert_allclose(ring.get_ydata(), chosen)
     dots = [line.get_ydata() for line in first.lines if line.get_marker() == "."]
     np.testing.assert_allclose(dots[0], [0.2, 0.4, 0.5, 0.7])
-    np.testing.assert_allclose(dots[-1], [0.1])
+    further = next(line for line in first.lines if line.get_label() == "seeds not at all values")
+    np.testing.assert_allclose(further.get_ydata(), [0.1])
+    assert further.get_markerfacecolor() == "none"
     assert [text.get_text() for text in first.get_xticklabels()] == ["0.1", "0.3"]
-    assert legend_texts(figure) == ["chosen", "heat=3", "heat=30"]
+    assert legend_texts(figure) == ["chosen", "seeds not at all values", "heat=3", "heat=30"]
 
 
 @pytest.mark.parametrize(
