@@ -410,6 +410,8 @@ VIEWS = {
             data=functools.partial(views.scores, nodes=nodes),
             rows="metric",
             lines=views.CURVES,
+            # The interval of two networks may be wider than what scores can be.
+            ylim=(-0.6, 1.1),
         )
         for nodes in KINDS
     },

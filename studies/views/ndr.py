@@ -84,7 +84,10 @@ def scores(result: xr.DataTree, *, nodes: str) -> xr.Dataset:
         return data
     n = group("control_flow", **at)(result)["examples"]
     data = data.where(n >= FEWEST).drop_sel(depth="all")
-    return data.assign_coords(depth=data["depth"].astype(int)).sortby("depth")
+    names = {"f1": "F1 of edges", "order": "pairs in order", "tau": "rank correlation, tau"}
+    metrics = [names.get(name, name) for name in data["metric"].to_numpy().tolist()]
+    data = data.assign_coords(depth=data["depth"].astype(int), metric=metrics)
+    return data.sortby("depth")
 
 
 def sensitivity(result: xr.DataTree, *, controls: Sequence[str] = ("trained",)) -> xr.Dataset:
