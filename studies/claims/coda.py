@@ -198,7 +198,7 @@ def of_weights(words: str, source: str, more: Mapping[str, Any]) -> Iterator[Cla
         ("the gate closes: N < -3 for a tenth of the pairs", CLOSED),
         ("the gate opens: N > 3 for a tenth of the pairs, where N is centred", OPEN_CENTRED),
     ):
-        yield weighs(words.format(statement), source, reading, 0.1, **PRINTED | more)
+        yield weighs(words.format(statement), source, reading, 0.1, **{**PRINTED, **more})
     for statement, reading, than in (
         ("M follows tanh(E): their correlation is above 0.5", FOLLOWS, 0.5),
         ("M is near 0 more often than tanh(E)", SMALL_M - SMALL_E, 0.0),

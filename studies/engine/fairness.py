@@ -181,8 +181,9 @@ def _tied(result: xr.DataTree, condition: Condition, tuned: Sequence[str]) -> in
     """How many tried values have the mean validation score of the chosen one, over shared seeds."""
     columns = [result["scores"][name].to_numpy() for name in tuned]
     scores: dict[tuple[str, ...], dict[tuple[object, ...], float]] = {}
-    pairs, values = pairs_of(result, condition.tried), result["training"]["validation"].to_numpy()
-    for cell, pair in zip(condition.tried, pairs, strict=True):
+    pairs = pairs_of(result, condition.tried)
+    values = result["training"]["validation"].to_numpy().tolist()
+    for cell, pair in zip(condition.tried.tolist(), pairs, strict=True):
         # As text, because settings that do not apply are NaN, which is not equal to itself.
         tried = tuple(repr(column[cell]) for column in columns)
         scores.setdefault(tried, {})[pair] = values[cell]

@@ -158,8 +158,9 @@ def tuning(result: xr.DataTree, *, log: str = "") -> Figure | None:
 
     Along the first setting of which a condition has several values, with a line for each
     combination of the others: means over the seeds and draws of the data that all of these have.
-    Dots are all cells, hollow where not all values have their seed. A ring marks what was chosen, so that it is seen where better values may lie
-    beyond those tried, and where further seeds of two have decided. None if nothing was chosen.
+    Dots are all cells, hollow where not all values have their seed. A ring marks what was chosen,
+    so that it is seen where better values may lie beyond those tried, and where further seeds of
+    two have decided. None if nothing was chosen.
 
     Args:
         result, log: see the module's docstring; positive numbers have a logarithmic x-axis.
