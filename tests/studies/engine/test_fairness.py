@@ -53,6 +53,29 @@ def test_a_rate_whose_metric_is_not_a_number_is_not_chosen():
     assert data["at_edge"].to_numpy().tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("better", "chosen"), [("higher", 0.4), ("lower", 0.1)])
+def test_the_best_rate_is_that_with_the_better_metric(better, chosen):
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": rate, "ood": 0.5}
+        for rate in (0.1, 0.2, 0.4)
+        for s in range(2)
+    ]
+    scores = result_of(cells, tuned=("rate",), better=better)["scores"]
+    assert set(scores["rate"].values[scores["chosen"].values == 1]) == {chosen}
+
+
+def test_further_seeds_of_the_two_best_rates_decide_between_them():
+    """By the seeds that all rates have the first is best, by those of the two best the second."""
+    values = {0.1: [0.9, 0.1, 0.1], 0.2: [0.8, 0.7, 0.7], 0.4: [0.2]}
+    cells = [
+        {"model": "a", "rate": rate, "seed": s, "id": value, "ood": 0.5}
+        for rate, of_rate in values.items()
+        for s, value in enumerate(of_rate)
+    ]
+    scores = result_of(cells, tuned=("rate",))["scores"]
+    assert set(scores["rate"].values[scores["chosen"].values == 1]) == {0.2}
+
+
 def test_each_rate_is_a_condition_if_it_is_not_tuned():
     data = assess(result_of(cells_with_rates()), None).data
     assert data["values_tried"].to_numpy().tolist() == [1] * 6
