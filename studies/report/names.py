@@ -79,7 +79,7 @@ SETTINGS = {
     "projection": {"linear": "", "two_layers": "F of two layers"},
     "objective": {"sampled": ""},
     "n_experts": {"1": "", "4": "4 experts"},
-    "n_retrievals": {str(n): f"R={n}" for n in (1, 2, 3, 4, 6, 8)},
+    "n_retrievals": {str(n): f"R={n}" for n in range(1, 9)},
     "scorer": {"dot": "", "mlp": "linear scorer"},
     "trained_on": {"familiar": "", "all": "trained on all"},
     "selection_bottleneck": {"0": "", "1": "selection bottleneck"},
