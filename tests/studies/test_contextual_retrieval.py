@@ -205,8 +205,8 @@ def verdicts(result, **changes):
 
 
 # Claims by number: 0 on all combinations, 1 held out, 2 to 4 by parameters, 5 early, 6 over
-# training, 7 and 8 specialisation of models trained on some and on all, 9 switching, 10 pairs, 11
-# and 12 ours, 13 and 14 algebra, which is as measured.
+# training, 7 and 8 specialisation of models trained on some and on all, 9 and 10 whether there is
+# any, 11 switching, 12 pairs, 13 and 14 ours, 15 and 16 algebra, which is as measured.
 @pytest.mark.parametrize(
     ("changes", "against"),
     [
@@ -214,17 +214,18 @@ def verdicts(result, **changes):
         ({"all": 0.25}, {0}),
         ({"id": 0.3}, set()),
         ({"ood": 0.45}, {1}),
-        ({"ood": 0.55}, {1, 10}),
+        ({"ood": 0.55}, {1, 12}),
         ({"early": 0.55}, {5}),
         ({"early": 0.8}, {5, 6}),
-        ({"agree": 0.2}, {7, 8}),
-        ({"switch": 0.05}, {9}),
-        ({"familiar": 0.6}, {11}),
-        ({"removed": 0.4}, {12}),
+        ({"agree": 0.2}, {7, 8, 9, 10}),
+        ({"agree": 0.6}, {7, 8}),
+        ({"switch": 0.05}, {11}),
+        ({"familiar": 0.6}, {13}),
+        ({"removed": 0.4}, {14}),
     ],
 )
 def test_claims_hold_where_figures_say_so(result, changes, against):
-    expected = ["contradicted" if n in against else "holds" for n in range(15)]
+    expected = ["contradicted" if n in against else "holds" for n in range(17)]
     expected[2:5] = ["not run"] * 3
     assert verdicts(result, **changes) == expected
 
