@@ -857,9 +857,9 @@ def test_operations_done_and_roles_are_drawn_from_their_measures(mapped):
 
 def test_the_cause_of_a_failure_is_asked_of_networks_that_fail():
     right = xr.DataArray(
-        [[[0.2, FAILED, 0.8]]],
+        [[[0.9, 0.9, 0.9], [0.3, FAILED, 0.8], [0.1, FAILED, 0.8]]],
         dims=("split", "group", "cell"),
-        coords={"split": ["ood"], "group": ["all"], "cell": range(3)},
+        coords={"split": ["ood"], "group": ["all", "depth 9", "depth 10"], "cell": range(3)},
     )
     tree = xr.DataTree.from_dict({"scores": xr.Dataset({"accuracy": right})})
     reading = where_failing(Reading("x", lambda _: np.array([0.3, 0.4, 0.5])))
